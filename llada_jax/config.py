@@ -1,0 +1,258 @@
+"""Everything a user can set, as frozen dataclasses. Standard library only.
+
+A configuration that exists is valid: each class checks itself when it is built and names the bad
+value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Cache = Literal["none", "prefix", "dual", "blockwise"]
+Remasking = Literal["low_confidence", "random", "entropy", "margin"]
+Accept = Literal["quota", "threshold", "factor", "entropy_bound"]
+FloatDtype = Literal["float32", "float64"]
+TieBreak = Literal["lowest_index", "highest_index"]
+Progress = Literal["top1", "quota"]
+Loop = Literal["compiled", "host"]
+Router = Literal["softmax", "sigmoid"]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_choice(name: str, value: object, literal: Any) -> None:
+    """Raise `ValueError` unless `value` is one of the strings of a `Literal` type."""
+    allowed = get_args(literal)
+    require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Routed experts of the layers from `first_layer` on."""
+
+    n_experts: int
+    experts_per_token: int
+    expert_width: int
+    first_layer: int = 0
+    shared_width: int = 0
+    """Width of the always-active shared expert; 0 where there is none."""
+    router: Router = "softmax"
+    n_groups: int = 1
+    groups_per_token: int = 1
+    """A token's experts come from its best `groups_per_token` of `n_groups` groups of experts."""
+    normalize_weights: bool = False
+    weight_scale: float = 1.0
+    selection_bias: bool = False
+    """A learned bias that decides which experts are taken, but does not weigh them."""
+
+    def __post_init__(self) -> None:
+        require_choice("router", self.router, Router)
+        require(
+            0 < self.experts_per_token <= self.n_experts,
+            f"experts_per_token is {self.experts_per_token}; allowed: 1 to n_experts "
+            f"({self.n_experts})",
+        )
+        require(
+            self.n_groups > 0 and self.n_experts % self.n_groups == 0,
+            f"n_groups is {self.n_groups}; allowed: a divisor of n_experts ({self.n_experts})",
+        )
+        require(
+            0 < self.groups_per_token <= self.n_groups,
+            f"groups_per_token is {self.groups_per_token}; allowed: 1 to n_groups "
+            f"({self.n_groups})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of one dLLM. Letters as in `llada_jax.types`."""
+
+    family: str
+    vocab_size: int
+    width: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    rope_theta: float
+    norm_eps: float
+    max_length: int
+    """Longest canvas (prompt and generation) that the model was made for, in tokens."""
+    rotary_dims: int = 0
+    """Leading dimensions of each head that RoPE rotates; 0 stands for all of them."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    shift_logits: bool = False
+    """The output at position i predicts the token at i + 1 (Dream), not the one at i."""
+    block_length: int | None = None
+    """Block of the block-causal attention mask; None for fully bidirectional families."""
+    moe: MoEConfig | None = None
+    mask_id: int | None = None
+    eos_id: int | None = None
+    eot_id: int | None = None
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
+                     "ffn_width", "max_length"):  # fmt: skip
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require(
+            self.n_heads % self.n_kv_heads == 0,
+            f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of n_heads ({self.n_heads})",
+        )
+        if not self.rotary_dims:
+            object.__setattr__(self, "rotary_dims", self.head_dim)
+        require(
+            self.rotary_dims % 2 == 0 and 0 < self.rotary_dims <= self.head_dim,
+            f"rotary_dims is {self.rotary_dims}; allowed: even, up to head_dim ({self.head_dim})",
+        )
+        for name in ("mask_id", "eos_id", "eot_id", "pad_id"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < self.vocab_size,
+                f"{name} is {value}; allowed: 0 to {self.vocab_size - 1}",
+            )
+
+    def replace(self, **changes: Any) -> "ModelConfig":
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig:
+    """How a canvas is decoded: which rows run, what is committed, when it stops.
+
+    Exactly one rule accepts tokens: `threshold`, `factor` or `entropy_bound` where one of them is
+    set, else the quota that LLaDA's linear schedule gives (`steps` over the whole generation).
+    """
+
+    gen_length: int = 128
+    block_length: int = 32
+    steps: int = 128
+    cache: Cache = "none"
+    """Rows of a forward: `none` the whole canvas; `prefix` the block and what follows it; `dual`
+    the block (both Fast-dLLM, refreshed at each block); `blockwise` the block, with keys and values
+    of finished tokens only and no masked suffix (llada.cpp)."""
+    threshold: float | None = None
+    """Commit every token whose confidence reaches it (Fast-dLLM)."""
+    factor: float | None = None
+    """Commit the n best tokens while confidence_n >= 1 - factor / (n + 1) (Fast-dLLM)."""
+    entropy_bound: float | None = None
+    """Commit, in order of entropy, while the sum of the other entropies stays within it (nats)."""
+    remasking: Remasking = "low_confidence"
+    temperature: float = 0.0
+    cfg_scale: float = 0.0
+    logits_eos_inf: bool = False
+    """Never predict EOS (LLaDA)."""
+    confidence_eos_eot_inf: bool = False
+    """Commit EOS and EoT last: their probability counts as 0 once they are predicted (LLaDA)."""
+    eos_early_stop: bool = False
+    """Stop a row, and fill it with EOS, once an EOS has only committed tokens before it."""
+    confidence_dtype: FloatDtype = "float32"
+    noise_dtype: FloatDtype = "float32"
+    strict_threshold: bool = False
+    """Accept confidence > threshold instead of >=."""
+    forced_progress: Progress = "top1"
+    """What a step commits at the least under threshold, factor and entropy bound."""
+    tie_break: TieBreak = "lowest_index"
+    predict_mask: bool = False
+    """Let the model predict [MASK] itself, as the reference samplers do."""
+    mask_id: int | None = None
+    eos_id: int | None = None
+    eot_id: int | None = None
+    """The three ids override the model's own."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_lengths()
+        self._check_accept()
+
+    def _check_choices(self) -> None:
+        require_choice("cache", self.cache, Cache)
+        require_choice("remasking", self.remasking, Remasking)
+        require_choice("confidence_dtype", self.confidence_dtype, FloatDtype)
+        require_choice("noise_dtype", self.noise_dtype, FloatDtype)
+        require_choice("forced_progress", self.forced_progress, Progress)
+        require_choice("tie_break", self.tie_break, TieBreak)
+        require(self.temperature >= 0, f"temperature is {self.temperature}; allowed: 0 or more")
+        require(self.cfg_scale >= 0, f"cfg_scale is {self.cfg_scale}; allowed: 0 or more")
+
+    def _check_lengths(self) -> None:
+        for name in ("gen_length", "block_length", "steps"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, int) and value > 0, f"{name} is {value!r}; allowed: 1 or more"
+            )
+        require(
+            self.gen_length % self.block_length == 0,
+            f"gen_length is {self.gen_length}; allowed: a multiple of block_length "
+            f"({self.block_length})",
+        )
+        require(
+            self.steps % self.n_blocks == 0,
+            f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
+        )
+
+    def _check_accept(self) -> None:
+        rules = {
+            name: getattr(self, name)
+            for name in ("threshold", "factor", "entropy_bound")
+            if getattr(self, name) is not None
+        }
+        require(len(rules) <= 1, f"{rules} are set; allowed: at most one of them")
+        if self.threshold is not None:
+            require(
+                0 < self.threshold <= 1,
+                f"threshold is {self.threshold}; allowed: above 0, up to 1",
+            )
+        for name in ("factor", "entropy_bound"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"{name} is {value}; allowed: 0 or more")
+
+    @property
+    def n_blocks(self) -> int:
+        return self.gen_length // self.block_length
+
+    @property
+    def steps_per_block(self) -> int:
+        return self.steps // self.n_blocks
+
+    @property
+    def accept(self) -> Accept:
+        """The rule that accepts tokens."""
+        rules: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
+        return next((rule for rule in rules if getattr(self, rule) is not None), "quota")
+
+    def replace(self, **changes: Any) -> "SamplerConfig":
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
+        """A published sampler by name, with some fields changed.
+
+        `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
+        token for token.
+        """
+        require(
+            name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}"
+        )
+        return cls(**{**_PRESETS[name], **overrides})
+
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "llada": {"predict_mask": True},
+    "fast_dllm": {
+        "predict_mask": True,
+        "confidence_dtype": "float64",
+        "cache": "dual",
+        "threshold": 0.9,
+    },
+}

@@ -1,0 +1,85 @@
+"""The body of the model: `forward_rows`, and `forward` over a whole canvas."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import ModelConfig
+from llada_jax.model.head import logits_of
+from llada_jax.model.layers import attention, feed_forward, rms_norm, rotation
+from llada_jax.model.moe import moe_feed_forward
+from llada_jax.model.params import Experts, Layer, ModelParams
+from llada_jax.rows import empty_cache, make_rows
+from llada_jax.types import KVCache, Rows, RowsOut
+
+
+def forward_rows(
+    params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
+) -> RowsOut:
+    """Run some rows of a canvas against a cache.
+
+    Args:
+      params: arrays of one float dtype, which is also the activations', or quantized matrices.
+      rows: tokens, absolute positions and visibility; rows that are not live change nothing.
+      cache: keys and values by canvas position; read only.
+
+    Returns:
+      Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
+    """
+    hidden = params.embedding[rows.tokens]
+    angles = rotation(config, rows.positions)
+    keys, values = [], []
+    for index, layer in enumerate(params.layers):
+        with jax.named_scope(f"layer_{index}"):
+            mixed, key, value = attention(
+                rms_norm(hidden, layer.attention_norm, config.norm_eps),
+                layer.attention,
+                config,
+                angles,
+                rows,
+                cache.keys[index],
+                cache.values[index],
+            )
+            hidden = hidden + mixed
+            hidden = hidden + _ffn(rms_norm(hidden, layer.ffn_norm, config.norm_eps), layer, config)
+        keys.append(key)
+        values.append(value)
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
+    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+
+
+def _ffn(x: Float[Array, "B R D"], layer: Layer, config: ModelConfig) -> Float[Array, "B R D"]:
+    if isinstance(layer.ffn, Experts):
+        assert config.moe is not None
+        return moe_feed_forward(x, layer.ffn, config.moe)
+    return feed_forward(x, layer.ffn)
+
+
+def forward(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[Array, "B L"],
+    live: Bool[Array, "B L"] | None = None,
+    order: Int[Array, "B L"] | None = None,
+) -> Float[Array, "B L V"]:
+    """Logits of every position, float32, as the model gives them (not shifted).
+
+    `live` marks positions that exist (default: all); positions count the live ones. `order` makes
+    the mask causal between positions of different order (default: `block_order` of the config).
+    """
+    live = jnp.ones(tokens.shape, bool) if live is None else live
+    positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
+    if order is None and config.block_length is not None:
+        order = positions // config.block_length
+    nothing = jnp.zeros((tokens.shape[0], 0), bool)
+    cache_order = None if order is None else order[:, :0]
+    rows = make_rows(tokens, positions, live, nothing, order, cache_order)
+    out = forward_rows(params, config, rows, cache_for(params, config, tokens.shape[0], 0))
+    return logits_of(params, out.hidden)
+
+
+def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:
+    """An empty cache for canvases of `length`, in the activations' dtype."""
+    return empty_cache(
+        config.n_layers, batch, length, config.n_kv_heads, config.head_dim, params.embedding.dtype
+    )

@@ -1,0 +1,162 @@
+"""The head of the model: vocabulary-wide work, streamed in chunks.
+
+At V = 126,464 the head is as expensive as two layers, and one float32 array [R, V] larger than the
+key-value cache of the same rows. So the vocabulary passes in chunks through a running softmax
+(running maximum, rescaled sums): nothing of size [R, V] is ever held.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from llada_jax.config import FloatDtype
+from llada_jax.model.params import ModelParams
+from llada_jax.model.quantize import QuantArray, Weight, linear
+from llada_jax.types import Scores
+
+VOCAB_CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class ScoreRules:
+    """How logits become predictions and confidences."""
+
+    forbidden: tuple[int, ...] = ()
+    """Ids that are never predicted and have no probability."""
+    discounted: tuple[int, ...] = ()
+    """Ids that may be predicted, but whose probability then counts as 0."""
+    temperature: float = 0.0
+    confidence_dtype: FloatDtype = "float32"
+    noise_dtype: FloatDtype = "float32"
+    chunk: int = VOCAB_CHUNK
+
+
+class _Running(NamedTuple):
+    """Softmax statistics of the vocabulary seen so far, per row."""
+
+    best: Float[Array, "B C"]  # of the logits with noise
+    token: Int[Array, "B C"]
+    token_logit: Float[Array, "B C"]
+    first: Float[Array, "B C"]  # the two highest logits that count
+    second: Float[Array, "B C"]
+    total: Float[Array, "B C"]  # sum of exp(logit - first)
+    weighted: Float[Array, "B C"]  # sum of exp(logit - first) * (logit - first)
+
+
+def head_weight(params: ModelParams) -> Weight:
+    """The head's matrix [V, D]: its own, or the embedding."""
+    return params.embedding if params.head is None else params.head
+
+
+def logits_of(params: ModelParams, hidden: Float[Array, "B R D"]) -> Float[Array, "B R V"]:
+    """All logits in float32. For training, tests and likelihoods; decoding streams them instead."""
+    return _chunk_logits(hidden, head_weight(params))
+
+
+def _chunk_logits(hidden: Float[Array, "B C D"], weight: Weight) -> Float[Array, "B C chunk"]:
+    if isinstance(weight, QuantArray):
+        return linear(hidden.astype(jnp.float32), weight)
+    return jnp.einsum("bcd,vd->bcv", hidden, weight, preferred_element_type=jnp.float32)
+
+
+def score_rows(
+    params: ModelParams,
+    hidden: Float[Array, "B C D"],
+    noise_keys: Key[Array, "B C"] | None,
+    rules: ScoreRules = ScoreRules(),  # noqa: B008 (frozen)
+) -> Scores:
+    """Predicted token, its probability, and entropy and margin of the distribution, per row.
+
+    Args:
+      hidden: states after the final norm.
+      noise_keys: one PRNG key a row, for temperature > 0 (Gumbel-max sampling); else None.
+      rules: see `ScoreRules`. float64 needs `jax.enable_x64`.
+
+    Confidence, entropy (nats) and margin (probability of the best minus the second best) are of
+    the distribution without noise, in `rules.confidence_dtype`. The lowest id wins ties.
+    """
+    weight = head_weight(params)
+    vocab = params.embedding.shape[0]
+    running = _start(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
+    for start in range(0, vocab, rules.chunk):
+        stop = min(start + rules.chunk, vocab)
+        part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
+        logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
+        running = _absorb(running, logits, start, noise_keys, rules)
+    return _finish(running)
+
+
+def _start(shape: tuple[int, ...], dtype: jnp.dtype) -> _Running:
+    lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
+    zero = jnp.zeros(shape, dtype)
+    return _Running(lowest, jnp.zeros(shape, jnp.int32), lowest, lowest, lowest, zero, zero)
+
+
+def _absorb(
+    seen: _Running,
+    logits: Float[Array, "B C chunk"],
+    start: int,
+    noise_keys: Key[Array, "B C"] | None,
+    rules: ScoreRules,
+) -> _Running:
+    logits = _without(logits, rules.forbidden, start)
+    noisy = logits
+    if noise_keys is not None and rules.temperature > 0:
+        noise = gumbel_noise(noise_keys, start, logits.shape[-1], rules.noise_dtype)
+        noisy = logits + rules.temperature * noise.astype(logits.dtype)
+    counted = _without(logits, rules.discounted, start)
+
+    index = jnp.argmax(noisy, axis=-1)
+    best, token_logit = (_pick(array, index) for array in (noisy, counted))
+    better = best > seen.best
+    top = jax.lax.top_k(counted, min(2, counted.shape[-1]))[0]
+    first = jnp.maximum(seen.first, top[..., 0])
+    second = jnp.maximum(jnp.minimum(seen.first, top[..., 0]), seen.second)
+    second = jnp.maximum(second, top[..., -1]) if top.shape[-1] > 1 else second
+
+    shifted = counted - first[..., None]
+    share = jnp.exp(shifted)
+    rescale = jnp.exp(seen.first - first)
+    moved = seen.weighted + seen.total * jnp.where(rescale > 0, seen.first - first, 0)
+    return _Running(
+        best=jnp.where(better, best, seen.best),
+        token=jnp.where(better, index.astype(jnp.int32) + start, seen.token),
+        token_logit=jnp.where(better, token_logit, seen.token_logit),
+        first=first,
+        second=second,
+        total=seen.total * rescale + share.sum(axis=-1),
+        weighted=moved * rescale
+        + jnp.where(share > 0, share * shifted, 0).sum(axis=-1),
+    )
+
+
+def _pick(array: Float[Array, "B C chunk"], index: Int[Array, "B C"]) -> Float[Array, "B C"]:
+    return jnp.take_along_axis(array, index[..., None], axis=-1)[..., 0]
+
+
+def _without(logits: Array, ids: tuple[int, ...], start: int) -> Array:
+    here = [i - start for i in ids if 0 <= i - start < logits.shape[-1]]
+    return logits.at[..., jnp.asarray(here)].set(-jnp.inf) if here else logits
+
+
+def _finish(seen: _Running) -> Scores:
+    confidence = jnp.exp(seen.token_logit - seen.first) / seen.total
+    entropy = jnp.log(seen.total) - seen.weighted / seen.total
+    margin = (1 - jnp.exp(seen.second - seen.first)) / seen.total
+    return Scores(seen.token, confidence, entropy, margin)
+
+
+def gumbel_noise(
+    keys: Key[Array, "B C"], start: int, size: int, dtype: FloatDtype
+) -> Float[Array, "B C size"]:
+    """Standard Gumbel noise for the vocabulary ids from `start`, one key a row.
+
+    A float32 uniform number has 2**23 values, too few where the largest of 126,464 draws decides.
+    JAX's mode "high" spends twice the bits, so that the upper tail stays exact to 2**-46.
+    """
+    draw = partial(jax.random.gumbel, shape=(size,), dtype=jnp.dtype(dtype), mode="high")
+    return jax.vmap(jax.vmap(lambda key: draw(jax.random.fold_in(key, start))))(keys)

@@ -1,0 +1,105 @@
+"""Building blocks of a transformer layer that every family shares."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import ModelConfig
+from llada_jax.model.params import Attention, FeedForward
+from llada_jax.model.quantize import linear
+from llada_jax.types import Rows
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of RoPE's angles, one per pair of rotated dimensions."""
+
+    cos: Float[Array, "B R 1 half"]
+    sin: Float[Array, "B R 1 half"]
+
+
+def rms_norm(
+    x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float
+) -> Float[Array, "*rows D"]:
+    """Root-mean-square norm in float32, cast back before the weight multiplies."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
+    """RoPE's angles at absolute positions, in float32."""
+    half = config.rotary_dims // 2
+    frequency = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[:, :, None, None].astype(jnp.float32) * frequency
+    return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
+    """RoPE on the leading dimensions of each head (half rotation, as GPT-NeoX), in float32."""
+    half = angles.cos.shape[-1]
+    wide = x.astype(jnp.float32)
+    left, right, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    turned = [left * angles.cos - right * angles.sin, right * angles.cos + left * angles.sin, rest]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def project_qkv(
+    x: Float[Array, "B R D"], weights: Attention, config: ModelConfig, angles: Rotation
+) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
+    """Queries and keys after RoPE, and values."""
+
+    def heads(weight: Array, bias: Array | None, norm: Array | None) -> Array:
+        out = linear(x, weight)
+        if bias is not None:
+            out = out + bias
+        out = out.reshape(*x.shape[:2], -1, config.head_dim)
+        return out if norm is None else rms_norm(out, norm, config.norm_eps)
+
+    query = heads(weights.query, weights.query_bias, weights.query_norm)
+    key = heads(weights.key, weights.key_bias, weights.key_norm)
+    value = heads(weights.value, weights.value_bias, None)
+    return rotate(query, angles), rotate(key, angles), value
+
+
+def attend(
+    query: Float[Array, "B R H Dh"],
+    keys: Float[Array, "B T K Dh"],
+    values: Float[Array, "B T K Dh"],
+    visible: Bool[Array, "B R T"],
+) -> Float[Array, "B R HDh"]:
+    """Grouped-query attention with a float32 softmax; a row that sees nothing gives any value."""
+    batch, n_rows, _, head_dim = query.shape
+    grouped = query.reshape(batch, n_rows, keys.shape[2], -1, head_dim)
+    scores = jnp.einsum("brkgd,btkd->bkgrt", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, None], scores * head_dim**-0.5, jnp.finfo(jnp.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    out = jnp.einsum("bkgrt,btkd->brkgd", shares, values, preferred_element_type=jnp.float32)
+    return out.astype(query.dtype).reshape(batch, n_rows, -1)
+
+
+def attention(
+    x: Float[Array, "B R D"],
+    weights: Attention,
+    config: ModelConfig,
+    angles: Rotation,
+    rows: Rows,
+    cached_keys: Float[Array, "B L K Dh"],
+    cached_values: Float[Array, "B L K Dh"],
+) -> tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
+    """Rows attend to the cache and to each other; also their fresh keys and values.
+
+    The fresh rows are appended to the read-only cache instead of written into it: NPU compilers
+    take a concatenation, but split the graph at an update in place.
+    """
+    query, key, value = project_qkv(x, weights, config, angles)
+    keys = jnp.concatenate([cached_keys, key], axis=1)
+    values = jnp.concatenate([cached_values, value], axis=1)
+    visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
+    return linear(attend(query, keys, values, visible), weights.output), key, value
+
+
+def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
+    """SwiGLU."""
+    return linear(jax.nn.silu(linear(x, weights.gate)) * linear(x, weights.up), weights.down)

@@ -1,0 +1,78 @@
+"""Routed experts: which experts a row takes, and their weighted sum."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llada_jax.config import MoEConfig
+from llada_jax.model.layers import feed_forward
+from llada_jax.model.params import Experts
+from llada_jax.model.quantize import QuantArray, Weight, dequantize
+
+
+class Routing(NamedTuple):
+    """The experts of each row and their weights (float32)."""
+
+    experts: Int[Array, "T k"]
+    weights: Float[Array, "T k"]
+
+
+def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routing:
+    """Top-k routing in float32, within the best groups of experts where there are groups.
+
+    LLaDA-MoE takes a softmax over all experts and keeps the weights as they are. LLaDA2 takes
+    sigmoids; a learned bias takes part in the choice alone, a group scores with its two best
+    experts, and the chosen weights are normalised and scaled (LLaDA2.0 technical report).
+    """
+    logits = x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
+    scores = jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
+    preference = scores
+    if experts.selection_bias is not None:
+        preference = scores + experts.selection_bias.astype(jnp.float32)
+    if config.groups_per_token < config.n_groups:
+        preference = _keep_best_groups(preference, config)
+    _, chosen = jax.lax.top_k(preference, config.experts_per_token)
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if config.normalize_weights:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return Routing(chosen, weights * config.weight_scale)
+
+
+def _keep_best_groups(preference: Float[Array, "T E"], config: MoEConfig) -> Float[Array, "T E"]:
+    grouped = preference.reshape(-1, config.n_groups, config.n_experts // config.n_groups)
+    group_score = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(axis=-1)
+    _, kept = jax.lax.top_k(group_score, config.groups_per_token)
+    keep = jax.nn.one_hot(kept, config.n_groups).sum(axis=1) > 0
+    return jnp.where(keep[:, :, None], grouped, -jnp.inf).reshape(preference.shape)
+
+
+def moe_feed_forward(
+    x: Float[Array, "B R D"], experts: Experts, config: MoEConfig
+) -> Float[Array, "B R D"]:
+    """Weighted sum of each row's experts, plus the shared expert.
+
+    Rows are sorted by expert so that each expert is one contiguous matrix product.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    chosen, weights = route(flat, experts, config)
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    row_of = order // config.experts_per_token
+    group_sizes = jnp.bincount(chosen.reshape(-1), length=config.n_experts).astype(jnp.int32)
+
+    def product(rows: Float[Array, "Tk In"], weight: Weight) -> Float[Array, "Tk Out"]:
+        if isinstance(weight, QuantArray):
+            weight = dequantize(weight, rows.dtype)
+        out = jax.lax.ragged_dot(
+            rows, weight.swapaxes(1, 2), group_sizes, preferred_element_type=jnp.float32
+        )
+        return out.astype(rows.dtype)
+
+    inputs = flat[row_of]
+    hidden = jax.nn.silu(product(inputs, experts.gate)) * product(inputs, experts.up)
+    outputs = product(hidden, experts.down) * weights.reshape(-1)[order, None].astype(x.dtype)
+    total = jnp.zeros_like(flat).at[row_of].add(outputs)
+    if experts.shared is not None:
+        total = total + feed_forward(flat, experts.shared)
+    return total.reshape(x.shape)

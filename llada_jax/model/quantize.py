@@ -1,0 +1,81 @@
+"""Quantized weights: signed integers with a scale per output row or per group of inputs.
+
+int8 has one scale per output row and multiplies int8 by int8: activations are quantized per row of
+the input while the model runs (symmetric, absmax), the product is summed in int32. It is the fast
+form on CPUs with int8 dot products. int4 has one scale per group of 32 inputs (the group of GGUF's
+Q4_0) and is dequantized to the activations' dtype before the product.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array, DTypeLike, Float, Int
+
+Bits = Literal[4, 8]
+INT4_GROUP = 32
+_CHUNK_ELEMENTS = 1 << 22
+
+
+class QuantArray(NamedTuple):
+    """Integers and their scales; value = integer * scale of its group along the last axis."""
+
+    values: Int[Array, "*out In"]
+    scale: Float[Array, "*out G"]
+
+
+Weight = Float[Array, "..."] | QuantArray
+
+
+def quantize(weight: np.ndarray, bits: Bits) -> QuantArray:
+    """Symmetric absmax quantization of [..., In]; scales are float32.
+
+    Works through the rows in pieces, so that it never holds a float32 copy of the whole weight.
+    Raises ValueError where `In` is no multiple of the int4 group.
+    """
+    length = weight.shape[-1]
+    group = length if bits == 8 else INT4_GROUP
+    if length % group:
+        raise ValueError(f"int4 weight has {length} inputs; allowed: a multiple of {INT4_GROUP}")
+    limit = 2 ** (bits - 1) - 1
+    rows = weight.reshape(-1, length)
+    values = np.empty(rows.shape, np.int8 if bits == 8 else ml_dtypes.int4)
+    scale = np.empty((rows.shape[0], length // group), np.float32)
+    step = max(1, _CHUNK_ELEMENTS // length)
+    for start in range(0, rows.shape[0], step):
+        part = slice(start, start + step)
+        groups = rows[part].astype(np.float32).reshape(-1, length // group, group)
+        absmax = np.abs(groups).max(axis=-1)
+        scale[part] = np.where(absmax > 0, absmax, 1.0) / limit
+        integers = np.rint(groups / scale[part][..., None])
+        values[part] = integers.reshape(-1, length).astype(values.dtype)
+    shape = weight.shape[:-1]
+    return QuantArray(
+        jnp.asarray(values.reshape(*shape, length)), jnp.asarray(scale.reshape(*shape, -1))
+    )
+
+
+def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
+    """The float weight that the integers stand for."""
+    values, scale = weight
+    groups = values.reshape(*scale.shape, -1).astype(dtype) * scale[..., None].astype(dtype)
+    return groups.reshape(values.shape)
+
+
+def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows Out"]:
+    """`x @ weight.T` for a weight [Out, In], summed in float32, in the dtype of `x`."""
+    if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
+        return _int8_linear(x, weight)
+    if isinstance(weight, QuantArray):
+        weight = dequantize(weight, x.dtype)
+    out = jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+    return out.astype(x.dtype)
+
+
+def _int8_linear(x: Float[Array, "*rows In"], weight: QuantArray) -> Float[Array, "*rows Out"]:
+    absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
+    scale = jnp.maximum(absmax, jnp.finfo(jnp.float32).tiny) / 127
+    integers = jnp.rint(x.astype(jnp.float32) / scale).astype(jnp.int8)
+    dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
+    return (dot.astype(jnp.float32) * scale * weight.scale[..., 0]).astype(x.dtype)

@@ -1,0 +1,60 @@
+"""The one primitive of decoding: rows of a canvas, what they see, and the cache they write.
+
+A row sees every position that its caller allows: the step's own fresh rows, and the cache wherever
+no live row stands. The order of positions (`order`) makes the mask causal between blocks: a row
+sees positions of its own order and of lower ones.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, DTypeLike, Int
+
+from llada_jax.types import KVCache, Rows, RowsOut
+
+
+def make_rows(
+    tokens: Int[Array, "B R"],
+    positions: Int[Array, "B R"],
+    live: Bool[Array, "B R"],
+    cached: Bool[Array, "B L"],
+    row_order: Int[Array, "B R"] | None = None,
+    cache_order: Int[Array, "B L"] | None = None,
+) -> Rows:
+    """Rows that see each other and the `cached` positions, except where a live row replaces them.
+
+    With `row_order` and `cache_order` a row sees only positions of its own order or lower.
+    """
+    slots = jnp.arange(cached.shape[1], dtype=positions.dtype)
+    replaced = ((positions[:, :, None] == slots) & live[:, :, None]).any(axis=1)  # [B, L]
+    sees_cache = (cached & ~replaced)[:, None, :]
+    sees_rows = live[:, None, :]
+    if row_order is not None and cache_order is not None:
+        sees_cache = sees_cache & (cache_order[:, None, :] <= row_order[:, :, None])
+        sees_rows = sees_rows & (row_order[:, None, :] <= row_order[:, :, None])
+    batch, n_rows = tokens.shape
+    return Rows(
+        tokens,
+        positions,
+        live,
+        jnp.broadcast_to(sees_cache, (batch, n_rows, cached.shape[1])),
+        jnp.broadcast_to(sees_rows, (batch, n_rows, n_rows)),
+    )
+
+
+def empty_cache(
+    n_layers: int, batch: int, length: int, n_kv_heads: int, head_dim: int, dtype: DTypeLike
+) -> KVCache:
+    """A cache of zeros, [N, B, L, K, Dh] twice."""
+    shape = (n_layers, batch, length, n_kv_heads, head_dim)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
+    """The cache with the live rows' keys and values at their positions."""
+    batch = jnp.arange(rows.tokens.shape[0])[:, None]
+    length = cache.keys.shape[2]
+    slots = jnp.where(rows.live, rows.positions, length)  # out of range: dropped
+
+    def write(old: Array, new: Array) -> Array:
+        return old.at[:, batch, slots].set(new, mode="drop")
+
+    return KVCache(write(cache.keys, out.keys), write(cache.values, out.values))

@@ -1,0 +1,66 @@
+"""Records that JAX maps over, and the callables that the parts of the framework hand each other.
+
+Shape letters, used in every signature of this package:
+
+    B batch     L canvas    R rows of a forward    C candidate rows (decisions of a step)
+    P prompt    D width     H heads   K key-value heads   Dh head size   F feed-forward width
+    V vocabulary            N layers  E experts           S steps
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int, Key
+
+Params = Any
+"""A tree of arrays that only the model reads."""
+
+
+class Rows(NamedTuple):
+    """The rows of one forward: canvas positions, what they feed and what they may see.
+
+    Rows that are not `live` pad the forward to a fixed size and change nothing.
+    """
+
+    tokens: Int[Array, "B R"]
+    positions: Int[Array, "B R"]
+    live: Bool[Array, "B R"]
+    sees_cache: Bool[Array, "B R L"]
+    sees_rows: Bool[Array, "B R R"]
+
+
+class KVCache(NamedTuple):
+    """Keys (after RoPE) and values of canvas positions, per layer. L may be 0: nothing cached."""
+
+    keys: Float[Array, "N B L K Dh"]
+    values: Float[Array, "N B L K Dh"]
+
+
+class RowsOut(NamedTuple):
+    """What a forward gives: hidden states after the final norm, and each row's keys and values."""
+
+    hidden: Float[Array, "B R D"]
+    keys: Float[Array, "N B R K Dh"]
+    values: Float[Array, "N B R K Dh"]
+
+
+class Scores(NamedTuple):
+    """What the head says about each row, in the confidence dtype. Entropy is in nats."""
+
+    token: Int[Array, "B C"]
+    confidence: Float[Array, "B C"]
+    entropy: Float[Array, "B C"]
+    margin: Float[Array, "B C"]
+
+
+class ForwardRows(Protocol):
+    def __call__(self, params: Params, rows: Rows, cache: KVCache, /) -> RowsOut: ...
+
+
+class ScoreRows(Protocol):
+    def __call__(
+        self,
+        params: Params,
+        hidden: Float[Array, "B C D"],
+        noise_keys: Key[Array, "B C"] | None,
+        /,
+    ) -> Scores: ...
