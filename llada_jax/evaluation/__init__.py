@@ -1,0 +1,1 @@
+"""Tasks, metrics and reports: does a decoding idea keep the quality?"""

@@ -1,0 +1,1 @@
+"""Tasks that need no download: seeded generators with exact verifiers."""

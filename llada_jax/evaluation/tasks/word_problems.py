@@ -1,0 +1,547 @@
+"""Templated arithmetic word problems: an endless GSM8K for models of a few million parameters.
+
+A problem is a story of two to four steps about small whole numbers. The worked solution retells
+the story one sentence per step, each with its equation (`12+5=17`), and ends in `#### n`.
+
+Train and test are disjoint by construction: a problem belongs to the test split exactly when the
+CRC-32 of its chain of equations (`"12+5=17 17-3=14"`) is divisible by 16, and drawing is repeated
+until a problem falls into the split asked for. So no chain of the test split occurs in training,
+under any story, name, phrasing, seed or difficulty. Single equations do occur in both.
+
+Every problem is a pure function of `(seed, index, split, difficulty)`, on every Python version.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count, pairwise
+from random import Random
+from typing import Literal, NamedTuple
+
+Split = Literal["train", "test"]
+
+LARGEST_VALUE = {1: 20, 2: 50, 3: 99}  # by difficulty; holds for every number and every result
+SMALLEST_VALUE = 2  # nouns are plural only
+LARGEST_FACTOR = 9
+TEST_SHARE = 16  # one chain of equations in so many is for test only
+
+GIRLS = ("Anna", "Emma", "Lily", "Mia", "Zoe")
+BOYS = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
+THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
+DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
+
+
+class Problem(NamedTuple):
+    """A question, its worked solution (which ends in `#### value`) and the value itself."""
+
+    question: str
+    answer: str
+    value: int
+
+
+class Event(NamedTuple):
+    """Something that happens: `told` in the question, `shown` with its equation in the answer.
+
+    The symbol is the operation applied to the running count; an opening that only states the
+    count has none. Without `shown` or `asks` those of the story hold.
+    """
+
+    symbol: str
+    told: str
+    shown: str = ""
+    asks: tuple[str, ...] = ()
+
+
+class Story(NamedTuple):
+    """Events around one running count, and how to state and to ask for that count."""
+
+    openings: tuple[Event, ...]
+    gains: tuple[Event, ...]
+    losses: tuple[Event, ...]
+    endings: tuple[Event, ...]
+    shown: str
+    asks: tuple[str, ...]
+    things: tuple[str, ...] = THINGS
+
+
+class Sentence(NamedTuple):
+    template: str
+    a: int = 0
+    b: int = 0
+    equation: str = ""
+
+
+class Draft(NamedTuple):
+    """A problem whose numbers are drawn and whose names are not."""
+
+    facts: list[Sentence]
+    working: list[Sentence]
+    ask: str
+    equations: list[str]
+    value: int
+    things: tuple[str, ...] = THINGS
+
+
+SHARE = Event(
+    "/",
+    "{he} shared all the {things} equally among {a} friends",
+    "each friend got {equation} {things}",
+    ("How many {things} did each friend get?",),
+)
+PACK = Event(
+    "/",
+    "{he} put all the {things} into bags of {a}",
+    "{he} filled {equation} bags",
+    ("How many bags did {he} fill?",),
+)
+SELL_ALL = Event(
+    "*",
+    "{he} sold all the {things} for {a} dollars each",
+    "{he} got {equation} dollars",
+    ("How many dollars did {he} get for the {things}?",),
+)
+OWNED = "{he} had {equation} {things}"
+ASK_OWNED = (
+    "How many {things} did {name} have in the end?",
+    "How many {things} did {he} have after that?",
+)
+FOUND_OR_BOUGHT = (
+    Event("+", "{he} bought {a} more {things}"),
+    Event("+", "{he} found {a} more {things}"),
+    Event("+", "{friend} gave {him} {a} more {things}"),
+)
+GIVEN_OR_LOST = (
+    Event("-", "{he} gave {a} {things} to {friend}"),
+    Event("-", "{he} lost {a} {things}"),
+    Event("-", "{he} sold {a} {things}"),
+)
+COLLECTION = Story(
+    openings=(
+        Event("", "{name} had {a} {things}"),
+        Event("", "{name} started with {a} {things}"),
+    ),
+    gains=FOUND_OR_BOUGHT,
+    losses=GIVEN_OR_LOST,
+    endings=(SHARE, PACK, SELL_ALL),
+    shown=OWNED,
+    asks=ASK_OWNED,
+)
+BOXES = Story(
+    openings=(
+        Event("*", "{name} had {a} boxes with {b} {things} in each box"),
+        Event("*", "{name} bought {a} bags of {b} {things}"),
+    ),
+    gains=FOUND_OR_BOUGHT,
+    losses=GIVEN_OR_LOST,
+    endings=(SHARE, PACK),
+    shown=OWNED,
+    asks=ASK_OWNED,
+)
+BUS = Story(
+    openings=(
+        Event("", "a bus started with {a} people"),
+        Event("", "there were {a} people on a bus"),
+    ),
+    gains=(Event("+", "at the next stop {a} people got on"),),
+    losses=(Event("-", "at the next stop {a} people got off"),),
+    endings=(),
+    shown="the bus had {equation} people",
+    asks=(
+        "How many people were on the bus in the end?",
+        "How many people were on the bus after that?",
+    ),
+)
+SAVINGS = Story(
+    openings=(Event("", "{name} had {a} {things}"), Event("", "{name} saved {a} {things}")),
+    gains=(
+        Event("+", "{he} earned {a} more {things}"),
+        Event("+", "{friend} gave {him} {a} more {things}"),
+    ),
+    losses=(
+        Event("-", "{he} spent {a} {things} on lunch"),
+        Event("-", "{he} spent {a} {things} on toys"),
+        Event("-", "{he} gave {a} {things} to {friend}"),
+    ),
+    endings=(SHARE,),
+    shown=OWNED,
+    asks=ASK_OWNED,
+    things=("dollars",),
+)
+COOKIES = Story(
+    openings=(
+        Event("*", "{name} baked {a} trays of {b} {things}"),
+        Event("", "{name} baked {a} {things}"),
+    ),
+    gains=(
+        Event("+", "{he} baked {a} more {things}"),
+        Event("+", "{friend} gave {him} {a} more {things}"),
+    ),
+    losses=(
+        Event("-", "{friend} ate {a} {things}"),
+        Event("-", "{he} sold {a} {things}"),
+        Event("-", "{he} gave {a} {things} to {friend}"),
+    ),
+    endings=(SHARE, PACK, SELL_ALL),
+    shown=OWNED,
+    asks=ASK_OWNED,
+    things=("cookies",),
+)
+HENS = Story(
+    openings=(
+        Event("*", "{name} had {a} hens and each hen laid {b} {things}"),
+        Event("*", "on the farm each of {a} hens laid {b} {things} for {name}"),
+    ),
+    gains=(
+        Event("+", "{he} found {a} more {things}"),
+        Event("+", "the hens laid {a} more {things}"),
+    ),
+    losses=(
+        Event("-", "{he} used {a} {things} for a cake"),
+        Event("-", "{he} sold {a} {things}"),
+    ),
+    endings=(PACK,),
+    shown=OWNED,
+    asks=ASK_OWNED,
+    things=("eggs",),
+)
+READING = Story(
+    openings=(
+        Event("", "{name} had a book with {a} pages"),
+        Event("", "{name} got a book with {a} pages"),
+    ),
+    gains=(),
+    losses=(Event("-", "on {day} {he} read {a} pages"),),
+    endings=(
+        Event(
+            "/",
+            "{he} read the rest with {a} pages each day",
+            "the rest took {equation} days",
+            ("How many days did the rest take?",),
+        ),
+    ),
+    shown="{equation} pages were left",
+    asks=("How many pages were left in the end?", "How many pages were left after that?"),
+)
+SCHOOL_CLASS = Story(
+    openings=(
+        Event("+", "a class had {a} girls and {b} boys"),
+        Event("+", "there were {a} girls and {b} boys in a class"),
+    ),
+    gains=(
+        Event("+", "later {a} more girls joined the class"),
+        Event("+", "later {a} more boys joined the class"),
+    ),
+    losses=(Event("-", "later {a} children left the class"),),
+    endings=(
+        Event(
+            "/",
+            "all the children made groups of {a}",
+            "they made {equation} groups",
+            ("How many groups did they make?",),
+        ),
+    ),
+    shown="the class had {equation} children",
+    asks=(
+        "How many children did the class have in the end?",
+        "How many children did the class have after that?",
+    ),
+)
+GARDEN = Story(
+    openings=(
+        Event("*", "{name} planted {a} rows of {b} {things}"),
+        Event("*", "in the garden {name} planted {a} rows with {b} {things} in each row"),
+    ),
+    gains=(Event("+", "{he} planted {a} more {things}"),),
+    losses=(
+        Event("-", "in the night {a} {things} died"),
+        Event("-", "{he} gave {a} {things} to {friend}"),
+    ),
+    endings=(SHARE,),
+    shown=OWNED,
+    asks=ASK_OWNED,
+    things=("flowers",),
+)
+LIBRARY = Story(
+    openings=(
+        Event("*", "a library had {a} shelves with {b} books on each shelf"),
+        Event("*", "there were {a} shelves with {b} books on each shelf in a library"),
+    ),
+    gains=(
+        Event("+", "the library bought {a} more books"),
+        Event("+", "{name} gave {a} more books to the library"),
+    ),
+    losses=(
+        Event("-", "people took {a} books"),
+        Event("-", "the library sold {a} books"),
+    ),
+    endings=(),
+    shown="the library had {equation} books",
+    asks=(
+        "How many books did the library have in the end?",
+        "How many books did the library have after that?",
+    ),
+)
+STORIES = (
+    COLLECTION,
+    BOXES,
+    BUS,
+    SAVINGS,
+    COOKIES,
+    HENS,
+    READING,
+    SCHOOL_CLASS,
+    GARDEN,
+    LIBRARY,
+)
+
+
+def extract_answer(text: str) -> int | None:
+    """The integer after the last `####`, or None where no integer follows it."""
+    _, mark, tail = text.rpartition("####")
+    number = re.match(r"\s*(-?[0-9]+)(?![.,]?[0-9])", tail) if mark else None
+    return int(number[1]) if number else None
+
+
+def verify(problem: Problem, text: str) -> bool:
+    """Whether a generated solution ends in the problem's value."""
+    return extract_answer(text) == problem.value
+
+
+def split_of(equations: Sequence[str]) -> Split:
+    """The split that owns a chain of equations such as `["12+5=17", "17-3=14"]`."""
+    return "train" if zlib.crc32(" ".join(equations).encode()) % TEST_SHARE else "test"
+
+
+def problems(seed: int, split: Split, *, difficulty: int = 2) -> Iterator[Problem]:
+    """`problem(seed, 0, split)`, `problem(seed, 1, split)` and so on, without end."""
+    return (problem(seed, index, split, difficulty=difficulty) for index in count())
+
+
+def problem(seed: int, index: int, split: Split, *, difficulty: int = 2) -> Problem:
+    """The problem at a place in the endless sequence of a seed.
+
+    Args:
+        difficulty: 1, 2 or 3: no number in the problem is above 20, 50 or 99.
+
+    Raises:
+        ValueError: unknown split or difficulty, or negative index.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    if difficulty not in LARGEST_VALUE:
+        raise ValueError(f"difficulty must be one of {list(LARGEST_VALUE)}, got {difficulty!r}")
+    if index < 0:
+        raise ValueError(f"index must be 0 or more, got {index}")
+    rng = Random(f"{seed} {index} {split} {difficulty}")
+    while True:
+        draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
+        if draft is not None and split_of(draft.equations) == split:
+            return _write(rng, draft)
+
+
+def _write(rng: Random, draft: Draft) -> Problem:
+    """Draws the names and the phrasing, which do not matter for the split."""
+    girl, other_girl = rng.sample(GIRLS, 2)
+    boy, other_boy = rng.sample(BOYS, 2)
+    # Name and friend differ in pronoun, so that "he" and "she" can only mean the first.
+    name, friend, third, fourth = girl, boy, other_girl, other_boy
+    he, him = "she", "her"
+    if rng.random() < 0.5:
+        name, friend, third, fourth = boy, girl, other_boy, other_girl
+        he, him = "he", "him"
+    things = rng.choice(draft.things)
+    words = {
+        "name": name,
+        "he": he,
+        "him": him,
+        "friend": friend,
+        "third": third,
+        "fourth": fourth,
+        "things": things,
+        "others": rng.choice([other for other in THINGS if other != things]),
+    }
+    question = f"{_retell(draft.facts, words)} {draft.ask.format(**words)}"
+    answer = f"{_retell(draft.working, words)}\n#### {draft.value}"
+    return Problem(question, answer, draft.value)
+
+
+def _retell(sentences: Sequence[Sentence], words: Mapping[str, str]) -> str:
+    texts = (
+        template.format(a=a, b=b, equation=equation, day=day, **words)
+        for day, (template, a, b, equation) in zip(DAYS, sentences, strict=False)
+    )
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
+
+
+def _equation(left: int, symbol: str, right: int) -> tuple[str, int]:
+    match symbol:
+        case "+":
+            result = left + right
+        case "-":
+            result = left - right
+        case "*":
+            result = left * right
+        case _:
+            result = left // right
+    return f"{left}{symbol}{right}={result}", result
+
+
+def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
+    """What may follow `count` and the symbol with a result in range, or None if nothing may."""
+    if symbol == "/":
+        fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
+        return rng.choice(fits) if fits else None
+    if symbol == "*":
+        largest = min(LARGEST_FACTOR, limit // count) if count <= LARGEST_FACTOR else 0
+    else:
+        largest = min(limit // 2, limit - count if symbol == "+" else count - SMALLEST_VALUE)
+    return rng.randint(2, largest) if largest >= 2 else None
+
+
+def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
+    if symbol == "*":
+        a = rng.randint(2, LARGEST_FACTOR)
+        return a, rng.randint(2, min(LARGEST_FACTOR, limit // a))
+    if symbol == "+":
+        return rng.randint(2, limit // 2), rng.randint(2, limit // 2)
+    return rng.randint(4, limit - 2), 0
+
+
+def _next_event(
+    rng: Random, story: Story, count: int, limit: int, *, is_last: bool, previous: Event
+) -> tuple[Event, int] | None:
+    """An event that the count allows and its number, never the previous event if others exist."""
+    choices = [story.gains, story.losses] if rng.random() < 0.5 else [story.losses, story.gains]
+    if is_last and rng.random() < 0.5:
+        choices.insert(0, story.endings)
+    for events in filter(None, choices):
+        event = rng.choice([event for event in events if event is not previous] or events)
+        operand = _operand(rng, event.symbol, count, limit)
+        if operand is not None:
+            return event, operand
+    return None
+
+
+def _running_count(story: Story, rng: Random, steps: int, limit: int) -> Draft | None:
+    """A story told as a chain: each event changes the count that the one before it left."""
+    event = rng.choice(story.openings)
+    a, b = _opening_numbers(rng, event.symbol, limit)
+    facts, working = [Sentence(event.told, a, b)], [Sentence(event.told, a, b)]
+    equations, count = [], a
+    if event.symbol:
+        equation, count = _equation(a, event.symbol, b)
+        working = [Sentence(f"{event.told}, so {story.shown}", a, b, equation)]
+        equations = [equation]
+    while len(equations) < steps:
+        is_last = len(equations) == steps - 1
+        following = _next_event(rng, story, count, limit, is_last=is_last, previous=event)
+        if following is None:
+            return None
+        event, a = following
+        equation, count = _equation(count, event.symbol, a)
+        facts.append(Sentence(rng.choice(("", "then ")) + event.told, a))
+        working.append(Sentence(f"{event.told}, so {event.shown or story.shown}", a, 0, equation))
+        equations.append(equation)
+    ask = rng.choice(event.asks or story.asks)
+    return Draft(facts, working, ask, equations, count, story.things)
+
+
+WHO = ("{name}", "{friend}", "{third}", "{fourth}")
+COMPARISONS = {
+    "+": "%s has {a} more {things} than %s",
+    "-": "%s has {a} fewer {things} than %s",
+    "*": "%s has {a} times as many {things} as %s",
+}
+
+
+def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
+    """Each person's number is told by the last one's; asks for the last, or for a sum."""
+    sums = 2 if steps == 4 else rng.randint(0, 1)
+    people = WHO[: steps - sums + 1]
+    numbers = [rng.randint(2, limit // 2)]
+    facts = [Sentence("{name} has {a} {things}", numbers[0])]
+    working, equations = facts.copy(), []
+    for other, who in pairwise(people):
+        symbol = rng.choice("+-*")
+        operand = _operand(rng, symbol, numbers[-1], limit)
+        if operand is None:
+            return None
+        told = COMPARISONS[symbol] % (who, other)
+        equation, number = _equation(numbers[-1], symbol, operand)
+        facts.append(Sentence(told, operand))
+        shown = f"{told}, so {who} has {{equation}} {{things}}"
+        working.append(Sentence(shown, operand, 0, equation))
+        equations.append(equation)
+        numbers.append(number)
+    ask = f"How many {{things}} does {people[-1]} have?"
+    draft = Draft(facts, working, ask, equations, numbers[-1])
+    if sums:
+        draft = _add_up(draft, people[-sums - 1 :], numbers[-sums - 1 :])
+    return draft if draft.value <= limit else None
+
+
+def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> Draft:
+    """Asks instead for what two or three people have together."""
+    first, second, *others = people
+    equation, total = _equation(numbers[0], "+", numbers[1])
+    shown = f"{first} and {second} have {{equation}} {{things}} together"
+    working, equations = [*draft.working, Sentence(shown, equation=equation)], [equation]
+    ask = f"How many {{things}} do {first} and {second} have together?"
+    for other, number in zip(others, numbers[2:], strict=True):
+        equation, total = _equation(total, "+", number)
+        shown = f"with {other} they have {{equation}} {{things}} together"
+        working.append(Sentence(shown, equation=equation))
+        equations.append(equation)
+        ask = "How many {things} do all three have together?"
+    return Draft(draft.facts, working, ask, draft.equations + equations, total)
+
+
+def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
+    """One or two kinds of things are bought; asks for the price, or for the change."""
+    bought = ["{name} bought {a} {things} for {b} dollars each"]
+    if steps > 2:
+        bought.append("{he} also bought {a} {others} for {b} dollars each")
+    facts, working, equations, prices = [], [], [], []
+    for told, things in zip(bought, ("things", "others"), strict=False):
+        a, b = _opening_numbers(rng, "*", limit)
+        equation, price = _equation(a, "*", b)
+        facts.append(Sentence(told, a, b))
+        shown = f"{told}, so the {{{things}}} cost {{equation}} dollars"
+        working.append(Sentence(shown, a, b, equation))
+        equations.append(equation)
+        prices.append(price)
+    if steps > 2:
+        equation, total = _equation(prices[0], "+", prices[1])
+        working.append(Sentence("in total {he} spent {equation} dollars", equation=equation))
+        equations.append(equation)
+        prices.append(total)
+    ask = "How many dollars did {he} spend in total?"
+    draft = Draft(facts, working, ask, equations, prices[-1])
+    if steps != 3:
+        return _pay(draft, rng, limit)
+    return draft if draft.value <= limit else None
+
+
+def _pay(draft: Draft, rng: Random, limit: int) -> Draft | None:
+    """Asks instead for the change from a larger amount."""
+    if draft.value > limit - SMALLEST_VALUE:
+        return None
+    cash = rng.randint(draft.value + SMALLEST_VALUE, limit)
+    equation, change = _equation(cash, "-", draft.value)
+    told = "{he} paid with {a} dollars"
+    shown = f"{told}, so {{he}} got {{equation}} dollars back"
+    return Draft(
+        [*draft.facts, Sentence(told, cash)],
+        [*draft.working, Sentence(shown, cash, 0, equation)],
+        "How many dollars did {he} get back?",
+        [*draft.equations, equation],
+        change,
+    )
+
+
+PLANS: tuple[Callable[[Random, int, int], Draft | None], ...] = (
+    *(partial(_running_count, story) for story in STORIES),
+    _comparison,
+    _shopping,
+)

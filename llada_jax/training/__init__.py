@@ -1,0 +1,1 @@
+"""Training of masked-diffusion models: tokenizer, data, loss and loop."""
