@@ -2,9 +2,9 @@
 
     python -m llada_jax.training.tokenizer llada_jax/assets/tiny
 
-writes the bundled files again, byte for byte. It is a byte-level BPE of at most 512 entries that
-knows printable ASCII and the newline and no other character. Each digit is a token of its own, so
-arithmetic has one spelling.
+writes the bundled files again. It is a byte-level BPE of at most 512 entries that knows printable
+ASCII and the newline and no other character. Each digit is a token of its own, so arithmetic has
+one spelling.
 """
 
 import argparse

@@ -11,11 +11,11 @@ under any story, name, phrasing, seed or difficulty. Single equations do occur i
 Every problem is a pure function of `(seed, index, split, difficulty)`, on every Python version.
 """
 
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, pairwise
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -315,7 +315,7 @@ def split_of(equations: Sequence[str]) -> Split:
 
 def problems(seed: int, split: Split, *, difficulty: int = 2) -> Iterator[Problem]:
     """`problem(seed, 0, split)`, `problem(seed, 1, split)` and so on, without end."""
-    return (problem(seed, index, split, difficulty=difficulty) for index in count())
+    return (problem(seed, index, split, difficulty=difficulty) for index in itertools.count())
 
 
 def problem(seed: int, index: int, split: Split, *, difficulty: int = 2) -> Problem:
@@ -462,7 +462,7 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
     numbers = [rng.randint(2, limit // 2)]
     facts = [Sentence("{name} has {a} {things}", numbers[0])]
     working, equations = facts.copy(), []
-    for other, who in pairwise(people):
+    for other, who in itertools.pairwise(people):
         symbol = rng.choice("+-*")
         operand = _operand(rng, symbol, numbers[-1], limit)
         if operand is None:

@@ -1,0 +1,142 @@
+import json
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from llada_jax.text import Tokenizer
+
+TINY = Tokenizer.from_folder(str(files("llada_jax") / "assets" / "tiny"))
+CHAT = [
+    {"role": "user", "content": " Tom had 12 pens. "},
+    {"role": "assistant", "content": "12-5=7\n#### 7"},
+    {"role": "user", "content": "How many?"},
+]
+CHAT_TEXT = (
+    "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nTom had 12 pens.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n12-5=7\n#### 7<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHow many?<|eot_id|>"
+)
+ANSWER_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n"))
+
+
+def with_template(template: str | None) -> Tokenizer:
+    return Tokenizer(TINY.backend, TINY.special_tokens, template)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Backend(models.WordLevel({"<s>": 0, "hello": 1}, unk_token="<s>")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    return tmp_path
+
+
+@given(PRINTABLE)
+@example("a <|mask|> b<|eot_id|>\n")
+@example("  12+5=17\n\n ")
+def test_printable_ascii_survives_encode_and_decode(text):
+    assert TINY.decode(TINY.encode(text), skip_special_tokens=False) == text
+
+
+def test_decode_skips_special_tokens_and_takes_arrays():
+    ids = np.array([*TINY.encode("Tom had 12 pens."), TINY.mask_id, TINY.eos_id], np.int32)
+    assert TINY.decode(ids) == "Tom had 12 pens."
+    assert TINY.decode(ids, skip_special_tokens=False).endswith(".<|mask|><|endoftext|>")
+
+
+def test_ids_of_the_tiny_tokenizer():
+    assert (TINY.bos_id, TINY.eos_id, TINY.pad_id, TINY.mask_id) == (1, 0, 0, 3)
+    assert TINY.vocab_size == 472
+
+
+def test_chat_template_golden():
+    assert TINY.apply_chat_template(CHAT) == CHAT_TEXT + ANSWER_HEADER
+    assert TINY.apply_chat_template(CHAT, add_generation_prompt=False) == CHAT_TEXT
+
+
+def test_a_chat_encodes_to_one_id_per_special_token_role_and_newline():
+    header = [4, *TINY.encode("assistant"), 5, *TINY.encode("\n\n")]
+    assert TINY.encode_chat(CHAT) == TINY.encode(CHAT_TEXT) + header
+    assert len(header) == 5
+    assert TINY.encode_chat(CHAT, add_generation_prompt=False)[-1] == 6
+
+
+def test_templates_get_the_helpers_of_hugging_face():
+    template = (
+        "{% for m in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{{ m | tojson }}{% endfor %}"
+        "{{ tools is none }} {{ eos_token }} {{ greeting }} {{ strftime_now('%Y') | length }}"
+    )
+    text = with_template(template).apply_chat_template(
+        [{"role": "user", "content": "<é>"}] * 2, greeting="hi"
+    )
+    assert text == '{"role": "user", "content": "<é>"}True <|endoftext|> hi 4'
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ messages[0].missing.deeper }}", "UndefinedError"),
+        ("{{ 1 + messages }}", "TypeError"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ raise_exception.__globals__['json'] }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_fails_gives_one_clear_error(template, message):
+    with pytest.raises(ValueError, match=message):
+        with_template(template).apply_chat_template(CHAT)
+
+
+def test_a_lone_tokenizer_file_is_enough(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("hello") == [1]
+    assert tokenizer.chat_template is None
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id) == (None,) * 4
+
+
+def test_config_wins_over_special_tokens_map_and_jinja_file_over_config(folder):
+    special = {"bos_token": "hello", "eos_token": "hello", "pad_token": "not in the vocabulary"}
+    config = {
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "mask_token": None,
+        "add_bos_token": True,
+        "chat_template": "from config",
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id) == (
+        (0, 1, None, None)
+    )
+    assert tokenizer.chat_template == "from config"
+    (folder / "chat_template.jinja").write_text("from file")
+    assert Tokenizer.from_folder(folder).apply_chat_template([]) == "from file"
+
+
+def test_the_default_of_several_templates_is_taken(folder):
+    templates = [{"name": "tools", "template": "a"}, {"name": "default", "template": "b"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert Tokenizer.from_folder(folder).chat_template == "b"
+
+
+def test_missing_tokenizer_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])
+def test_unparsable_files_are_named(folder, name, content):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=name):
+        Tokenizer.from_folder(folder)
