@@ -5,14 +5,17 @@ architecture, and the checkpoint's name of each parameter. The code that runs th
 know families; it reads the `ModelConfig` that a row gives.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
 
 Names = Mapping[str, str]
-"""Parameter path -> checkpoint name; `{i}` is the layer, `{e}` the expert."""
+"""Parameter path -> checkpoint name; `{i}` is the layer, `{e}` the expert. Parameters that share a
+name are row ranges of one tensor, in the order of the tree."""
+Keys = Mapping[str, tuple[str, ...]]
+"""Configuration field -> its keys in `config.json`: all are written, the first present is read."""
 
 _HF_ATTENTION = {
     "layers.{i}.attention.query": "model.layers.{i}.self_attn.q_proj.weight",
@@ -97,18 +100,125 @@ GGUF_NAMES: Names = {
 }
 
 
+_HF_KEYS: Keys = {
+    "vocab_size": ("vocab_size",),
+    "width": ("hidden_size",),
+    "n_layers": ("num_hidden_layers",),
+    "n_heads": ("num_attention_heads",),
+    "n_kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "ffn_width": ("intermediate_size",),
+    "rope_theta": ("rope_theta",),
+    "norm_eps": ("rms_norm_eps",),
+    "max_length": ("max_position_embeddings",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "block_length": ("block_length",),
+    "mask_id": ("mask_token_id",),
+    "eos_id": ("eos_token_id",),
+    "eot_id": ("eot_token_id",),
+    "pad_id": ("pad_token_id",),
+}
+_LLADA_KEYS: Keys = {
+    **{name: keys for name, keys in _HF_KEYS.items() if name != "head_dim"},
+    "vocab_size": ("embedding_size", "vocab_size"),
+    "width": ("d_model",),
+    "n_layers": ("n_layers",),
+    "n_heads": ("n_heads",),
+    "n_kv_heads": ("n_kv_heads",),
+    "ffn_width": ("mlp_hidden_size",),
+    "max_length": ("max_sequence_length",),
+    "qkv_bias": ("include_qkv_bias",),
+    "tied_embeddings": ("weight_tying",),
+}
+_LLADA_MOE_KEYS: Keys = {
+    **_HF_KEYS,
+    "ffn_width": ("dense_intermediate_size", "intermediate_size"),
+    "qk_norm": ("qk_layernorm",),
+    "n_experts": ("num_experts",),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_width": ("expert_intermediate_size",),
+    "first_layer": ("moe_layer_freq",),
+    "shared_width": ("shared_expert_intermediate_size",),
+    "weight_scale": ("routed_scaling_factor",),
+}
+_LLADA2_KEYS: Keys = {
+    **_HF_KEYS,
+    "qk_norm": ("use_qk_norm",),
+    "qkv_bias": ("use_qkv_bias",),
+    "n_experts": ("num_experts",),
+    "experts_per_token": ("num_experts_per_tok",),
+    "expert_width": ("moe_intermediate_size",),
+    "first_layer": ("first_k_dense_replace",),
+    "shared_width": ("num_shared_experts",),
+    "n_groups": ("n_group",),
+    "groups_per_token": ("topk_group",),
+    "weight_scale": ("routed_scaling_factor",),
+}
+_HF_CONSTANTS = {"hidden_act": "silu", "rope_scaling": None, "use_cache": False}
+_LLADA_CONSTANTS = {
+    "activation_type": "silu",
+    "alibi": False,
+    "attention_dropout": 0.0,
+    "attention_layer_norm": False,
+    "attention_layer_norm_with_affine": True,
+    "bias_for_layer_norm": False,
+    "block_group_size": 1,
+    "block_type": "llama",
+    "embedding_dropout": 0.0,
+    "flash_attention": False,
+    "include_bias": False,
+    "init_device": "cpu",
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "multi_query_attention": None,
+    "residual_dropout": 0.0,
+    "rope": True,
+    "rope_full_precision": True,
+    "scale_logits": False,
+    "use_cache": False,
+}
+_GGUF_KEYS = {
+    "vocab_size": "{architecture}.vocab_size",
+    "width": "{architecture}.embedding_length",
+    "n_layers": "{architecture}.block_count",
+    "n_heads": "{architecture}.attention.head_count",
+    "n_kv_heads": "{architecture}.attention.head_count_kv",
+    "head_dim": "{architecture}.attention.key_length",
+    "rotary_dims": "{architecture}.rope.dimension_count",
+    "ffn_width": "{architecture}.feed_forward_length",
+    "rope_theta": "{architecture}.rope.freq_base",
+    "norm_eps": "{architecture}.attention.layer_norm_rms_epsilon",
+    "max_length": "{architecture}.context_length",
+    "shift_logits": "diffusion.shift_logits",
+    "mask_id": "tokenizer.ggml.mask_token_id",
+    "eos_id": "tokenizer.ggml.eos_token_id",
+    "eot_id": "tokenizer.ggml.eot_token_id",
+    "pad_id": "tokenizer.ggml.padding_token_id",
+}
+_REQUIRED = ("width", "n_layers", "n_heads", "vocab_size", "ffn_width", "rope_theta")
+_REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
+
+
 @dataclass(frozen=True)
 class Family:
     """One row of the table."""
 
     model_types: tuple[str, ...]
+    """The values of `model_type` that it answers to; the first one is written."""
+    architecture: str
+    """The class of the reference implementation, as `config.json` names it."""
     names: Names
+    keys: Keys
+    constants: Mapping[str, Any]
+    """Keys of `config.json` that the reference needs, and that never vary."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """`ModelConfig` fields that the architecture fixes."""
+    presence: Mapping[str, str] = field(default_factory=dict)
+    """`ModelConfig` flags that are set where the checkpoint has this tensor, if its configuration
+    does not say."""
     moe_facts: Mapping[str, Any] | None = None
     """`MoEConfig` fields that the architecture fixes; None for dense families."""
-    fused_qkv: bool = False
-    """Queries, keys and values are the row ranges of one tensor, in this order."""
     gguf_architecture: str | None = None
     gguf_permuted: bool = False
     """llama.cpp's converter interleaved the rows of q and k for its own RoPE."""
@@ -118,71 +228,75 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "llada": Family(
-        ("llada",), _LLADA_NAMES, gguf_architecture="llada", gguf_permuted=True, mask_id=126336
+        ("llada",),
+        "LLaDAModelLM",
+        _LLADA_NAMES,
+        _LLADA_KEYS,
+        _LLADA_CONSTANTS,
+        gguf_architecture="llada",
+        gguf_permuted=True,
+        mask_id=126336,
     ),
     "llada_moe": Family(
         ("lladamoe", "llada_moe"),
+        "LLaDAMoEModelLM",
         {**_HF_OUTSIDE, **_HF_ATTENTION, **_HF_EXPERTS, **_DENSE_LAYER_OF_MOE},
+        _LLADA_MOE_KEYS,
+        {
+            **_HF_CONSTANTS,
+            "attention_bias": False,
+            "moe_router_enable_expert_bias": False,
+            "moe_router_score_function": "softmax",
+            "norm_topk_prob": False,
+        },
         facts={"qk_norm": True},
         moe_facts={"router": "softmax", "normalize_weights": False},
         mask_id=156895,
     ),
     "llada2": Family(
         ("llada2_moe", "llada2"),
+        "LLaDA2MoeModelLM",
         {**_LLADA2_NAMES, **_DENSE_LAYER_OF_MOE},
-        facts={"qk_norm": True, "block_length": 32},
+        _LLADA2_KEYS,
+        {
+            **_HF_CONSTANTS,
+            "moe_router_enable_expert_bias": True,
+            "norm_topk_prob": True,
+            "router_dtype": "fp32",
+            "score_function": "sigmoid",
+            "use_bias": False,
+        },
+        facts={"block_length": 32},
+        presence={"qk_norm": "model.layers.0.attention.query_layernorm.weight"},
         moe_facts={"router": "sigmoid", "normalize_weights": True, "selection_bias": True},
-        fused_qkv=True,
         mask_id=156895,
     ),
     "dream": Family(
         ("Dream", "dream"),
+        "DreamModel",
         {**_HF_OUTSIDE, **_HF_ATTENTION, **_HF_FEED_FORWARD},
+        _HF_KEYS,
+        {**_HF_CONSTANTS, "use_sliding_window": False},
         facts={"qkv_bias": True, "shift_logits": True},
         gguf_architecture="dream",
         mask_id=151666,
     ),
     "qwen2": Family(
         ("qwen2", "a2d-qwen2"),
+        "Qwen2ForCausalLM",
         {**_HF_OUTSIDE, **_HF_ATTENTION, **_HF_FEED_FORWARD},
+        _HF_KEYS,
+        {**_HF_CONSTANTS, "use_sliding_window": False},
         facts={"qkv_bias": True},
     ),
     "qwen3": Family(
         ("qwen3", "a2d-qwen3"),
+        "Qwen3ForCausalLM",
         {**_HF_OUTSIDE, **_HF_ATTENTION, **_HF_FEED_FORWARD},
+        _HF_KEYS,
+        {**_HF_CONSTANTS, "attention_bias": False, "use_sliding_window": False},
         facts={"qk_norm": True},
     ),
-}
-
-_SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "vocab_size": ("embedding_size", "vocab_size"),
-    "width": ("d_model", "hidden_size"),
-    "n_layers": ("n_layers", "num_hidden_layers"),
-    "n_heads": ("n_heads", "num_attention_heads"),
-    "n_kv_heads": ("n_kv_heads", "num_key_value_heads"),
-    "head_dim": ("head_dim",),
-    "ffn_width": ("mlp_hidden_size", "dense_intermediate_size", "intermediate_size"),
-    "rope_theta": ("rope_theta",),
-    "norm_eps": ("rms_norm_eps",),
-    "max_length": ("max_sequence_length", "max_position_embeddings"),
-    "qkv_bias": ("include_qkv_bias", "use_qkv_bias"),
-    "qk_norm": ("use_qk_norm", "qk_layernorm"),
-    "tied_embeddings": ("weight_tying", "tie_word_embeddings"),
-    "block_length": ("block_length",),
-    "mask_id": ("mask_token_id",),
-    "eos_id": ("eos_token_id",),
-    "eot_id": ("eot_token_id",),
-    "pad_id": ("pad_token_id",),
-}
-_MOE_SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "n_experts": ("num_experts",),
-    "experts_per_token": ("num_experts_per_tok",),
-    "expert_width": ("expert_intermediate_size", "moe_intermediate_size"),
-    "first_layer": ("first_k_dense_replace",),
-    "shared_width": ("shared_expert_intermediate_size",),
-    "n_groups": ("n_group",),
-    "groups_per_token": ("topk_group",),
-    "weight_scale": ("routed_scaling_factor",),
 }
 
 
@@ -195,54 +309,146 @@ def family_of(model_type: str) -> str:
     raise ValueError(f"model_type is {model_type!r}; allowed: {', '.join(map(repr, known))}")
 
 
-def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None) -> ModelConfig:
     """`ModelConfig` of a Hugging Face `config.json`, in either spelling of its keys.
 
-    Raises ValueError for an unknown family, a missing key, or a feature that is not supported
-    (ALiBi, RoPE scaling, an activation other than SiLU, a norm other than RMSNorm).
+    `tensors` are the names of the checkpoint's tensors: they decide what the configuration leaves
+    open. Raises ValueError for an unknown family, a missing key, a value that is no number, or a
+    feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a norm other
+    than RMSNorm).
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     name = family_of(hf["model_type"])
     family = FAMILIES[name]
+    hf = {**hf, **_rope_parameters(hf)}
     _reject_unsupported(hf)
-    found = {**family.facts, **_read(hf, _SPELLINGS)}
-    for key in ("width", "n_layers", "n_heads", "vocab_size", "ffn_width", "rope_theta"):
-        require(
-            key in found, f"the model's configuration lacks {' or '.join(map(repr, _SPELLINGS[key]))}"
-        )
+    found = {**family.facts, **_read(hf, family, ModelConfig)}
+    _require_fields(found, _REQUIRED, family)
+    for flag, tensor in family.presence.items():
+        found.setdefault(flag, tensors is None or tensor in tensors)
+    found.setdefault("head_dim", found["width"] // found["n_heads"])
+    found["rotary_dims"] = round(found["head_dim"] * hf.get("partial_rotary_factor", 1.0))
+    if family.moe_facts is not None:
+        moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
+        _require_fields(moe, _REQUIRED_MOE, family)
+        if hf.get("num_shared_experts"):
+            moe["shared_width"] = hf["num_shared_experts"] * moe["expert_width"]
+        found["moe"] = MoEConfig(**moe)
+    return _complete(name, found)
+
+
+def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+    """`ModelConfig` of a GGUF file's metadata; `vocab_size` is the embedding's number of rows.
+
+    Raises ValueError for an unknown architecture, a missing key, or RoPE scaling.
+    """
+    architecture = metadata.get("general.architecture")
+    known = {family.gguf_architecture: name for name, family in FAMILIES.items()}
+    known.pop(None, None)
+    require(
+        architecture in known,
+        f"general.architecture is {architecture!r}; allowed: {', '.join(map(repr, known))}",
+    )
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
+    require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
+    keys = {ours: key.format(architecture=architecture) for ours, key in _GGUF_KEYS.items()}
+    found = {ours: metadata[key] for ours, key in keys.items() if key in metadata}
+    found.setdefault("vocab_size", vocab_size)
+    for ours in (*_REQUIRED, "norm_eps"):
+        require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
+    return _complete(known[architecture], {**FAMILIES[known[architecture]].facts, **found})
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """The `config.json` of a model in its family's own spelling; `config_from_hf` inverts it.
+
+    Raises ValueError, with the fields, where the family has no key for what `config` says.
+    """
+    family = FAMILIES[config.family]
+    hf: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_types[0],
+        **family.constants,
+    }
+    for ours, keys in family.keys.items():
+        value = getattr(config if hasattr(config, ours) else config.moe, ours, None)
+        hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
+    if config.rotary_dims != config.head_dim:
+        hf["partial_rotary_factor"] = config.rotary_dims / config.head_dim
+    back = config_from_hf(hf)
+    lost = [f.name for f in fields(config) if getattr(back, f.name) != getattr(config, f.name)]
+    require(not lost, f"{lost} of the configuration have no key in family {config.family!r}")
+    return hf
+
+
+def _spell(key: str, value: Any, config: ModelConfig) -> Any:
+    if key == "moe_layer_freq":
+        return [int(index >= value) for index in range(config.n_layers)]
+    if key == "num_shared_experts" and config.moe is not None:
+        return value // config.moe.expert_width
+    return value
+
+
+def _complete(name: str, found: dict[str, Any]) -> ModelConfig:
+    family = FAMILIES[name]
     found.setdefault("n_kv_heads", found["n_heads"])
     found.setdefault("head_dim", found["width"] // found["n_heads"])
     found.setdefault("norm_eps", 1e-6)
     found.setdefault("max_length", 4096)
-    found["rotary_dims"] = int(found["head_dim"] * hf.get("partial_rotary_factor", 1.0))
     released_mask = family.mask_id is not None and family.mask_id < found["vocab_size"]
     found.setdefault("mask_id", family.mask_id if released_mask else None)
-    if family.moe_facts is not None:
-        found["moe"] = _moe_from_hf(hf, family.moe_facts)
     return ModelConfig(family=name, **found)
 
 
-def _read(hf: Mapping[str, Any], spellings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Family) -> None:
+    for name in names:
+        require(
+            name in found,
+            f"the model's configuration lacks {' or '.join(map(repr, _spellings(name, family)))}",
+        )
+
+
+def _spellings(name: str, family: Family) -> Iterator[str]:
+    """Keys of a field: the family's own, then those of the other families."""
+    rows = (family, *FAMILIES.values())
+    return iter(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
+
+
+def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
     found = {}
-    for ours, theirs in spellings.items():
-        value = next((hf[key] for key in theirs if hf.get(key) is not None), None)
-        if value is not None:
-            found[ours] = value
+    for name in (f.name for f in fields(record)):
+        for key in _spellings(name, family):
+            if hf.get(key) is not None:
+                found[name] = _number(hf, key)
+                break
     return found
 
 
-def _moe_from_hf(hf: Mapping[str, Any], facts: Mapping[str, Any]) -> MoEConfig:
-    found = {**facts, **_read(hf, _MOE_SPELLINGS)}
-    for key in ("n_experts", "experts_per_token", "expert_width"):
-        require(key in found, f"the model's configuration lacks {_MOE_SPELLINGS[key][0]!r}")
-    if hf.get("num_shared_experts"):
-        found["shared_width"] = hf["num_shared_experts"] * found["expert_width"]
-    return MoEConfig(**found)
+def _number(hf: Mapping[str, Any], key: str) -> Any:
+    value = hf[key]
+    if key == "moe_layer_freq" and isinstance(value, list):
+        first = value.count(0)
+        require(
+            all(not entry for entry in value[:first]) and all(value[first:]),
+            f"{key} is {value}; allowed: zeros, then ones",
+        )
+        return first
+    require(isinstance(value, int | float), f"{key} is {value!r}; allowed: a number")
+    return value
+
+
+def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE's keys where transformers 5 writes them: in a table of their own."""
+    rope = hf.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    require(kind == "default", f"rope_type is {kind!r}; allowed: 'default'")
+    return {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
 
 
 def _reject_unsupported(hf: Mapping[str, Any]) -> None:
     for key, allowed in {
         "alibi": (False, None),
+        "rope": (True, None),
         "rope_scaling": (None,),
         "activation_type": ("silu", None),
         "hidden_act": ("silu", None),
@@ -250,6 +456,10 @@ def _reject_unsupported(hf: Mapping[str, Any]) -> None:
         "block_type": ("llama", None),
         "scale_logits": (False, None),
         "input_emb_norm": (False, None),
+        "include_bias": (False, None),
+        "attention_bias": (False, None),
+        "multi_query_attention": (False, None),
+        "use_sliding_window": (False, None),
     }.items():
         value = hf.get(key)
         require(value in allowed, f"{key} is {value!r}; allowed: {allowed[0]!r}")

@@ -13,9 +13,7 @@ from llada_jax.rows import empty_cache, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
 
-def forward_rows(
-    params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
-) -> RowsOut:
+def forward_rows(params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache) -> RowsOut:
     """Run some rows of a canvas against a cache.
 
     Args:

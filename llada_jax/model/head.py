@@ -67,7 +67,7 @@ def score_rows(
     params: ModelParams,
     hidden: Float[Array, "B C D"],
     noise_keys: Key[Array, "B C"] | None,
-    rules: ScoreRules = ScoreRules(),  # noqa: B008 (frozen)
+    rules: ScoreRules = ScoreRules(),
 ) -> Scores:
     """Predicted token, its probability, and entropy and margin of the distribution, per row.
 
@@ -129,8 +129,7 @@ def _absorb(
         first=first,
         second=second,
         total=seen.total * rescale + share.sum(axis=-1),
-        weighted=moved * rescale
-        + jnp.where(share > 0, share * shifted, 0).sum(axis=-1),
+        weighted=moved * rescale + jnp.where(share > 0, share * shifted, 0).sum(axis=-1),
     )
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import linear
+from llada_jax.model.quantize import Weight, linear
 from llada_jax.types import Rows
 
 
@@ -50,7 +50,7 @@ def project_qkv(
 ) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
     """Queries and keys after RoPE, and values."""
 
-    def heads(weight: Array, bias: Array | None, norm: Array | None) -> Array:
+    def heads(weight: Weight, bias: Array | None, norm: Array | None) -> Array:
         out = linear(x, weight)
         if bias is not None:
             out = out + bias

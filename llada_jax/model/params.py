@@ -107,13 +107,16 @@ def _zeros(size: int, axis: Axis) -> ParamSpec:
 
 def _layer(config: ModelConfig, index: int) -> Layer:
     moe = config.moe
-    routed = moe is not None and index >= moe.first_layer
+    if moe is not None and index >= moe.first_layer:
+        ffn = _experts(config.width, moe)
+    else:
+        ffn = _feed_forward(config.width, config.ffn_width)
     return _tree(
         Layer,
         attention_norm=_ones(config.width, "width"),
         attention=_attention(config),
         ffn_norm=_ones(config.width, "width"),
-        ffn=_experts(config.width, moe) if routed else _feed_forward(config.width, config.ffn_width),
+        ffn=ffn,
     )
 
 
