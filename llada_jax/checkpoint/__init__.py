@@ -1,0 +1,72 @@
+"""Loading and saving models: Hugging Face folders, GGUF files, Orbax folders, bundled models."""
+
+from os import PathLike
+from pathlib import Path
+
+from llada_jax.checkpoint.bundled import bundled_folder, bundled_names
+from llada_jax.checkpoint.gguf import load_gguf
+from llada_jax.checkpoint.huggingface import CONFIG_FILE, load_huggingface, save_huggingface
+from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
+from llada_jax.checkpoint.tensors import cast_params, check_dtype
+from llada_jax.config import ModelConfig
+from llada_jax.model.params import ModelParams
+
+__all__ = [
+    "bundled_folder",
+    "bundled_names",
+    "load_gguf",
+    "load_huggingface",
+    "load_orbax",
+    "load_params",
+    "save_huggingface",
+    "save_orbax",
+]
+
+_TOKENIZER_FILE = "tokenizer.json"
+
+
+def load_params(
+    source: str | PathLike[str], dtype: str | None = None
+) -> tuple[ModelConfig, ModelParams, Path | None]:
+    """Load a model from wherever it is.
+
+    Args:
+      source: the name of a bundled model, a folder in the Hugging Face layout, a folder that
+        `save_orbax` wrote, or a `.gguf` file.
+      dtype: None (as stored; float32 for bundled models), "float32", "bfloat16", "int8" or "int4".
+
+    Returns:
+      The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
+      where it has no `tokenizer.json`.
+
+    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong.
+    """
+    check_dtype(dtype)
+    if str(source) in bundled_names():
+        folder = bundled_folder(str(source))
+        return *load_huggingface(folder, dtype or "float32"), _tokenizer_folder(folder)
+    path = Path(source)
+    if path.suffix == ".gguf":
+        return *load_gguf(path, dtype), _tokenizer_folder(path.parent)
+    _check_source(path)
+    if (path / DESCRIPTION_FILE).is_file():
+        config, params = load_orbax(path)
+        return config, cast_params(config, params, dtype), _tokenizer_folder(path)
+    return *load_huggingface(path, dtype), _tokenizer_folder(path)
+
+
+def _check_source(path: Path) -> None:
+    allowed = (
+        f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
+        f"{CONFIG_FILE} or {DESCRIPTION_FILE}, or a .gguf file"
+    )
+    if not path.exists():
+        raise FileNotFoundError(f"no model at {str(path)!r}; {allowed}")
+    if not path.is_dir():
+        raise ValueError(f"{str(path)!r} is no model; {allowed}")
+    if not any((path / name).is_file() for name in (CONFIG_FILE, DESCRIPTION_FILE)):
+        raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")
+
+
+def _tokenizer_folder(folder: Path) -> Path | None:
+    return folder if (folder / _TOKENIZER_FILE).is_file() else None

@@ -1,0 +1,21 @@
+"""Models that ship with the package."""
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Names of the bundled models."""
+    return tuple(sorted(folder.name for folder in _assets().iterdir() if folder.is_dir()))
+
+
+def bundled_folder(name: str) -> Path:
+    """Folder of a bundled model, in the Hugging Face layout; ValueError lists the names."""
+    if name not in bundled_names():
+        known = ", ".join(map(repr, bundled_names()))
+        raise ValueError(f"bundled model is {name!r}; allowed: {known}")
+    return _assets() / name
+
+
+def _assets() -> Path:
+    return Path(str(files("llada_jax"))) / "assets"

@@ -1,0 +1,99 @@
+"""Checkpoints of our own: the tree as it is, quantized or not, through Orbax."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from llada_jax.checkpoint.atomic import new_folder
+from llada_jax.checkpoint.huggingface import read_json
+from llada_jax.config import ModelConfig, MoEConfig, require
+from llada_jax.model.params import ModelParams, ParamSpec, abstract_params
+from llada_jax.model.quantize import INT4_GROUP, QuantArray
+
+DESCRIPTION_FILE = "llada_jax.json"
+_TREE_FOLDER = "params"
+
+
+def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelParams) -> None:
+    """Write the configuration as JSON and the tree beside it, bit for bit.
+
+    The folder appears only when it is complete. An earlier checkpoint of that name is replaced as a
+    whole; ValueError where the folder holds anything else.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    folder = Path(folder).absolute()
+    if folder.exists() and not (folder / DESCRIPTION_FILE).is_file():
+        require(
+            folder.is_dir() and not any(folder.iterdir()),
+            f"{folder} exists; allowed: a new or empty folder, or a checkpoint to replace",
+        )
+    leaves = jax.tree.leaves_with_path(params, is_leaf=_is_quantized)
+    description = {
+        "config": dataclasses.asdict(config),
+        "dtypes": {_name(path): _dtype_name(leaf) for path, leaf in leaves},
+    }
+    with new_folder(folder, replace=True) as part:
+        ocp.save(str(part / _TREE_FOLDER), params)
+        (part / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
+    """Load what `save_orbax` wrote, in the dtypes it was saved with.
+
+    Raises FileNotFoundError or ValueError for a folder that is not such a checkpoint.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    folder = Path(folder).absolute()
+    description = read_json(folder / DESCRIPTION_FILE)
+    if not (folder / _TREE_FOLDER).is_dir():
+        raise FileNotFoundError(f"no {_TREE_FOLDER} in {folder}")
+    try:
+        config = _config(description["config"])
+        dtypes = description["dtypes"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
+    return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+
+
+def _is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, QuantArray)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _dtype_name(leaf: Any) -> str:
+    return (leaf.values if isinstance(leaf, QuantArray) else leaf).dtype.name
+
+
+def _config(fields: Mapping[str, Any]) -> ModelConfig:
+    moe = fields["moe"]
+    return ModelConfig(**{**fields, "moe": None if moe is None else MoEConfig(**moe)})
+
+
+def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path) -> ModelParams:
+    sharding = SingleDeviceSharding(jax.devices()[0])
+
+    def abstract(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+    def describe(path: tuple[Any, ...], spec: ParamSpec) -> Any:
+        require(_name(path) in dtypes, f"{folder / DESCRIPTION_FILE} lacks {_name(path)}")
+        dtype = dtypes[_name(path)]
+        if dtype not in ("int8", "int4"):
+            return abstract(spec.shape, dtype)
+        groups = 1 if dtype == "int8" else spec.shape[-1] // INT4_GROUP
+        scale = abstract((*spec.shape[:-1], groups), "float32")
+        return QuantArray(abstract(spec.shape, dtype), scale)  # pyright: ignore
+
+    return jax.tree.map_with_path(describe, abstract_params(config))
