@@ -1,0 +1,117 @@
+"""Canvases to train on: a batch is a pure function of the seed and the step.
+
+A canvas is a prompt and a region for the answer, padded with EOS so that the model learns where
+answers end. Two things vary so that every window of the sampler has been seen in training:
+
+- Where the canvas ends. Canvases of one length teach the model to count from the end.
+- What is masked. Besides the whole region at random, as in LLaDA, some canvases stand where a
+  block-wise decoder stands: the blocks before are clean, one block is partly masked, and after it
+  come only masks, or nothing (a window without masked suffix).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from llada_jax.config import TrainConfig
+
+
+class Example(NamedTuple):
+    """Token ids of a prompt and of its answer, with the token that ends the answer."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+ExampleSource = Callable[[int], Example]
+"""Example by index, 0 and up without end; a pure function."""
+
+
+class Batch(NamedTuple):
+    """Canvases padded on the right to one length. numpy or JAX arrays."""
+
+    tokens: np.ndarray  # [B, L] int32, nothing masked yet
+    live: np.ndarray  # [B, L] bool: the canvas, without padding
+    target: np.ndarray  # [B, L] bool: may be masked, and is then predicted
+    hidden: np.ndarray  # [B, L] bool: always masked, never predicted
+
+
+class _Canvas(NamedTuple):
+    tokens: np.ndarray
+    target: slice
+    hidden: slice
+
+
+def batches(
+    source: ExampleSource, config: TrainConfig, eos_id: int, first_step: int = 0
+) -> Iterator[Batch]:
+    """The batches of steps `first_step`, `first_step + 1` and so on, without end."""
+    group, place = divmod(first_step, config.group_steps)
+    while True:
+        yield from _group(source, config, eos_id, group)[place:]
+        group, place = group + 1, 0
+
+
+def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> Batch:
+    """The batch of one step."""
+    return next(batches(source, config, eos_id, step))
+
+
+def _group(
+    source: ExampleSource, config: TrainConfig, eos_id: int, group: int
+) -> list[Batch]:
+    """Batches of `group_steps` successive steps: canvases of like length together."""
+    rng = np.random.default_rng([config.seed, group])
+    size = config.batch_size * config.group_steps
+    canvases = [
+        _canvas(source(index), config, eos_id, rng)
+        for index in range(group * size, (group + 1) * size)
+    ]
+    canvases.sort(key=lambda canvas: len(canvas.tokens))
+    parts = [canvases[i : i + config.batch_size] for i in range(0, size, config.batch_size)]
+    rng.shuffle(parts)
+    for part in parts:
+        rng.shuffle(part)
+    return [_stack(part, config.length_multiple) for part in parts]
+
+
+def _canvas(
+    example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
+) -> _Canvas:
+    start, answer = len(example.prompt), len(example.answer)
+    if answer > config.max_gen_length:
+        raise ValueError(
+            f"an answer has {answer} tokens; allowed: up to max_gen_length "
+            f"({config.max_gen_length})"
+        )
+    gen_length = int(rng.integers(answer, config.max_gen_length + 1))
+    first, last = 0, gen_length
+    if config.objective == "finetune" and rng.random() < config.block_share:
+        # The block where only EOS is left is drawn too, where the answer fills its last block.
+        first = int(rng.integers(answer // config.block_length + 1)) * config.block_length
+        first = min(first, config.max_gen_length - config.block_length)
+        last = first + config.block_length
+        gen_length = last if rng.random() < config.cut_share else max(last, gen_length)
+    tokens = np.full(start + gen_length, eos_id, np.int32)
+    tokens[:start] = example.prompt
+    shown = min(answer, gen_length)
+    tokens[start : start + shown] = example.answer[:shown]
+    if config.objective == "pretrain":
+        return _Canvas(tokens, slice(0, start + gen_length), slice(0, 0))
+    return _Canvas(
+        tokens, slice(start + first, start + last), slice(start + last, start + gen_length)
+    )
+
+
+def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
+    longest = max(len(canvas.tokens) for canvas in canvases)
+    shape = len(canvases), -(-longest // length_multiple) * length_multiple
+    batch = Batch(np.zeros(shape, np.int32), *(np.zeros(shape, bool) for _ in range(3)))
+    for row, canvas in enumerate(canvases):
+        length = len(canvas.tokens)
+        batch.tokens[row, :length] = canvas.tokens
+        batch.live[row, :length] = True
+        batch.target[row, canvas.target] = True
+        batch.hidden[row, canvas.hidden] = True
+    return batch

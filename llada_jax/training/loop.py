@@ -1,0 +1,144 @@
+"""The training loop: a run that is killed at any moment resumes, bit for bit.
+
+A run folder holds `checkpoints/` (orbax) and `metrics.jsonl`. Nothing else is state: batches and
+masks follow from the seed and the step, and metrics written after the last whole checkpoint are
+dropped when the run resumes, so that they are written again.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+from tqdm import tqdm
+
+from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.model.params import ModelParams
+from llada_jax.training.data import ExampleSource, batches
+from llada_jax.training.optimizer import learning_rate
+from llada_jax.training.state import TrainState, create_state, make_train_step
+
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINT_FOLDER = "checkpoints"
+
+Evaluate = Callable[[ModelParams], Mapping[str, float]]
+
+
+def train(
+    folder: str | Path,
+    model: ModelConfig,
+    config: TrainConfig,
+    source: ExampleSource,
+    evaluate: Evaluate | None = None,
+    progress: bool = True,
+) -> TrainState:
+    """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
+
+    Args:
+      source: examples by index, a pure function.
+      evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
+
+    Raises:
+      ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
+    """
+    folder = Path(folder).absolute()  # orbax takes no relative paths
+    folder.mkdir(parents=True, exist_ok=True)
+    with _checkpointer(folder, config) as checkpointer:
+        state = _restore(checkpointer, create_state(model, config))
+        start = int(state.step)
+        require(
+            start <= config.steps,
+            f"steps is {config.steps}; allowed: {start} or more, where the last checkpoint stands",
+        )
+        metrics = MetricsFile(folder / METRICS_FILE, start)
+        train_step = make_train_step(model, config)
+        schedule = learning_rate(config)
+        assert model.eos_id is not None
+        stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
+        recent: list[dict[str, jax.Array]] = []
+        since = time.perf_counter()
+        for step, batch in enumerate(
+            tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
+        ):
+            state, of_step = train_step(state, batch)
+            recent.append(of_step)
+            if step % config.log_every == 0 or step == config.steps:
+                row = {"step": step, "learning_rate": float(schedule(step)), **_mean(recent)}
+                row["seconds_per_step"] = (time.perf_counter() - since) / len(recent)
+                if evaluate is not None and _due(step, config.evaluate_every, config.steps):
+                    row |= evaluate(state.best_params)
+                metrics.append(row)
+                recent, since = [], time.perf_counter()
+            if _due(step, config.checkpoint_every, config.steps):
+                checkpointer.save(step, state.arrays())
+    return state
+
+
+def load_params(folder: str | Path, model: ModelConfig, config: TrainConfig) -> ModelParams:
+    """Parameters of the last checkpoint of a run, averaged where an average is kept.
+
+    Raises ValueError where the folder holds no whole checkpoint.
+    """
+    with _checkpointer(Path(folder).absolute(), config) as checkpointer:
+        require(
+            checkpointer.latest is not None,
+            f"{folder} holds no checkpoint; allowed: the folder of a run that has saved one",
+        )
+        return _restore(checkpointer, create_state(model, config)).best_params
+
+
+class MetricsFile:
+    """Rows of JSON, each with its `step`; starts with the rows up to a step and drops the rest."""
+
+    def __init__(self, path: Path, last_step: int) -> None:
+        self.path = path
+        kept = [row for row in _read_rows(path) if row["step"] <= last_step]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
+        os.replace(partial, path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Written in one piece and handed to the system before it returns."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is half a row
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return every > 0 and step % every == 0 or step == last
+
+
+def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:
+    fetched = jax.device_get(rows)
+    return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}
+
+
+def _checkpointer(folder: Path, config: TrainConfig) -> ocp.training.Checkpointer:
+    # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
+    return ocp.training.Checkpointer(
+        folder / CHECKPOINT_FOLDER,
+        preservation_policy=ocp.training.preservation_policies.LatestN(config.keep_checkpoints),
+        cleanup_tmp_directories=True,
+    )
+
+
+def _restore(checkpointer: ocp.training.Checkpointer, state: TrainState) -> TrainState:
+    if checkpointer.latest is None:
+        return state
+    return state.replace(**checkpointer.load(abstract_state=state.arrays()))

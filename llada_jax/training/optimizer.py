@@ -1,0 +1,54 @@
+"""Optimizer and learning-rate schedule."""
+
+from typing import Any
+
+import jax
+import optax
+from optax import contrib
+
+from llada_jax.config import TrainConfig
+
+
+def learning_rate(config: TrainConfig) -> optax.Schedule:
+    """Linear warmup, constant, linear decay to zero: the decay may start whenever time is up."""
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, config.peak_lr, config.warmup_steps),
+            optax.constant_schedule(config.peak_lr),
+            optax.linear_schedule(config.peak_lr, 0.0, config.decay_steps),
+        ],
+        [config.warmup_steps, config.steps - config.decay_steps],
+    )
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW or Muon behind a clip of the global gradient norm; matrices alone decay.
+
+    Muon (Jordan 2024) takes the matrices of the layers, scaled so that its updates are as large as
+    Adam's (Liu et al., arXiv 2502.16982); Adam takes embedding, head and norms.
+    """
+    schedule = learning_rate(config)
+    if config.optimizer == "muon":
+        step = contrib.muon(
+            schedule,
+            weight_decay=config.weight_decay,
+            consistent_rms=0.2,
+            muon_weight_dimension_numbers=_layer_matrices,
+        )
+    else:
+        step = optax.adamw(schedule, b2=0.98, weight_decay=config.weight_decay, mask=_matrices)
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
+
+
+def _matrices(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _layer_matrices(params: Any) -> Any:
+    """Which dimensions Muon multiplies over; None where Adam takes the parameter."""
+
+    def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        in_layer = path[0].name == "layers" and leaf.ndim > 1
+        return contrib.MuonDimensionNumbers(leaf.ndim - 1, leaf.ndim - 2) if in_layer else None
+
+    return jax.tree.map_with_path(dimensions, params)

@@ -1,0 +1,83 @@
+"""Training state and the step that advances it."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.training import train_state
+
+from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.model.forward import forward
+from llada_jax.model.params import ModelParams, init_params
+from llada_jax.training.data import Batch
+from llada_jax.training.loss import Loss, corrupt, masked_diffusion_loss
+from llada_jax.training.optimizer import make_optimizer
+
+
+class TrainState(train_state.TrainState):
+    """Parameters, optimizer state and step; with an average of the parameters if asked for."""
+
+    average: ModelParams | None
+
+    def arrays(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "step": self.step,
+            "params": self.params,
+            "opt_state": self.opt_state,
+            "average": self.average,
+        }
+
+    @property
+    def best_params(self) -> ModelParams:
+        """The averaged parameters where they are kept, else the parameters."""
+        return self.params if self.average is None else self.average
+
+
+def create_state(model: ModelConfig, config: TrainConfig) -> TrainState:
+    """The state before the first step.
+
+    Raises ValueError for a model without [MASK] or EOS, or one that shifts its outputs.
+    """
+    require(model.mask_id is not None, "mask_id is None; allowed: a token id")
+    require(model.eos_id is not None, "eos_id is None; allowed: a token id")
+    require(not model.shift_logits, "shift_logits is True; allowed: False")
+    params = init_params(model, jax.random.key(config.seed))
+    return TrainState.create(
+        apply_fn=partial(forward, config=model),
+        params=params,
+        tx=make_optimizer(config),
+        average=None if config.ema_decay is None else params,
+    ).replace(step=jnp.zeros((), jnp.int32))
+
+
+def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
+    """`(state, batch) -> (state, metrics)`, compiled once per canvas length.
+
+    The masks are a pure function of the seed and the state's step.
+    """
+
+    def loss_of(params: ModelParams, batch: Batch, key: jax.Array) -> tuple[jax.Array, Loss]:
+        assert model.mask_id is not None
+        corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
+        logits = forward(params, model, corruption.tokens, live=batch.live)
+        result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
+        return result.loss, result
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+            state.params, batch, key
+        )
+        metrics = {**result._asdict(), "gradient_norm": optax.global_norm(gradient)}
+        state = state.apply_gradients(grads=gradient)
+        if config.ema_decay is not None:
+            rate = 1 - config.ema_decay
+            state = state.replace(
+                average=optax.incremental_update(state.params, state.average, rate)
+            )
+        return state, metrics
+
+    return jax.jit(train_step, donate_argnums=0)
