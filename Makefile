@@ -1,0 +1,81 @@
+# Everything runs in a virtual environment that the first target makes. Settings:
+#   make test PYTHON=/path/to/python VENV=.venv-other WORKERS=8 ARGS="-k rows"
+
+VENV ?= .venv
+PYTHON_VERSIONS ?= 3.13 3.12 3.11
+WORKERS ?= 2
+ARGS ?=
+QUICK_TESTS ?= $(wildcard tests/test_*.py tests/model tests/sampler tests/checkpoint)
+
+BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+# The newest usable interpreter, by path. A pyenv shim may be on PATH and yet refuse to start, so
+# each candidate is run, and pyenv's own interpreters are candidates too.
+PYTHON ?= $(shell \
+  for version in $(PYTHON_VERSIONS) 3; do \
+    for python in python$$version "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python; do \
+      "$$python" -c 'import ensurepip, sys; \
+        sys.exit("%d.%d" % sys.version_info[:2] not in "$(PYTHON_VERSIONS)".split()); \
+      ' 2>/dev/null && "$$python" -c 'import sys; print(sys.executable)' && exit; \
+    done; \
+  done)
+
+FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
+  echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
+  exit 1; }
+
+.PHONY: demo test test-quick test-slow lint format typecheck bench which-python clean
+
+demo: $(VENV)/.core
+	$(BIN)/python -m experiments.generate $(ARGS)
+
+test: $(VENV)/.test
+	$(PYTEST) $(ARGS)
+
+test-quick: $(VENV)/.test
+	$(PYTEST) $(QUICK_TESTS) $(ARGS)
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+typecheck: $(VENV)/.test $(VENV)/.lint
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.core
+	$(BIN)/python -m experiments.bench $(ARGS)
+
+which-python:
+	@$(FIND_PYTHON) && echo "$$python"
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .jax_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Stamps: what is installed in $(VENV), so that a second call installs nothing.
+
+$(VENV)/.pip:
+	@$(FIND_PYTHON) && echo "$(VENV): $$python" && "$$python" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.pip pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) --group test
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.pip pyproject.toml constraints.txt
+	$(PIP) --group lint
+	@touch $@

@@ -1,0 +1,47 @@
+"""What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
+
+import os
+import platform
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+MIXES_DTYPES = ("training", "experiments")
+"""Tests with these words in their path run optax, which adds Python floats to integer arrays."""
+
+
+def _this_cpu() -> str:
+    """A name of the CPU's instruction set: a program compiled for another one may crash."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return f"{zlib.crc32(repr((platform.platform(), sorted(told))).encode()):08x}"
+
+
+# By environment, so that the programs which tests start have them too. With a size limit, JAX
+# locks its cache, which several workers need.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache" / _this_cpu()))
+os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import jax  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Mixed dtypes are errors, except where optax runs. Holds for fixtures of any scope."""
+    where = str(item.path.relative_to(ROOT))
+    mixes = any(word in where for word in MIXES_DTYPES)
+    with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
+        return (yield)

@@ -1,0 +1,148 @@
+"""Who may import whom, by parsing every module. A room is a file or a folder of `llada_jax`."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "llada_jax"
+
+DATA = {"config", "types", "rows"}
+EVERYTHING = {
+    *DATA,
+    *("text", "model", "checkpoint", "sampler", "revision", "backend", "device", "swap"),
+    *("sampling_engine", "experts", "training", "evaluation", "tasks", "build"),
+}
+
+ALLOWED = {
+    "config": set(),
+    "types": {"config"},
+    "rows": {"types", "config"},
+    "text": {"config"},
+    "model": DATA,
+    "checkpoint": {"model", *DATA},
+    "sampler": DATA,
+    "revision": {"model", *DATA},
+    "backend": {"model", *DATA},
+    "swap": {"config"},
+    "device": {"swap", "types", "config"},
+    "sampling_engine": {"config"},
+    "experts": {"config"},
+    "tasks": set(),
+    "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
+    "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
+    "build": EVERYTHING,
+    "__init__": EVERYTHING,
+}
+
+THIRD_PARTY = {"config": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
+"""Rooms that may use no more than this beside the standard library."""
+
+ROOM_OF_FOLDER = {"llada_jax.evaluation.tasks": "tasks"}
+"""Folders that are rooms of their own inside another one."""
+
+
+def room_of(module: str) -> str:
+    """`llada_jax.model.params` -> `model`."""
+    for folder, room in ROOM_OF_FOLDER.items():
+        if module == folder or module.startswith(folder + "."):
+            return room
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(path: Path, module: str) -> Iterator[str]:
+    """Modules that a file imports, wherever in the file, by absolute name."""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def breach(room: str, imported: str) -> str | None:
+    """What is wrong with this import in this room, or None."""
+    top = imported.split(".")[0]
+    if top == "llada_jax":
+        target = room_of(imported)
+        if target not in ALLOWED:
+            return "imports its own package instead of a room"
+        return None if target in {room, *ALLOWED[room]} else f"may not import {target}"
+    if top in ("experiments", "tests", "notebooks"):
+        return f"may not import {top}"
+    if room in THIRD_PARTY and top not in {*sys.stdlib_module_names, *THIRD_PARTY[room]}:
+        return f"may not import {top}"
+    return None
+
+
+def breaches(package: Path) -> list[str]:
+    """One line for each import that breaks the rule, in a folder laid out as `llada_jax`."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        room = room_of(module)
+        if room not in ALLOWED:
+            found.append(f"{path.relative_to(package)}: {room} is no room of the table")
+            continue
+        for imported in imports(path, module):
+            if wrong := breach(room, imported):
+                found.append(f"{path.relative_to(package)}: {wrong} ({imported})")
+    return found
+
+
+def test_every_module_keeps_the_rule():
+    assert breaches(PACKAGE) == []
+
+
+def test_the_table_names_rooms_that_exist_or_are_planned():
+    assert set().union(*ALLOWED.values()) <= set(ALLOWED)
+    assert set(THIRD_PARTY) <= set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("sampler/step.py", "from llada_jax.model.forward import forward_rows"),
+        ("sampler/step.py", "import llada_jax.backend.xla as xla"),
+        ("sampler/step.py", "from llada_jax import model"),
+        ("sampler/step.py", "from llada_jax import generate"),
+        ("sampler/step.py", "from ..model import forward"),
+        ("sampler/step.py", "from .. import model"),
+        ("sampler/__init__.py", "from ..model import forward"),
+        ("sampler/step.py", "def late():\n    from llada_jax.model import layers"),
+        ("rows.py", "from llada_jax.model import layers"),
+        ("model/layers.py", "import experiments.generate"),
+        ("config.py", "import numpy as np"),
+        ("swap/planner.py", "import jax.numpy as jnp"),
+        ("evaluation/tasks/sums.py", "from llada_jax.config import SamplerConfig"),
+        ("helpers.py", "import os"),
+    ],
+)
+def test_a_planted_breach_is_caught(tmp_path, path, source):
+    planted = tmp_path / "llada_jax" / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(source)
+    assert len(breaches(tmp_path / "llada_jax")) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("sampler/step.py", "from llada_jax.types import Rows\nfrom . import accept"),
+        ("sampler/__init__.py", "from .step import step"),
+        ("build.py", "from llada_jax import checkpoint, sampler"),
+        ("swap/planner.py", "import heapq\nimport numpy as np"),
+        ("training/data.py", "from llada_jax.evaluation.tasks import word_problems"),
+        ("__init__.py", "from llada_jax.build import load"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path, path, source):
+    planted = tmp_path / "llada_jax" / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(source)
+    assert breaches(tmp_path / "llada_jax") == []

@@ -1,0 +1,51 @@
+"""`import llada_jax` costs little more than `import jax`: it loads no other heavy package."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = {
+    *("llada_jax", "jaxtyping", "wadler_lindig", "numpy", "ml_dtypes"),
+    *("tokenizers", "safetensors", "tqdm"),
+}
+"""Beside jax's own packages. Each of them takes about a hundredth of jax's own import or less."""
+
+HEAVY = ("hydra", "omegaconf", "orbax", "flax", "optax", "gguf", "matplotlib", "jinja2", "lm_eval")
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def packages_after(statement: str) -> set[str]:
+    """Top-level packages outside the standard library that a fresh interpreter then holds."""
+    loaded = json.loads(run(f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"))
+    return {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+
+
+@pytest.fixture(scope="module")
+def after_llada_jax() -> set[str]:
+    return packages_after("import llada_jax")
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_import_leaves_out(package, after_llada_jax):
+    assert package not in after_llada_jax
+
+
+def test_import_loads_nothing_heavy_beyond_jax(after_llada_jax):
+    assert after_llada_jax - packages_after("import jax") <= LIGHT
+
+
+def test_a_heavy_import_would_be_seen():
+    assert "optax" in packages_after("import optax")
+
+
+def test_import_starts_no_backend():
+    started = "from jax._src import xla_bridge\nprint(xla_bridge.backends_are_initialized())"
+    assert run(f"import llada_jax\n{started}").strip() == "False"
