@@ -64,3 +64,18 @@ class ScoreRows(Protocol):
         noise_keys: Key[Array, "B C"] | None,
         /,
     ) -> Scores: ...
+
+
+class EmptyCache(Protocol):
+    def __call__(self, params: Params, batch: int, length: int, /) -> KVCache: ...
+
+
+class Denoiser(NamedTuple):
+    """The model as the sampler knows it: three functions of the parameters.
+
+    The functions are compared by identity, so a denoiser that is kept is compiled once.
+    """
+
+    forward_rows: ForwardRows
+    score_rows: ScoreRows
+    empty_cache: EmptyCache

@@ -1,0 +1,183 @@
+"""The composition root: names in a configuration become objects that work together."""
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llada_jax import checkpoint
+from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
+from llada_jax.model import forward as model_forward
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.params import ModelParams
+from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.loops import OnStep
+from llada_jax.sampler.prompts import Prompts, with_ids
+from llada_jax.text import Tokenizer
+from llada_jax.types import Denoiser
+
+
+class Model(NamedTuple):
+    """A model that is ready to run. `tokenizer` is None where the checkpoint brings none."""
+
+    config: ModelConfig
+    params: ModelParams
+    tokenizer: Tokenizer | None
+
+
+def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
+    """Load a model.
+
+    Args:
+      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout or written by
+        `llada_jax.checkpoint.save_orbax`, or a `.gguf` file.
+      dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
+        and float32 for bundled models.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
+        before any tensor is read.
+    """
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
+    if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
+        config = config.replace(mask_id=tokenizer.mask_id)
+    return Model(config, params, tokenizer)
+
+
+def forward(
+    model: Model, tokens: Int[Array, "B L"], block_length: int | None = None
+) -> Float[Array, "B L V"]:
+    """Logits of every position, [B, L] ids -> [B, L, V] float32, as the model gives them.
+
+    Attention is bidirectional, or block-causal where the family is; `block_length` makes it
+    block-causal with blocks of that length, counted from position 0.
+    """
+    array = jnp.asarray(tokens)
+    vocab = model.config.vocab_size
+    require(
+        array.ndim == 2 and array.size > 0,
+        f"tokens have shape {array.shape}; allowed: [B, L], not empty",
+    )
+    require(
+        jnp.issubdtype(array.dtype, jnp.integer),
+        f"tokens have dtype {array.dtype}; allowed: integers",
+    )
+    require(
+        bool((array >= 0).all() and (array < vocab).all()),
+        f"tokens span {array.min()} to {array.max()}; allowed: 0 to {vocab - 1} (the vocabulary)",
+    )
+    require(
+        block_length is None or block_length > 0,
+        f"block_length is {block_length}; allowed: 1 or more",
+    )
+    config = model.config if block_length is None else model.config.replace(block_length=block_length)
+    return _forward(model.params, config, array.astype(jnp.int32))
+
+
+_forward = jax.jit(model_forward.forward, static_argnums=1)
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    backend: str = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    on_step: OnStep | None = None,
+    loop: Loop | None = None,
+) -> Result:
+    """Decode prompts: [B, P] ids, or a list of lists of different lengths.
+
+    Args:
+      config: how to decode; default: LLaDA's schedule on the whole canvas.
+      backend: where the forward runs; `xla`.
+      seed: one for the batch, or one for each row.
+      trace: keep what every forward did in `Result.trace`.
+      on_step: called after each forward with a `StepView`; runs the host loop.
+      loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
+
+    Raises:
+      ValueError: one message that names the bad value and what is allowed, before any computation.
+    """
+    return _decode(model, prompts, config, backend, seed, trace, on_step, loop, infill=False)
+
+
+def infill(
+    model: Model,
+    canvases: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    backend: str = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    on_step: OnStep | None = None,
+    loop: Loop | None = None,
+) -> Result:
+    """Fill the [MASK] holes of canvases, wherever they are; all other tokens stay.
+
+    Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
+    give the steps per block. Other arguments, result and errors as `generate`.
+    """
+    return _decode(model, canvases, config, backend, seed, trace, on_step, loop, infill=True)
+
+
+def _decode(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None,
+    backend: str,
+    seed: int | Sequence[int],
+    trace: bool,
+    on_step: OnStep | None,
+    loop: Loop | None,
+    *,
+    infill: bool,
+) -> Result:
+    require(backend == "xla", f"backend is {backend!r}; allowed: 'xla'")
+    config = with_ids(config or SamplerConfig(), model.config)
+    return decode(
+        denoiser_for(model.config, score_rules(config)),
+        model.params,
+        model.config,
+        prompts,
+        config,
+        seed=seed,
+        loop=loop or ("host" if on_step else "compiled"),
+        trace=trace,
+        on_step=on_step,
+        infill=infill,
+    )
+
+
+def score_rules(config: SamplerConfig) -> ScoreRules:
+    """What a sampler's settings mean to the head; `config` names its special ids."""
+    forbidden = [] if config.predict_mask else [config.mask_id]
+    forbidden += [config.eos_id] if config.logits_eos_inf else []
+    discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
+    return ScoreRules(
+        forbidden=tuple(i for i in forbidden if i is not None),
+        discounted=tuple(i for i in discounted if i is not None),
+        temperature=config.temperature,
+        confidence_dtype=config.confidence_dtype,
+        noise_dtype=config.noise_dtype,
+    )
+
+
+@lru_cache(maxsize=64)
+def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
+    """The model's functions, as the sampler takes them. Kept, so that each is compiled once."""
+
+    def forward_rows(params, rows, cache):
+        return model_forward.forward_rows(params, config, rows, cache)
+
+    def empty_cache(params, batch, length):
+        return model_forward.cache_for(params, config, batch, length)
+
+    return Denoiser(forward_rows, partial(score_rows, rules=rules), empty_cache)

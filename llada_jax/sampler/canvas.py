@@ -1,0 +1,159 @@
+"""The canvas: tokens, what is known about each position, and where each row of the batch stands.
+
+A canvas row starts with its prompt at position 0 and ends where its generation ends; shorter rows
+are padded on the right. So a position is at once the index into the canvas, into the cache and into
+RoPE, whatever the other rows of the batch hold, and every row decodes as it would alone.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.types import KVCache
+
+PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
+"""State of a position. A committed token is visible while it may still change, then stable."""
+
+
+class Canvas(NamedTuple):
+    """The state of decoding. Each row of the batch is a state machine of its own."""
+
+    tokens: Int[Array, "B L"]
+    state: Int[Array, "B L"]
+    confidence: Float[Array, "B L"]  # of committed tokens, when they were committed; else 0
+    end: Int[Array, " B"]  # one past the last position that exists
+    origin: Int[Array, " B"]  # where block 0 starts
+    block: Int[Array, " B"]  # the current block
+    block_step: Int[Array, " B"]  # forwards that the current block has had
+    block_masks: Int[Array, " B"]  # masks that the current block had at its start
+    settled: Int[Array, " B"]  # positions before it have keys and values in the cache
+    nfe: Int[Array, " B"]
+    done: Bool[Array, " B"]
+    key: Key[Array, " B"]
+    cache: KVCache
+
+
+class Layout(NamedTuple):
+    """Where prompts and blocks lie: plain integers, known before anything is compiled."""
+
+    length: int  # L, of the longest row
+    prompt_length: int  # of the longest prompt; 0 for infilling
+    n_blocks: int  # of the row that has most
+
+
+def new_canvas(
+    prompts: Sequence[np.ndarray],
+    config: SamplerConfig,
+    model: ModelConfig,
+    keys: Key[Array, " B"],
+    cache: KVCache,
+    *,
+    infill: bool,
+) -> Canvas:
+    """A canvas that starts with the prompts, with [MASK] where tokens are to come.
+
+    With `infill` the masks in the prompts are the holes, and nothing is appended.
+    """
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    end = lengths if infill else lengths + config.gen_length
+    batch, length = len(prompts), int(end.max())
+    tokens = np.full((batch, length), config.mask_id, np.int32)
+    state = np.full((batch, length), PAD, np.int8)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+        state[row, : len(prompt)] = PROMPT
+        state[row, len(prompt) : end[row]] = MASKED
+    if infill:
+        state = np.where((state == PROMPT) & (tokens == config.mask_id), MASKED, state)
+    origin = block_origin(lengths, config, model, infill=infill)
+    first = np.argmax(state == MASKED, axis=1)
+    block = (first - origin) // config.block_length
+    in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
+
+    def zeros() -> Int[Array, " B"]:  # an array each: loops donate them
+        return jnp.zeros(batch, jnp.int32)
+
+    return Canvas(
+        tokens=jnp.asarray(tokens),
+        state=jnp.asarray(state, jnp.int8),
+        confidence=jnp.zeros((batch, length), jnp.float32),
+        end=jnp.asarray(end),
+        origin=jnp.asarray(origin),
+        block=jnp.asarray(block, jnp.int32),
+        block_step=zeros(),
+        block_masks=jnp.asarray(((state == MASKED) & in_block).sum(axis=1), jnp.int32),
+        settled=zeros(),
+        nfe=zeros(),
+        done=jnp.asarray(~(state == MASKED).any(axis=1)),
+        key=keys,
+        cache=cache,
+    )
+
+
+def block_origin(
+    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> np.ndarray:
+    """Where block 0 of each row starts.
+
+    Blocks count from the end of the prompt (LLaDA). Where the model's attention is block-causal
+    they are aligned to absolute positions, and the first one may hold the prompt's tail (LLaDA2).
+    """
+    if infill:
+        return np.zeros_like(lengths)
+    if model.block_length is not None:
+        return lengths - lengths % config.block_length
+    return lengths
+
+
+def layout_of(lengths: Sequence[int], config: SamplerConfig, model: ModelConfig, *, infill: bool):
+    """The `Layout` of prompts of these lengths."""
+    array = np.array(lengths, np.int32)
+    end = array if infill else array + config.gen_length
+    origin = block_origin(array, config, model, infill=infill)
+    n_blocks = -(-(end - origin) // config.block_length)
+    return Layout(int(end.max()), 0 if infill else int(array.max()), int(n_blocks.max()))
+
+
+def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
+    """First position of each row's current block."""
+    return canvas.origin + canvas.block * block_length
+
+
+def positions_of(canvas: Canvas) -> Int[Array, " L"]:
+    return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
+
+
+def take(array: Array, positions: Int[Array, "B R"]) -> Array:
+    """Entries of [B, L, ...] at each row's own positions, [B, R, ...]; out of range clips."""
+    return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
+
+
+def commit(
+    canvas: Canvas,
+    positions: Int[Array, "B C"],
+    tokens: Int[Array, "B C"],
+    confidence: Float[Array, "B C"],
+    transfer_mask: Bool[Array, "B C"],
+    mask_id: int,
+) -> Canvas:
+    """The canvas with tokens written where `transfer_mask` says; they are stable at once.
+
+    A predicted [MASK] (`predict_mask`) leaves its position masked.
+    """
+    length = canvas.tokens.shape[1]
+    batch = jnp.arange(canvas.tokens.shape[0])[:, None]
+    slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
+
+    def write(old: Array, new: Array | int) -> Array:
+        return old.at[batch, slots].set(jnp.asarray(new, old.dtype), mode="drop")
+
+    return canvas._replace(
+        tokens=write(canvas.tokens, tokens),
+        state=write(canvas.state, STABLE),
+        confidence=write(canvas.confidence, confidence.astype(jnp.float32)),
+    )

@@ -1,0 +1,168 @@
+"""`decode`: prompts in, tokens out. Checks everything before anything is computed."""
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
+from llada_jax.sampler.accept import Bound, bound_of, without_bound
+from llada_jax.sampler.canvas import STABLE, Canvas, Layout, layout_of, new_canvas
+from llada_jax.sampler.loops import OnStep, Steps, compiled_loop, host_loop
+from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
+from llada_jax.sampler.step import Decoder
+from llada_jax.sampler.trace import Trace, trace_of
+from llada_jax.sampler.window import buckets_for
+from llada_jax.types import Denoiser, Params
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives."""
+
+    tokens: Int[np.ndarray, "B L"]
+    """Prompt and generation; rows with shorter prompts are padded on the left."""
+    prompt_lengths: Int[np.ndarray, " B"]
+    nfe: Int[np.ndarray, " B"]
+    """Forwards that were useful to each row: those before it was done."""
+    tpf: float
+    """Tokens committed per forward, over the batch's rows."""
+    seconds: float
+    """Wall time of the decoding, compilation included where it was needed."""
+    generated: list[Int[np.ndarray, " G"]]
+    """Each row's generation alone; for infilling, its whole canvas."""
+    trace: Trace | None
+
+
+def decode(
+    denoiser: Denoiser,
+    params: Params,
+    model: ModelConfig,
+    prompts: Prompts,
+    config: SamplerConfig,
+    *,
+    seed: int | Sequence[int] = 0,
+    loop: Loop = "compiled",
+    trace: bool = False,
+    on_step: OnStep | None = None,
+    infill: bool = False,
+) -> Result:
+    """Decode a batch of prompts.
+
+    Args:
+      denoiser: the model's functions, with the rules of `config` in its scores.
+      prompts: [B, P] ids, or lists of different lengths.
+      seed: one for the batch, or one for each row: a row with its own seed decodes as it would
+        alone, at any temperature.
+      loop: `compiled` or `host`; `on_step` needs `host`.
+      infill: the masks in the prompts are the holes; nothing is appended.
+
+    Raises:
+      ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
+        `infill`, contains [MASK]; for ids that neither the model nor `config` names.
+    """
+    require_choice("loop", loop, Loop)
+    require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
+    config = with_ids(config, model)
+    rows = check_prompts(prompts, config, model, infill=infill)
+    seeds = check_seeds(seed, len(rows))
+    lengths = np.array([len(row) for row in rows], np.int32)
+    layout = layout_of(lengths, config, model, infill=infill)
+    decoder = Decoder(denoiser, model, without_bound(config))
+    with _precision(config):
+        began = time.perf_counter()
+        canvas = _start(decoder, params, rows, seeds, layout, infill=infill)
+        canvas, steps = _run(decoder, params, canvas, bound_of(config), layout, loop, on_step)
+        tokens, state, nfe = (np.asarray(x) for x in (canvas.tokens, canvas.state, canvas.nfe))
+        seconds = time.perf_counter() - began
+    settings = _settings(config, model, seeds, loop, seconds, infill=infill)
+    begin = np.zeros_like(lengths) if infill else lengths
+    end = np.asarray(canvas.end)
+    return Result(
+        tokens=_left_padded(tokens, end, _pad_id(model, config)),
+        prompt_lengths=lengths,
+        nfe=nfe,
+        tpf=float(steps.records.committed.sum() / max(1, nfe.sum())),
+        seconds=seconds,
+        generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
+        trace=trace_of(steps, tokens, state == STABLE, lengths, settings) if trace else None,
+    )
+
+
+def _precision(config: SamplerConfig):
+    """float64 where a rule asks for it: JAX has it off by default."""
+    wide = "float64" in (config.confidence_dtype, config.noise_dtype)
+    return jax.enable_x64(True) if wide else nullcontext()
+
+
+def _start(
+    decoder: Decoder,
+    params: Params,
+    prompts: list[np.ndarray],
+    seeds: list[tuple[int, int]],
+    layout: Layout,
+    *,
+    infill: bool,
+) -> Canvas:
+    keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
+    guided = 2 if decoder.config.cfg_scale else 1
+    cache = decoder.denoiser.empty_cache(
+        params, guided * len(prompts), decoder.window.cache_length(layout)
+    )
+    return new_canvas(prompts, decoder.config, decoder.model, keys, cache, infill=infill)
+
+
+def _run(
+    decoder: Decoder,
+    params: Params,
+    canvas: Canvas,
+    bound: Bound,
+    layout: Layout,
+    loop: Loop,
+    on_step: OnStep | None,
+) -> tuple[Canvas, Steps]:
+    buckets = buckets_for(decoder.window, layout, decoder.model)
+    limit = layout.n_blocks * decoder.steps_per_block
+    if loop == "compiled":
+        return compiled_loop(decoder, params, canvas, bound, buckets, limit)
+    return host_loop(decoder, params, canvas, bound, buckets, limit, on_step)
+
+
+def _left_padded(
+    tokens: Int[np.ndarray, "B L"], end: Int[np.ndarray, " B"], pad_id: int
+) -> Int[np.ndarray, "B L"]:
+    length = tokens.shape[1]
+    out = np.full_like(tokens, pad_id)
+    for row, stop in enumerate(end):
+        out[row, length - stop :] = tokens[row, :stop]
+    return out
+
+
+def _pad_id(model: ModelConfig, config: SamplerConfig) -> int:
+    return next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
+
+
+def _settings(
+    config: SamplerConfig,
+    model: ModelConfig,
+    seeds: list[tuple[int, int]],
+    loop: Loop,
+    seconds: float,
+    *,
+    infill: bool,
+) -> dict[str, Any]:
+    return {
+        "sampler": asdict(config),
+        "model": asdict(model),
+        "seeds": seeds,
+        "loop": loop,
+        "infill": infill,
+        "seconds": seconds,
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+    }

@@ -1,0 +1,138 @@
+"""The two loops that drive a step: compiled as one program, or from the host.
+
+Both choose, before each step, the smallest bucket of rows that holds the batch's longest span.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.step import Decoder, StepRecord
+from llada_jax.types import Params
+
+
+class StepView(NamedTuple):
+    """What `on_step` is shown after each forward, as numpy arrays."""
+
+    step: int
+    rows: int
+    tokens: Int[np.ndarray, "B L"]
+    state: Int[np.ndarray, "B L"]
+    confidence: Float[np.ndarray, "B L"]
+    fresh: Bool[np.ndarray, "B L"]
+    """Positions that this step committed."""
+    nfe: Int[np.ndarray, " B"]
+
+
+OnStep = Callable[[StepView], None]
+
+
+class Steps(NamedTuple):
+    """Every step of a run. Arrays of `records` have a leading step axis."""
+
+    records: StepRecord
+    rows: Int[np.ndarray, " S"]
+    seconds: Float[np.ndarray, " S"]
+    """Wall time of each step; NaN where a compiled loop ran them all."""
+
+
+@partial(jax.jit, static_argnames=("decoder", "buckets", "limit"), donate_argnames="canvas")
+def _compiled(
+    decoder: Decoder,
+    params: Params,
+    canvas: Canvas,
+    bound: Float[Array, ""],
+    buckets: tuple[int, ...],
+    limit: int,
+) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
+    sizes = jnp.asarray(buckets, jnp.int32)
+    branches = [partial(decoder.step, n_rows=n_rows) for n_rows in buckets]
+    record = jax.eval_shape(branches[0], params, canvas, bound)[1]
+    records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
+
+    def body(carry):
+        step, canvas, records, rows = carry
+        bucket = jnp.searchsorted(sizes, decoder.rows_needed(canvas))
+        canvas, record = jax.lax.switch(bucket, branches, params, canvas, bound)
+        records = jax.tree.map(lambda all_, one: all_.at[step].set(one), records, record)
+        return step + 1, canvas, records, rows.at[step].set(sizes[bucket])
+
+    def unfinished(carry):
+        step, canvas, _, _ = carry
+        return (step < limit) & ~canvas.done.all()
+
+    start = (jnp.int32(0), canvas, records, jnp.zeros(limit, jnp.int32))
+    step, canvas, records, rows = jax.lax.while_loop(unfinished, body, start)
+    return canvas, records, rows, step
+
+
+def compiled_loop(
+    decoder: Decoder,
+    params: Params,
+    canvas: Canvas,
+    bound: Float[Array, ""],
+    buckets: tuple[int, ...],
+    limit: int,
+) -> tuple[Canvas, Steps]:
+    """Decode in one compiled program (`lax.while_loop`); consumes the canvas."""
+    canvas, records, rows, count = _compiled(decoder, params, canvas, bound, buckets, limit)
+    done = int(count)
+    records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
+    return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
+
+
+_rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
+_rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
+_forward_rows = jax.jit(lambda forward_rows, *args: forward_rows(*args), static_argnums=0)
+_decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
+
+
+def host_loop(
+    decoder: Decoder,
+    params: Params,
+    canvas: Canvas,
+    bound: Float[Array, ""],
+    buckets: tuple[int, ...],
+    limit: int,
+    on_step: OnStep | None = None,
+) -> tuple[Canvas, Steps]:
+    """Decode step by step from Python, for backends and callbacks; consumes the canvas.
+
+    The forward is a program of its own, one for each bucket, whatever the sampler's rules are.
+    """
+    records, rows_run, seconds = [], [], []
+    while len(records) < limit and not bool(canvas.done.all()):
+        began = time.perf_counter()
+        needed = int(_rows_needed(decoder, canvas))
+        n_rows = next(size for size in buckets if size >= needed)
+        before = np.array(canvas.state)
+        rows = _rows(decoder, canvas, n_rows)
+        out = _forward_rows(decoder.denoiser.forward_rows, params, rows, canvas.cache)
+        canvas, record = _decide(decoder, params, canvas, rows, out, bound)
+        records.append(jax.tree.map(np.asarray, record))
+        rows_run.append(n_rows)
+        seconds.append(time.perf_counter() - began)
+        if on_step:
+            on_step(_view(len(records) - 1, n_rows, canvas, before))
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
+    return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
+
+
+def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:
+    state = np.array(canvas.state)  # copies: the next step reuses the canvas's memory
+    return StepView(
+        step=step,
+        rows=rows,
+        tokens=np.array(canvas.tokens),
+        state=state,
+        confidence=np.array(canvas.confidence),
+        fresh=state != before,
+        nfe=np.array(canvas.nfe),
+    )

@@ -1,0 +1,95 @@
+"""What a user hands to the sampler, checked before anything is computed."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from llada_jax.config import ModelConfig, SamplerConfig, require
+
+Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
+
+
+def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
+    """The sampler's settings with the model's special ids, where they do not name their own.
+
+    Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary.
+    """
+    ids = {}
+    for name in ("mask_id", "eos_id", "eot_id"):
+        own = getattr(config, name)
+        ids[name] = getattr(model, name) if own is None else own
+        require(
+            ids[name] is None or 0 <= ids[name] < model.vocab_size,
+            f"{name} is {ids[name]}; allowed: 0 to {model.vocab_size - 1}",
+        )
+    needs = {
+        "mask_id": ("decoding", True),
+        "eos_id": (
+            "logits_eos_inf, confidence_eos_eot_inf and eos_early_stop",
+            config.logits_eos_inf or config.confidence_eos_eot_inf or config.eos_early_stop,
+        ),
+        "eot_id": ("confidence_eos_eot_inf", config.confidence_eos_eot_inf),
+    }
+    for name, (user, needed) in needs.items():
+        require(
+            not needed or ids[name] is not None,
+            f"{name} is not set by the model's configuration, and {user} needs it: set it in the "
+            "SamplerConfig",
+        )
+    return config.replace(**ids)
+
+
+def check_prompts(
+    prompts: Prompts, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> list[np.ndarray]:
+    """The prompts as int32 arrays, or one clear ValueError."""
+    require(len(prompts) > 0, "no prompts were given; allowed: 1 or more")
+    require(
+        all(np.ndim(prompt) == 1 for prompt in prompts),
+        f"prompts have {1 + np.ndim(prompts[0])} dimensions; allowed: 2, a batch of id lists",
+    )
+    rows = [np.asarray(prompt) for prompt in prompts]
+    for index, row in enumerate(rows):
+        _check_prompt(f"prompt {index}", row, config, model, infill=infill)
+    return [row.astype(np.int32) for row in rows]
+
+
+def _check_prompt(
+    name: str, row: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> None:
+    require(len(row) > 0, f"{name} is empty; allowed: 1 token or more")
+    require(
+        np.issubdtype(row.dtype, np.integer), f"{name} has dtype {row.dtype}; allowed: integers"
+    )
+    outside = row[(row < 0) | (row >= model.vocab_size)]
+    require(
+        not outside.size,
+        f"{name} has id {outside[:1]}; allowed: 0 to {model.vocab_size - 1} (the vocabulary)",
+    )
+    if infill:
+        require(
+            len(row) <= model.max_length,
+            f"{name} has {len(row)} tokens; allowed: up to {model.max_length}",
+        )
+        return
+    longest = model.max_length - config.gen_length
+    require(
+        len(row) <= longest,
+        f"{name} has {len(row)} tokens; allowed: up to {longest} (the model's {model.max_length} "
+        f"less gen_length {config.gen_length})",
+    )
+    masks = np.flatnonzero(row == config.mask_id)
+    require(
+        not masks.size,
+        f"{name} contains [MASK] ({config.mask_id}) at position {masks[:1]}; allowed: only in "
+        "infilling",
+    )
+
+
+def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:
+    """(seed, index folded into it) of each row; rows with a seed of their own have index 0."""
+    if isinstance(seed, int | np.integer):
+        return [(int(seed), row) for row in range(batch)]
+    require(len(seed) == batch, f"{len(seed)} seeds were given; allowed: one, or {batch}")
+    return [(int(each), 0) for each in seed]
