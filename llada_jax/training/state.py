@@ -49,7 +49,8 @@ def create_state(model: ModelConfig, config: TrainConfig) -> TrainState:
         apply_fn=partial(forward, config=model),
         params=params,
         tx=make_optimizer(config),
-        average=None if config.ema_decay is None else params,
+        # A copy: the step gives its buffers away, and no buffer can be given twice.
+        average=None if config.ema_decay is None else jax.tree.map(jnp.copy, params),
     ).replace(step=jnp.zeros((), jnp.int32))
 
 
@@ -71,7 +72,7 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
         (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(
             state.params, batch, key
         )
-        metrics = {**result._asdict(), "gradient_norm": optax.global_norm(gradient)}
+        metrics = {**result._asdict(), "gradient_norm": optax.tree.norm(gradient)}
         state = state.apply_gradients(grads=gradient)
         if config.ema_decay is not None:
             rate = 1 - config.ema_decay

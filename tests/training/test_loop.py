@@ -1,0 +1,203 @@
+"""A run that is killed, wherever that is, ends as the run that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.training import loop
+from llada_jax.training.data import Example
+
+ROOT = Path(__file__).parent.parent.parent
+
+MODEL = ModelConfig(
+    family="llada",
+    vocab_size=16,
+    width=8,
+    n_layers=1,
+    n_heads=2,
+    n_kv_heads=2,
+    head_dim=4,
+    ffn_width=8,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    max_length=64,
+    mask_id=0,
+    eos_id=1,
+)
+CONFIG = TrainConfig(
+    seed=5,
+    steps=12,
+    warmup_steps=2,
+    decay_steps=4,
+    batch_size=2,
+    block_length=4,
+    max_gen_length=8,
+    length_multiple=16,
+    group_steps=1,
+    optimizer="adamw",
+    ema_decay=0.9,
+    log_every=2,
+    checkpoint_every=4,
+)
+
+
+def source(index: int) -> Example:
+    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
+    return Example([2, *digits], digits)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(folder: Path, config: TrainConfig = CONFIG, source=source, evaluate=None):
+    return loop.train(folder, MODEL, config, source, evaluate, progress=False)
+
+
+def die_in_step(folder: Path, step: int) -> None:
+    """Killed while the batch of a step (from 0) is drawn."""
+
+    def deadly(index: int) -> Example:
+        if index >= step * CONFIG.batch_size:
+            die()
+        return source(index)
+
+    run(folder, source=deadly)
+
+
+def die_in_save(folder: Path, step: int) -> None:
+    """Killed after a checkpoint has begun to be written, before it has its name."""
+    save = ocp.training.Checkpointer.save
+
+    def deadly(self, at, state):
+        if at < step:
+            return save(self, at, state)
+        os.rename = os.replace = Path.rename = lambda *_: die()
+        return save(self, at, state)
+
+    ocp.training.Checkpointer.save = deadly
+    run(folder)
+
+
+def die_in_metrics(folder: Path, step: int) -> None:
+    """Killed when half a row of metrics has been written."""
+    append = loop.MetricsFile.append
+
+    def deadly(self, row):
+        if row["step"] < step:
+            return append(self, row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row)[:20])
+            file.flush()
+            die()
+
+    loop.MetricsFile.append = deadly
+    run(folder)
+
+
+def killed(folder: Path, how: str, step: int) -> None:
+    code = f"from tests.training import test_loop as t; t.{how}(t.Path({str(folder)!r}), {step})"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+
+
+def metrics(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / loop.METRICS_FILE).read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds_per_step"} for row in rows]
+
+
+def assert_same_bits(a, b) -> None:
+    for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return folder, run(folder).arrays()
+
+
+def test_killed_three_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted):
+    folder, arrays = uninterrupted
+    killed(tmp_path, "die_in_step", 3)  # before the first checkpoint
+    killed(tmp_path, "die_in_metrics", 6)  # after it
+    killed(tmp_path, "die_in_save", 8)
+    assert [row["step"] for row in metrics(tmp_path)] == [2, 4, 6, 8]
+    resumed = run(tmp_path)
+    assert_same_bits(resumed.arrays(), arrays)
+    assert metrics(tmp_path) == metrics(folder)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [loop.CHECKPOINT_FOLDER, loop.METRICS_FILE]
+    steps = sorted(path.name for path in (tmp_path / loop.CHECKPOINT_FOLDER).iterdir())
+    assert steps == ["12", "8"]
+
+
+def test_metrics_after_the_checkpoint_are_written_again(tmp_path, uninterrupted):
+    folder, _ = uninterrupted
+    killed(tmp_path, "die_in_metrics", 8)
+    assert (tmp_path / loop.METRICS_FILE).read_text()[-1] != "\n"
+    asked = []
+
+    def listening(index: int) -> Example:
+        asked.append(index)
+        return source(index)
+
+    run(tmp_path, source=listening)
+    assert min(asked) == 4 * CONFIG.batch_size
+    assert metrics(tmp_path) == metrics(folder)
+
+
+def test_metrics_say_where_the_run_stands(uninterrupted):
+    rows = metrics(uninterrupted[0])
+    assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
+    assert set(rows[0]) == {"step", "learning_rate", "loss", "accuracy", "gradient_norm"}
+    assert rows[-1]["learning_rate"] == 0
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path, uninterrupted):
+    folder, arrays = uninterrupted
+    before = metrics(folder)
+
+    def no_more(index: int) -> Example:
+        raise AssertionError(index)
+
+    assert_same_bits(run(folder, source=no_more).arrays(), arrays)
+    assert metrics(folder) == before
+
+
+def test_parameters_are_read_back_from_the_last_checkpoint(uninterrupted):
+    folder, arrays = uninterrupted
+    assert_same_bits(loop.load_params(folder, MODEL, CONFIG), arrays["average"])
+
+
+def test_a_folder_without_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        loop.load_params(tmp_path, MODEL, CONFIG)
+
+
+def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):
+    shorter = CONFIG.replace(steps=8)
+    with pytest.raises(ValueError, match="steps is 8; allowed: 12 or more"):
+        run(uninterrupted[0], shorter)
+
+
+def test_evaluations_join_the_metrics(tmp_path):
+    config = CONFIG.replace(steps=6, decay_steps=2, evaluate_every=4)
+    run(tmp_path, config, evaluate=lambda params: {"answer": float(params.embedding.shape[0])})
+    assert [(row["step"], row.get("answer")) for row in metrics(tmp_path)] == [
+        (2, None),
+        (4, 16.0),
+        (6, 16.0),
+    ]

@@ -1,0 +1,133 @@
+"""The masked-diffusion loss against plain numpy, and what it must be on average."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.training.data import Batch
+from llada_jax.training.loss import (
+    Corruption,
+    corrupt,
+    mask_probabilities,
+    masked_diffusion_loss,
+)
+
+VOCAB = 11
+MASK_ID = 10
+
+
+def make_batch(seed: int, batch: int = 4, length: int = 24) -> Batch:
+    """Prompts of 5 tokens, 8 hidden tokens at the end, the rest is the target."""
+    tokens = np.random.default_rng(seed).integers(0, MASK_ID, (batch, length)).astype(np.int32)
+    place = np.broadcast_to(np.arange(length), tokens.shape)
+    return Batch(
+        tokens,
+        np.ones(tokens.shape, bool),
+        (place >= 5) & (place < length - 8),
+        place >= length - 8,
+    )
+
+
+def brute_force(logits, tokens, target, masked, probability):
+    total = 0.0
+    for row in range(len(tokens)):
+        row_loss = 0.0
+        for i in np.flatnonzero(masked[row]):
+            exponentials = np.exp(logits[row, i].astype(np.float64))
+            share = exponentials[tokens[row, i]] / exponentials.sum()
+            row_loss -= np.log(share) / probability[row]
+        total += row_loss / target[row].sum()
+    return total / len(tokens)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_a_loop_over_tokens(seed):
+    batch = make_batch(seed)
+    logits = 3 * np.random.default_rng(seed).standard_normal((*batch.tokens.shape, VOCAB))
+    corruption = corrupt(jax.random.key(seed), batch, MASK_ID, 1e-3)
+    result = masked_diffusion_loss(
+        jnp.asarray(logits, jnp.float32), batch.tokens, batch.target, corruption
+    )
+    masked = np.asarray(corruption.masked)
+    expected = brute_force(
+        logits, batch.tokens, batch.target, masked, np.asarray(corruption.probability)
+    )
+    np.testing.assert_allclose(result.loss, expected, rtol=1e-4)
+    right = logits.argmax(-1)[masked] == batch.tokens[masked]
+    np.testing.assert_allclose(result.accuracy, right.mean() if right.size else 0, rtol=1e-6)
+
+
+def test_a_model_that_knows_nothing_loses_log_vocab_on_average():
+    batch = make_batch(0, batch=32)
+    logits = jnp.zeros((*batch.tokens.shape, VOCAB))
+
+    def loss(key):
+        corruption = corrupt(key, batch, MASK_ID, 1e-3)
+        return masked_diffusion_loss(logits, batch.tokens, batch.target, corruption).loss
+
+    losses = jax.vmap(loss)(jax.random.split(jax.random.key(0), 400))
+    assert abs(losses.mean() - np.log(VOCAB)) < 4 * losses.std() / np.sqrt(400)
+
+
+def test_a_perfect_model_loses_nothing():
+    batch = make_batch(1)
+    corruption = corrupt(jax.random.key(0), batch, MASK_ID, 1e-3)
+    logits = 100 * jax.nn.one_hot(batch.tokens, VOCAB)
+    result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
+    assert result.loss < 1e-6
+    assert result.accuracy == 1
+
+
+def test_the_gradient_is_finite_and_only_at_masked_tokens():
+    batch = make_batch(2)
+    corruption = corrupt(jax.random.key(3), batch, MASK_ID, 1e-3)
+    logits = jax.random.normal(jax.random.key(4), (*batch.tokens.shape, VOCAB))
+    gradient = jax.grad(
+        lambda x: masked_diffusion_loss(x, batch.tokens, batch.target, corruption).loss
+    )(logits)
+    assert jnp.isfinite(gradient).all()
+    np.testing.assert_array_equal(
+        np.abs(gradient).max(axis=-1) > 0, np.asarray(corruption.masked)
+    )
+
+
+def test_nothing_masked_is_no_loss_and_no_division_by_zero():
+    batch = make_batch(3)
+    nothing = Corruption(
+        jnp.asarray(batch.tokens), jnp.zeros(batch.tokens.shape, bool), jnp.full(4, 1e-3)
+    )
+    logits = jnp.zeros((*batch.tokens.shape, VOCAB))
+    result = masked_diffusion_loss(logits, batch.tokens, batch.target, nothing)
+    assert result.loss == 0
+    assert result.accuracy == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_stay_clean_and_what_is_hidden_stays_masked(seed):
+    batch = make_batch(seed)
+    corruption = corrupt(jax.random.key(seed), batch, MASK_ID, 1e-3)
+    assert not (np.asarray(corruption.masked) & ~batch.target).any()
+    clean = ~np.asarray(corruption.masked) & ~batch.hidden
+    np.testing.assert_array_equal(np.asarray(corruption.tokens)[clean], batch.tokens[clean])
+    assert (np.asarray(corruption.tokens)[~clean] == MASK_ID).all()
+
+
+def test_tokens_are_masked_with_the_probability_of_their_canvas():
+    batch = make_batch(0, batch=8, length=4000)
+    corruption = corrupt(jax.random.key(0), batch, MASK_ID, 1e-3)
+    share = np.asarray(corruption.masked).sum(axis=1) / batch.target.sum(axis=1)
+    np.testing.assert_allclose(share, corruption.probability, atol=0.03)
+
+
+def test_probabilities_cover_their_range_evenly():
+    smallest = 0.1
+    draws = jax.vmap(lambda key: mask_probabilities(key, 16, smallest))(
+        jax.random.split(jax.random.key(0), 200)
+    )
+    assert draws.min() >= smallest
+    assert draws.max() < 1
+    gaps = np.diff(np.sort(draws, axis=1), axis=1)
+    np.testing.assert_allclose(gaps, (1 - smallest) / 16, atol=1e-5)
+    # Each canvas alone is uniform too: mean (1 + smallest) / 2 in every column.
+    np.testing.assert_allclose(draws.mean(axis=0), (1 + smallest) / 2, atol=0.08)

@@ -1,0 +1,84 @@
+"""One training step: the loss falls, the average follows, and what cannot train says so."""
+
+import jax
+import numpy as np
+import pytest
+
+from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.training.data import Example, batch_at
+from llada_jax.training.state import create_state, make_train_step
+
+MODEL = ModelConfig(
+    family="llada",
+    vocab_size=16,
+    width=16,
+    n_layers=1,
+    n_heads=2,
+    n_kv_heads=2,
+    head_dim=8,
+    ffn_width=16,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    max_length=64,
+    mask_id=0,
+    eos_id=1,
+)
+CONFIG = TrainConfig(
+    steps=40,
+    warmup_steps=0,
+    decay_steps=0,
+    peak_lr=0.01,
+    batch_size=8,
+    block_length=4,
+    max_gen_length=8,
+    length_multiple=16,
+)
+
+
+def copy_task(index: int) -> Example:
+    """The answer repeats the prompt."""
+    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
+    return Example([2, *digits], digits)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_loss_falls(optimizer):
+    config = CONFIG.replace(optimizer=optimizer)
+    state, step = create_state(MODEL, config), make_train_step(MODEL, config)
+    losses = []
+    for number in range(config.steps):
+        state, metrics = step(state, batch_at(copy_task, config, 1, number))
+        losses.append(float(metrics["loss"]))
+    assert int(state.step) == config.steps
+    assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
+    assert set(metrics) == {"loss", "accuracy", "gradient_norm"}
+
+
+def test_the_average_follows_the_parameters():
+    config = CONFIG.replace(ema_decay=0.75)
+    state, step = create_state(MODEL, config), make_train_step(MODEL, config)
+    before = jax.device_get(state.params)
+    state, _ = step(state, batch_at(copy_task, config, 1, 0))
+    expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, before, state.params)
+    for average, wanted in zip(*map(jax.tree.leaves, (state.average, expected)), strict=True):
+        np.testing.assert_allclose(average, wanted, rtol=1e-6, atol=1e-7)
+    assert state.best_params is state.average
+
+
+def test_without_an_average_the_parameters_are_the_best():
+    state = create_state(MODEL, CONFIG)
+    assert state.average is None
+    assert state.best_params is state.params
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_id": None}, "mask_id is None"),
+        ({"eos_id": None}, "eos_id is None"),
+        ({"shift_logits": True}, "shift_logits is True; allowed: False"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_an_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        create_state(MODEL.replace(**changes), CONFIG)
