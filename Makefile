@@ -8,7 +8,7 @@ ARGS ?=
 QUICK_TESTS ?= $(wildcard tests/test_*.py tests/model tests/sampler tests/checkpoint)
 
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # The newest usable interpreter, by path. A pyenv shim may be on PATH and yet refuse to start, so
@@ -65,7 +65,7 @@ clean:
 
 $(VENV)/.pip:
 	@$(FIND_PYTHON) && echo "$(VENV): $$python" && "$$python" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.pip pyproject.toml constraints.txt
