@@ -2,13 +2,16 @@
 
     python -m experiments.train hydra.run.dir=outputs/tiny
 
-The same command resumes a run that was stopped, from its last checkpoint.
+The same command resumes a run that was stopped, from its last checkpoint. The run folder gets
+`config.yaml`, `env.json`, `metrics.jsonl`, `results.json`, `checkpoints/` and the model, `model/`.
 """
 
 import json
 import logging
+import os
 import platform
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +21,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from llada_jax.config import ModelConfig, TrainConfig, require
+from experiments.model_card import Score, model_card, wilson_interval
+from llada_jax import build
+from llada_jax.build import Model
+from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
-from llada_jax.training.loop import train
+from llada_jax.training.export import export_model
+from llada_jax.training.loop import read_metrics, replace_file, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TOKENIZER_FOLDER = REPOSITORY / "llada_jax" / "assets" / "tiny"
@@ -38,10 +45,35 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """How a model is judged: by LLaDA's plain sampler on problems of the test split."""
+
+    problems: int = 500
+    batch_size: int = 50
+    seed: int = 2
+    gen_length: int = 128
+    block_length: int = 32
+    steps: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "batch_size"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require(self.seed >= 0, f"seed is {self.seed}; allowed: 0 or more")
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        return SamplerConfig(
+            gen_length=self.gen_length, block_length=self.block_length, steps=self.steps
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
+    score: ScoreConfig
 
 
 def read_config(config: DictConfig) -> RunConfig:
@@ -79,11 +111,33 @@ def word_problem_source(tokenizer: Tokenizer, data: DataConfig) -> ExampleSource
     return source
 
 
+def exact_match(model: Model, data: DataConfig, config: ScoreConfig) -> Score:
+    """Counts the test problems whose generated solution ends in the right number."""
+    assert model.tokenizer is not None
+    right = 0
+    for indices in batched(range(config.problems), config.batch_size):
+        problems = [
+            word_problems.problem(config.seed, index, "test", difficulty=data.difficulty)
+            for index in indices
+        ]
+        chats = [[{"role": "user", "content": problem.question}] for problem in problems]
+        prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
+        result = build.generate(model, prompts, config.sampler)
+        texts = map(model.tokenizer.decode, result.generated)
+        right += sum(map(word_problems.verify, problems, texts))
+    return Score(config.sampler, right, config.problems)
+
+
+def batched(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Successive parts; the last one may be shorter."""
+    return (indices[start : start + size] for start in range(0, len(indices), size))
+
+
 def environment() -> dict[str, Any]:
     """Versions, and the commit of the code."""
     return {
         "python": platform.python_version(),
-        "machine": platform.machine(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "packages": {name: version(name) for name in PACKAGES},
         "git_sha": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
@@ -96,16 +150,53 @@ def _git(*arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
+def finish(folder: Path, run: RunConfig, model: Model, overrides: Sequence[str]) -> None:
+    """Scores a trained model and writes `results.json` and `model/`."""
+    assert model.tokenizer is not None
+    score = exact_match(model, run.data, run.score)
+    low, high = wilson_interval(score.right, score.problems)
+    result = {
+        "name": "exact_match",
+        "value": score.right / score.problems,
+        "unit": "share",
+        "kind": "measured",
+        "n": score.problems,
+        "interval": [low, high],
+    }
+    print(f"exact match {result['value']:.1%} ({low:.1%} to {high:.1%}, n = {score.problems})")
+    replace_file(folder / "results.json", json.dumps([result], indent=2) + "\n")
+    metrics = read_metrics(folder)
+    env = json.loads((folder / "env.json").read_text())
+    card = model_card(
+        name=HydraConfig.get().runtime.choices["model"],
+        command=" ".join(["python -m experiments.train", *overrides]),
+        model=model.config,
+        train=run.train,
+        data_seed=run.data.seed,
+        difficulty=run.data.difficulty,
+        largest=word_problems.LARGEST_VALUE[run.data.difficulty],
+        machine=env["machine"],
+        environment=env,
+        metrics=metrics,
+        scores=[score],
+    )
+    export_model(folder / "model", model.config, model.params, TOKENIZER_FOLDER, card, metrics)
+
+
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
 def main(config: DictConfig) -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)  # orbax reports each file it writes
     run = read_config(config)
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    (folder / "env.json").write_text(json.dumps(environment(), indent=2) + "\n")
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    replace_file(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    replace_file(folder / "env.json", json.dumps(environment(), indent=2) + "\n")
     tokenizer = Tokenizer.from_folder(TOKENIZER_FOLDER)
-    model = with_special_tokens(run.model, tokenizer)
-    train(folder, model, run.train, word_problem_source(tokenizer, run.data))
+    model_config = with_special_tokens(run.model, tokenizer)
+    source = word_problem_source(tokenizer, run.data)
+    state = train(folder, model_config, run.train, source)
+    model = Model(model_config, state.best_params, tokenizer)
+    finish(folder, run, model, hydra_config.overrides.task)
 
 
 if __name__ == "__main__":

@@ -324,7 +324,8 @@ class TrainConfig:
 
     def _check_counts(self) -> None:
         for name in ("steps", "batch_size", "block_length", "max_gen_length", "length_multiple",
-                     "group_steps", "log_every", "checkpoint_every", "keep_checkpoints"):  # fmt: skip
+                     "group_steps", "log_every", "checkpoint_every",
+                     "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
         for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay"):

@@ -6,7 +6,6 @@ dropped when the run resumes, so that they are written again.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -98,10 +97,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
-        kept = [row for row in _read_rows(path) if row["step"] <= last_step]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-        os.replace(partial, path)
+        kept = [row for row in read_metrics(path.parent) if row["step"] <= last_step]
+        replace_file(path, "".join(map(_line, kept)))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Written in one piece and handed to the system before it returns."""
@@ -109,19 +106,28 @@ class MetricsFile:
             file.write(_line(row))
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """The whole rows of a run's metrics; none where it has no metrics yet."""
+    path = Path(folder) / METRICS_FILE
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is half a row
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Writes a text under a temporary name, then gives it its own."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
 def _due(step: int, every: int, last: int) -> bool:
-    return every > 0 and step % every == 0 or step == last
+    return step == last or (every > 0 and step % every == 0)
 
 
 def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:

@@ -29,9 +29,7 @@ class Loss(NamedTuple):
     accuracy: Float[Array, ""]  # share of masked tokens that the model ranks first
 
 
-def mask_probabilities(
-    key: Key[Array, ""], batch_size: int, smallest: float
-) -> Float[Array, " B"]:
+def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) -> Float[Array, " B"]:
     """Uniform on [smallest, 1), one per canvas, spread evenly over the batch.
 
     The draws share one random offset, so each is uniform and together they cover the range: the

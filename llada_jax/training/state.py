@@ -69,9 +69,7 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(
-            state.params, batch, key
-        )
+        (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
         metrics = {**result._asdict(), "gradient_norm": optax.tree.norm(gradient)}
         state = state.apply_gradients(grads=gradient)
         if config.ema_decay is not None:

@@ -87,9 +87,7 @@ def test_the_gradient_is_finite_and_only_at_masked_tokens():
         lambda x: masked_diffusion_loss(x, batch.tokens, batch.target, corruption).loss
     )(logits)
     assert jnp.isfinite(gradient).all()
-    np.testing.assert_array_equal(
-        np.abs(gradient).max(axis=-1) > 0, np.asarray(corruption.masked)
-    )
+    np.testing.assert_array_equal(np.abs(gradient).max(axis=-1) > 0, np.asarray(corruption.masked))
 
 
 def test_nothing_masked_is_no_loss_and_no_division_by_zero():
