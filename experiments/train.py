@@ -43,6 +43,13 @@ class DataConfig:
     seed: int = 1
     difficulty: int = 2
 
+    def __post_init__(self) -> None:
+        allowed = ", ".join(map(str, word_problems.LARGEST_VALUE))
+        require(
+            self.difficulty in word_problems.LARGEST_VALUE,
+            f"difficulty is {self.difficulty}; allowed: {allowed}",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
@@ -59,7 +66,7 @@ class ScoreConfig:
         for name in ("problems", "batch_size"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
-        require(self.seed >= 0, f"seed is {self.seed}; allowed: 0 or more")
+        _ = self.sampler  # the rest is for it to check
 
     @property
     def sampler(self) -> SamplerConfig:
