@@ -7,21 +7,16 @@ The same command resumes a run that was stopped, from its last checkpoint. The r
 """
 
 import json
-import logging
-import os
-import platform
-import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.model_card import Score, model_card, wilson_interval
+from experiments.results import ResultRow
+from experiments.run import REPOSITORY, Run, launch
 from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
@@ -29,11 +24,9 @@ from llada_jax.evaluation.tasks import word_problems
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 from llada_jax.training.export import export_model
-from llada_jax.training.loop import read_metrics, replace_file, train
+from llada_jax.training.loop import read_metrics, train
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 TOKENIZER_FOLDER = REPOSITORY / "llada_jax" / "assets" / "tiny"
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +76,6 @@ class RunConfig:
     score: ScoreConfig
 
 
-def read_config(config: DictConfig) -> RunConfig:
-    """The checked configuration; unknown keys and wrong types are errors."""
-    # Section by section: omegaconf keeps nested frozen schemas read-only while it merges.
-    schemas = {field.name: field.type for field in fields(RunConfig)}
-    unknown = sorted(set(config) - set(schemas))
-    require(not unknown, f"unknown sections {unknown}; allowed: {', '.join(schemas)}")
-    sections = {
-        name: OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), config[name]))
-        for name, schema in schemas.items()
-    }
-    return RunConfig(**sections)
-
-
 def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The model's configuration with the tokenizer's ids."""
     return model.replace(
@@ -140,70 +120,50 @@ def batched(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
-def environment() -> dict[str, Any]:
-    """Versions, and the commit of the code."""
-    return {
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "packages": {name: version(name) for name in PACKAGES},
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
-    }
+def train_and_export(config: RunConfig, run: Run) -> None:
+    """Trains from the last checkpoint in the run folder, scores the model and exports it."""
+    run.begin()
+    tokenizer = Tokenizer.from_folder(TOKENIZER_FOLDER)
+    model_config = with_special_tokens(config.model, tokenizer)
+    source = word_problem_source(tokenizer, config.data)
+    state = train(run.folder, model_config, config.train, source)
+    finish(config, run, Model(model_config, state.best_params, tokenizer))
 
 
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(REPOSITORY), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else None
-
-
-def finish(folder: Path, run: RunConfig, model: Model, overrides: Sequence[str]) -> None:
+def finish(config: RunConfig, run: Run, model: Model) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
     assert model.tokenizer is not None
-    score = exact_match(model, run.data, run.score)
-    low, high = wilson_interval(score.right, score.problems)
-    result = {
-        "name": "exact_match",
-        "value": score.right / score.problems,
-        "unit": "share",
-        "kind": "measured",
-        "n": score.problems,
-        "interval": [low, high],
-    }
-    print(f"exact match {result['value']:.1%} ({low:.1%} to {high:.1%}, n = {score.problems})")
-    replace_file(folder / "results.json", json.dumps([result], indent=2) + "\n")
-    metrics = read_metrics(folder)
-    env = json.loads((folder / "env.json").read_text())
+    score = exact_match(model, config.data, config.score)
+    metrics = read_metrics(run.folder)
+    env = json.loads((run.folder / "env.json").read_text())
+    hydra_config = HydraConfig.get()
     card = model_card(
-        name=HydraConfig.get().runtime.choices["model"],
-        command=" ".join(["python -m experiments.train", *overrides]),
+        name=hydra_config.runtime.choices["architecture@model"],
+        command=" ".join(["python -m experiments.train", *hydra_config.overrides.task]),
         model=model.config,
-        train=run.train,
-        data_seed=run.data.seed,
-        difficulty=run.data.difficulty,
-        largest=word_problems.LARGEST_VALUE[run.data.difficulty],
+        train=config.train,
+        data_seed=config.data.seed,
+        difficulty=config.data.difficulty,
+        largest=word_problems.LARGEST_VALUE[config.data.difficulty],
         machine=env["machine"],
         environment=env,
         metrics=metrics,
         scores=[score],
     )
-    export_model(folder / "model", model.config, model.params, TOKENIZER_FOLDER, card, metrics)
+    export_model(run.folder / "model", model.config, model.params, TOKENIZER_FOLDER, card, metrics)
+    accuracy = ResultRow(
+        name="exact_match",
+        value=score.right / score.problems,
+        unit="share",
+        n=score.problems,
+        interval=wilson_interval(score.right, score.problems),
+    )
+    run.finish([accuracy])
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
 def main(config: DictConfig) -> None:
-    logging.getLogger("absl").setLevel(logging.WARNING)  # orbax reports each file it writes
-    run = read_config(config)
-    hydra_config = HydraConfig.get()
-    folder = Path(hydra_config.runtime.output_dir)
-    replace_file(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-    replace_file(folder / "env.json", json.dumps(environment(), indent=2) + "\n")
-    tokenizer = Tokenizer.from_folder(TOKENIZER_FOLDER)
-    model_config = with_special_tokens(run.model, tokenizer)
-    source = word_problem_source(tokenizer, run.data)
-    state = train(folder, model_config, run.train, source)
-    model = Model(model_config, state.best_params, tokenizer)
-    finish(folder, run, model, hydra_config.overrides.task)
+    launch(train_and_export, RunConfig, config)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""The results of an experiment: rows of numbers that say what they are and where they come from."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from llada_jax.config import require, require_choice
+
+Kind = Literal["measured", "modelled", "published"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow:
+    """One number of `results.json`. Fields that are None are left out of the file."""
+
+    name: str
+    value: float
+    unit: str
+    kind: Kind = "measured"
+    reference: float | None = None
+    """What somebody else reports for the same thing; `source` says who."""
+    source: str | None = None
+    n: int | None = None
+    """How many samples the value is a mean of."""
+    interval: tuple[float, float] | None = None
+    """Its 95 % confidence interval."""
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, Kind)
+        for name in ("name", "unit"):
+            value = getattr(self, name)
+            require(isinstance(value, str) and value != "", f"{name} is {value!r}; allowed: text")
+        object.__setattr__(self, "value", _number(f"value of {self.name}", self.value))
+        if self.reference is not None:
+            reference = _number(f"reference of {self.name}", self.reference)
+            object.__setattr__(self, "reference", reference)
+        needs_source = self.reference is not None or self.kind == "published"
+        require(
+            bool(self.source) or not needs_source,
+            f"source of {self.name} is {self.source!r}; allowed: where the number was published",
+        )
+
+    @property
+    def error(self) -> float | None:
+        """Relative to the reference; None where there is none, or where it is 0."""
+        return (self.value - self.reference) / abs(self.reference) if self.reference else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        entries = {**asdict(self), "error": self.error}
+        return {name: value for name, value in entries.items() if value is not None}
+
+
+def _number(name: str, value: Any) -> float:
+    """A plain Python number, also for NumPy's."""
+    require(
+        isinstance(value, Real) and math.isfinite(value),
+        f"{name} is {value!r}; allowed: a finite number",
+    )
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def table(rows: Sequence[ResultRow]) -> str:
+    """Aligned text, with the columns that at least one row fills."""
+    cells = [_cells(row) for row in rows]
+    columns = [name for name in cells[0] if any(row[name] for row in cells)] if cells else []
+    lines = [dict(zip(columns, columns, strict=True)), *cells]
+    widths = {name: max(len(line[name]) for line in lines) for name in columns}
+    to_the_right = ("value", "reference", "error", "n", "interval")
+    return "\n".join(
+        "  ".join(
+            line[name].rjust(widths[name])
+            if name in to_the_right
+            else line[name].ljust(widths[name])
+            for name in columns
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: ResultRow) -> dict[str, str]:
+    return {
+        "name": row.name,
+        "value": _shown(row.value),
+        "unit": row.unit,
+        "kind": row.kind,
+        "reference": _shown(row.reference),
+        "error": "" if row.error is None else f"{row.error:+.1%}",
+        "n": _shown(row.n),
+        "interval": " to ".join(map(_shown, row.interval or ())),
+        "source": row.source or "",
+    }
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    """Digits after the point that make four significant ones."""
+    return max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0

@@ -1,0 +1,124 @@
+"""A run of an experiment: from Hydra's configuration to a folder that says what happened.
+
+    @hydra.main(version_base="1.3", config_path="../conf", config_name="generate")
+    def main(config: DictConfig) -> None:
+        launch(generate, GenerateConfig, config)
+
+The folder gets `config.yaml` (resolved), `env.json`, `metrics.jsonl` and `results.json`. The last
+one is there exactly when the run finished.
+"""
+
+import json
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.results import ResultRow, table
+from experiments.schema import read_config
+from llada_jax.config import SamplerConfig
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
+
+# `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
+# to say only what differs.
+ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+
+T = TypeVar("T")
+
+
+def launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
+    """Run an experiment in the folder that Hydra made for it.
+
+    Bad input (ValueError, FileNotFoundError, a broken interpolation) ends in one line and exit
+    code 1; with HYDRA_FULL_ERROR=1, as in Hydra itself, in a traceback.
+    """
+    for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        run = Run(Path(HydraConfig.get().runtime.output_dir), config)
+        experiment(read_config(schema, config), run)
+    except (ValueError, FileNotFoundError, OmegaConfBaseException) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        raise SystemExit(f"error: {' '.join(str(error).split())}") from error
+
+
+class Run:
+    """The folder of one run. It stays empty until `begin`, so that bad input leaves no files."""
+
+    def __init__(self, folder: Path, config: DictConfig) -> None:
+        self.folder = folder
+        self._config = config
+        self._recorded = 0
+
+    def begin(self) -> None:
+        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "results.json").unlink(missing_ok=True)
+        self.write("config.yaml", OmegaConf.to_yaml(self._config, resolve=True))
+        self.write("env.json", _json(environment(), indent=2))
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Adds a line to `metrics.jsonl`; the first one replaces those of an earlier run."""
+        mode = "a" if self._recorded else "w"
+        with (self.folder / "metrics.jsonl").open(mode, encoding="utf-8") as file:
+            file.write(_json(row))
+        self._recorded += 1
+
+    def finish(self, results: Sequence[ResultRow]) -> None:
+        """Writes `results.json`, whole or not at all, and prints it as a table."""
+        self.write("results.json", _json([row.as_dict() for row in results], indent=2))
+        print(table(results))
+
+    def write(self, name: str, text: str) -> None:
+        """A file of the folder, which never holds half a text."""
+        temporary = self.folder / f".{name}.partial"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.folder / name)
+
+
+def _json(content: Any, indent: int | None = None) -> str:
+    return json.dumps(content, indent=indent, allow_nan=False) + "\n"
+
+
+def environment() -> dict[str, Any]:
+    """Versions, the machine, and the commit of the code."""
+    status = _git("status", "--porcelain")
+    return {
+        "python": platform.python_version(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "processor": _processor(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": None if status is None else status != "",
+    }
+
+
+def _processor() -> str:
+    """The CPU's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints, or None where there is no git or no repository."""
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
