@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from tqdm import tqdm
@@ -27,7 +26,8 @@ from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, quantize
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
-_PIECE_ELEMENTS = 1 << 20
+_PIECE_ELEMENTS = 1 << 17
+_ALIGNMENT = 64
 _PROGRESS_BYTES = 1 << 30
 _LISTED = 4
 
@@ -175,7 +175,8 @@ def read_params(
 ) -> ModelParams:
     """The parameter tree, read in the order of its leaves.
 
-    Beyond the parameters themselves it holds one leaf and one piece of a tensor at a time.
+    Beyond the parameters themselves it holds one piece of a tensor at a time (on devices other than
+    the CPU, one leaf as well).
     """
     embedding = stored[placed[0].tensors[0]].dtype
     width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
@@ -184,7 +185,12 @@ def read_params(
     )
     leaves = []
     with tqdm(
-        total=total, unit="B", unit_scale=True, desc=source.name, disable=total < _PROGRESS_BYTES
+        total=total,
+        unit="B",
+        unit_scale=True,
+        desc=source.name,
+        disable=total < _PROGRESS_BYTES,
+        mininterval=1,
     ) as bar:
         for place in placed:
             pieces = _pieces(place, stored, row_order(place), bar)
@@ -234,12 +240,20 @@ def _pieces(
 def _read_float(
     place: Placement, stored: Mapping[str, Stored], pieces: Iterator[_Piece], width: np.dtype
 ) -> jax.Array:
-    out = np.empty(place.spec.shape, kept_dtype(place.path, stored[place.tensors[0]].dtype, width))
+    out = _empty(place.spec.shape, kept_dtype(place.path, stored[place.tensors[0]].dtype, width))
     by_tensor = out.reshape(len(place.tensors), place.part[0], -1)
     for piece in pieces:
         numbers = piece.stored.decode(piece.raw)
         by_tensor[piece.tensor, piece.rows] = numbers.reshape(len(numbers), -1)
-    return jnp.asarray(out)
+    return jax.device_put(out)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """`np.empty` at an address that JAX takes over on a CPU, instead of making a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _read_quantized(
@@ -247,8 +261,8 @@ def _read_quantized(
 ) -> QuantArray:
     columns = spec.shape[-1]
     groups = 1 if bits == 8 else columns // INT4_GROUP
-    values = np.empty(spec.shape, np.int8 if bits == 8 else ml_dtypes.int4)
-    scale = np.empty((*spec.shape[:-1], groups), np.float32)
+    values = _empty(spec.shape, np.dtype(np.int8 if bits == 8 else ml_dtypes.int4))
+    scale = _empty((*spec.shape[:-1], groups), np.dtype(np.float32))
     values_by_tensor = values.reshape(n_tensors, -1, columns)
     scale_by_tensor = scale.reshape(n_tensors, -1, groups)
     for piece in pieces:
@@ -258,7 +272,7 @@ def _read_quantized(
             part = quantize(piece.stored.decode(piece.raw), bits)
         values_by_tensor[piece.tensor, piece.rows] = part[0]
         scale_by_tensor[piece.tensor, piece.rows] = part[1]
-    return QuantArray(jnp.asarray(values), jnp.asarray(scale))
+    return QuantArray(jax.device_put(values), jax.device_put(scale))
 
 
 def cast_params(config: ModelConfig, params: ModelParams, dtype: str | None) -> ModelParams:

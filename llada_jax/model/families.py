@@ -352,7 +352,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
     keys = {ours: key.format(architecture=architecture) for ours, key in _GGUF_KEYS.items()}
-    found = {ours: metadata[key] for ours, key in keys.items() if key in metadata}
+    found = {ours: _decimal(metadata[key]) for ours, key in keys.items() if key in metadata}
     found.setdefault("vocab_size", vocab_size)
     for ours in (*_REQUIRED, "norm_eps"):
         require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
@@ -379,6 +379,11 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     lost = [f.name for f in fields(config) if getattr(back, f.name) != getattr(config, f.name)]
     require(not lost, f"{lost} of the configuration have no key in family {config.family!r}")
     return hf
+
+
+def _decimal(value: Any) -> Any:
+    """GGUF keeps float32: the number that was meant is the nearest one of 7 digits."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _spell(key: str, value: Any, config: ModelConfig) -> Any:

@@ -1,0 +1,266 @@
+"""GGUF files, written here with the `gguf` package as llama.cpp's converter lays them out."""
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llada_jax.checkpoint import load_gguf, load_huggingface
+from llada_jax.checkpoint.tensors import Stored
+from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf, config_from_hf
+from llada_jax.model.quantize import QuantArray, dequantize
+from tests.checkpoint.folders import (
+    TOLERANCE,
+    golden_config,
+    golden_forward,
+    golden_tensors,
+    logits,
+    same_bits,
+    write_folder,
+)
+
+MODELS = ("llada-mha", "llada-gqa", "dream")
+Tensors = dict[str, np.ndarray]
+
+
+def interleave(weight: np.ndarray, n_heads: int) -> np.ndarray:
+    """Rows as the converter orders them: the two halves of a head, in turns."""
+    size = len(weight) // n_heads
+    order = []
+    for head in range(n_heads):
+        for index in range(size // 2):
+            order += [head * size + index, head * size + size // 2 + index]
+    return weight[order]
+
+
+def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
+    """A golden's tensors under GGUF's names, with the converter's order of rows."""
+    config = config_from_hf(golden_config(model))
+    renamed = {}
+    for path, template in FAMILIES[config.family].names.items():
+        for layer in range(config.n_layers):
+            name = template.format(i=layer)
+            if name not in tensors:
+                continue
+            tensor = tensors[name]
+            if config.family == "llada" and path.endswith((".query", ".key")):
+                heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
+                tensor = interleave(tensor, heads)
+            renamed[GGUF_NAMES[path].format(i=layer)] = tensor
+    assert len(renamed) == len(tensors)
+    return renamed
+
+
+def writer(path: Path, model: str) -> gguf.GGUFWriter:
+    config = config_from_hf(golden_config(model))
+    out = gguf.GGUFWriter(path, config.family)
+    out.add_block_count(config.n_layers)
+    out.add_embedding_length(config.width)
+    out.add_feed_forward_length(config.ffn_width)
+    out.add_head_count(config.n_heads)
+    out.add_head_count_kv(config.n_kv_heads)
+    out.add_rope_freq_base(config.rope_theta)
+    out.add_layer_norm_rms_eps(config.norm_eps)
+    out.add_context_length(config.max_length)
+    out.add_mask_token_id(319)
+    out.add_eos_token_id(318)
+    out.add_pad_token_id(318)
+    out.add_token_list(["a", "b"])
+    if config.family == "llada":
+        out.add_vocab_size(config.vocab_size)
+        out.add_rope_dimension_count(config.head_dim)
+        out.add_diffusion_shift_logits(False)
+    return out
+
+
+def finish(out: gguf.GGUFWriter) -> None:
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None) -> Path:
+    """A GGUF file whose matrices are of `kind`; as in llama.cpp, vectors are always F32."""
+    out = writer(path, model)
+    qtype = gguf.GGMLQuantizationType[kind]
+    for name, tensor in gguf_tensors(model, tensors or golden_tensors(model)).items():
+        if tensor.ndim == 1 or kind == "F32":
+            out.add_tensor(name, tensor)
+        else:
+            out.add_tensor(name, gguf.quants.quantize(tensor, qtype), raw_dtype=qtype)
+    finish(out)
+    return path
+
+
+def through(kind: str, tensors: Tensors) -> Tensors:
+    """The tensors with the matrices rounded to what `kind` can say."""
+    if kind == "F32":
+        return tensors
+    qtype = gguf.GGMLQuantizationType[kind]
+    return {
+        name: tensor
+        if tensor.ndim == 1
+        else gguf.quants.dequantize(gguf.quants.quantize(tensor, qtype), qtype)
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_f32_agrees_with_pytorch(model: str, tmp_path: Path) -> None:
+    config, params = load_gguf(write_gguf(tmp_path / "model.gguf", model, "F32"))
+    assert config == config_from_hf(golden_config(model))
+    tokens, expected, _ = golden_forward(model)
+    np.testing.assert_allclose(logits(config, params, tokens), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_every_kind_loads_as_its_dequantized_weights(model: str, kind: str, tmp_path: Path) -> None:
+    tensors = through(kind, golden_tensors(model))
+    folder = write_folder(tmp_path / "hf", golden_config(model), tensors)
+    path = write_gguf(tmp_path / "model.gguf", model, kind)
+    config, params = load_gguf(path, "float32")
+    expected_config, expected = load_huggingface(folder)
+    assert config == expected_config
+    assert same_bits(params, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F32", np.float32), ("F16", np.float16), ("BF16", ml_dtypes.bfloat16),
+     ("Q8_0", ml_dtypes.bfloat16), ("Q4_0", ml_dtypes.bfloat16)],
+)  # fmt: skip
+def test_the_dtype_of_the_file(kind: str, dtype: Any, tmp_path: Path) -> None:
+    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind))
+    assert params.embedding.dtype == dtype
+    assert params.final_norm.dtype == dtype
+
+
+def test_q4_0_keeps_its_integers(tmp_path: Path) -> None:
+    tensors = golden_tensors("llada-gqa")
+    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q4_0"), "int4")
+    attention = params.layers[1].attention
+    for leaf, letter in ((attention.query, "q"), (attention.key, "k"), (attention.value, "v")):
+        assert isinstance(leaf, QuantArray)
+        name = f"model.transformer.blocks.1.{letter}_proj.weight"
+        expected = through("Q4_0", {name: tensors[name]})[name]
+        np.testing.assert_array_equal(dequantize(leaf, jnp.float32), expected)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "int8"), ("F16", "int4"), ("Q8_0", "int8")])
+def test_other_kinds_are_quantized_anew(kind: str, dtype: str, tmp_path: Path) -> None:
+    tensors = through(kind, golden_tensors("llada-gqa"))
+    folder = write_folder(tmp_path / "hf", golden_config("llada-gqa"), tensors)
+    _, expected = load_huggingface(folder, dtype)
+    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind), dtype)
+    assert same_bits(params, expected)
+
+
+def test_without_an_output_matrix_the_embedding_is_the_head(tmp_path: Path) -> None:
+    tensors = golden_tensors("llada-mha")
+    del tensors["model.transformer.ff_out.weight"]
+    config, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-mha", "F32", tensors))
+    assert config.tied_embeddings
+    assert params.head is None
+
+
+def test_the_released_mask_where_the_file_names_none() -> None:
+    metadata = {
+        "general.architecture": "dream",
+        "dream.block_count": 28,
+        "dream.embedding_length": 3584,
+        "dream.feed_forward_length": 18944,
+        "dream.attention.head_count": 28,
+        "dream.attention.head_count_kv": 4,
+        "dream.rope.freq_base": 1e6,
+        "dream.attention.layer_norm_rms_epsilon": 1e-6,
+    }
+    config = config_from_gguf(metadata, 152064)
+    assert config.mask_id == 151666
+    assert config.shift_logits
+    assert config.head_dim == 128
+    with pytest.raises(ValueError, match=r"rope\.scaling\.type is 'yarn'; allowed: 'none'"):
+        config_from_gguf({**metadata, "dream.rope.scaling.type": "yarn"}, 152064)
+
+
+@pytest.fixture
+def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> None:
+        pytest.fail("a tensor was read")
+
+    monkeypatch.setattr(Stored, "raw", read)
+
+
+@pytest.mark.usefixtures("no_tensor_is_read")
+class TestErrors:
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no file .*absent\.gguf"):
+            load_gguf(tmp_path / "absent.gguf")
+
+    @pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF at all" * 40])
+    def test_no_gguf(self, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "model.gguf").write_bytes(content)
+        with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file, or is cut short: "):
+            load_gguf(tmp_path / "model.gguf")
+
+    @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+    def test_cut_short(self, share: float, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q8_0")
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file, or is cut short: "):
+            load_gguf(path)
+
+    def test_an_unsupported_kind(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q5_0")
+        message = r"blk\.0\.attn_q\.weight is Q5_0.*; allowed: F32, F16, BF16, Q8_0, Q4_0"
+        with pytest.raises(ValueError, match=message):
+            load_gguf(path)
+
+    def test_an_unknown_architecture(self, tmp_path: Path) -> None:
+        out = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+        out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+        finish(out)
+        with pytest.raises(ValueError, match=r"architecture is 'llama'; allowed: 'llada', 'dream'"):
+            load_gguf(tmp_path / "model.gguf")
+
+    def test_a_missing_key(self, tmp_path: Path) -> None:
+        out = gguf.GGUFWriter(tmp_path / "model.gguf", "llada")
+        out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+        finish(out)
+        with pytest.raises(ValueError, match=r"metadata lacks 'llada\.embedding_length'"):
+            load_gguf(tmp_path / "model.gguf")
+
+    def test_missing_and_misshapen_tensors(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.gguf"
+        out = writer(path, "llada-gqa")
+        out.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
+        finish(out)
+        with pytest.raises(ValueError, match=r"lacks blk\.0\.attn_norm\.weight, .* and 15 more"):
+            load_gguf(path)
+        tensors = golden_tensors("llada-gqa")
+        tensors["model.transformer.blocks.1.ff_norm.weight"] = np.zeros(63, np.float32)
+        write_gguf(path, "llada-gqa", "F32", tensors)
+        with pytest.raises(
+            ValueError, match=r"blk\.1\.ffn_norm\.weight is \[63\], expected \[64\]"
+        ):
+            load_gguf(path)
+
+    def test_the_extra_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
+        real_import = builtins.__import__
+
+        def without_gguf(name: str, *arguments: Any) -> Any:
+            if name == "gguf":
+                raise ModuleNotFoundError(name)
+            return real_import(name, *arguments)
+
+        monkeypatch.setattr(builtins, "__import__", without_gguf)
+        with pytest.raises(ImportError, match=r"GGUF files need the extra 'gguf' of llada_jax"):
+            load_gguf(path)
