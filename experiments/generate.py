@@ -1,0 +1,218 @@
+"""Decodes one prompt, step by step on the screen, and says how fast that was.
+
+    python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=threshold
+    python -m experiments.generate model=path/to/folder sampler.cache=blockwise pause=0.05
+    python -m experiments.generate infill=true prompt="2+2=<|mask|> and 3*3=<|mask|>"
+    python -m experiments.generate -m sampler=llada,fast_dllm seed=0,1
+
+The run folder gets, besides what every run writes, `trace.npz` (`lj.Trace.load` reads it) and
+`answer.txt`. With `loop=both` a prompt is decoded three times: watched in the host loop, and twice
+in the compiled loop, of which the second run needs no compilation.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import hydra
+import numpy as np
+from hydra.core.override_parser.types import Quote, QuotedString
+from jaxtyping import Int
+from omegaconf import DictConfig
+
+import llada_jax as lj
+from experiments.live_canvas import Page, printable, watcher_for
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.config import SamplerConfig, require
+from llada_jax.sampler.trace import Event
+from llada_jax.text import Tokenizer
+
+Loops = Literal["host", "compiled", "both"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """What to decode, with what, and how to show it. The comments are in conf/generate.yaml."""
+
+    model: str
+    dtype: str | None = None
+    prompt: str
+    chat: bool = True
+    infill: bool = False
+    sampler: SamplerConfig
+    seed: int = 0
+    backend: str = "xla"
+    loop: Loops = "both"
+    pause: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.prompt.strip() != "", f"prompt is {self.prompt!r}; allowed: some text")
+        require(self.pause >= 0, f"pause is {self.pause}; allowed: 0 or more")
+
+
+def generate(config: GenerateConfig, run: Run) -> None:
+    """Decodes, prints the answer and the results, and fills the run folder."""
+    model = lj.load(config.model, config.dtype)
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    decode = partial(
+        lj.infill if config.infill else lj.generate,
+        model,
+        [encode_prompt(tokenizer, config)],
+        config.sampler,
+        backend=config.backend,
+        seed=config.seed,
+        trace=True,
+    )
+    result, speed = None, []
+    if config.loop != "compiled":
+        with watcher_for(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
+            result = decode(loop="host", on_step=watcher)
+        speed += host_speed(result)
+    if config.loop != "host":
+        first, second = decode(loop="compiled"), decode(loop="compiled")
+        result = result or second
+        speed += compiled_speed(first, second)
+    assert result is not None
+    answer = answer_ids(result.generated[0], model, config)
+    _write(run, result, tokenizer.decode(answer), [*_counts(result, len(answer)), *speed])
+
+
+def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
+    """The prompt as a chat where there is a template, else as text; a canvas as it is."""
+    if config.infill:
+        mask = tokenizer.special_tokens.get("mask_token")
+        require(
+            mask is not None and mask in config.prompt,
+            f"prompt is {config.prompt!r}; allowed with infill: one that contains {mask}",
+        )
+        return tokenizer.encode(config.prompt)
+    if config.chat and tokenizer.chat_template is not None:
+        return tokenizer.encode_chat([{"role": "user", "content": config.prompt}])
+    return tokenizer.encode(config.prompt, add_special_tokens=True)
+
+
+def answer_ids(
+    generated: Int[np.ndarray, " G"], model: lj.Model, config: GenerateConfig
+) -> list[int]:
+    """What comes before the first token that ends a text or a turn; for infilling, all of it."""
+    ids = [int(token) for token in generated]
+    if config.infill:
+        return ids
+    settings = (config.sampler, model.config)
+    ends = {getattr(each, name) for each in settings for name in ("eos_id", "eot_id")}
+    return ids[: next((i for i, token in enumerate(ids) if token in ends), len(ids))]
+
+
+def host_speed(result: lj.Result) -> list[ResultRow]:
+    """Wall time of a watched run, and the speed of those of its steps that compiled nothing."""
+    trace = _trace(result)
+    rows = [ResultRow(name="host_loop_with_compilation", value=trace.seconds.sum(), unit="s")]
+    first_of_bucket = np.unique(trace.rows, return_index=True)[1]
+    warm = np.delete(np.arange(len(trace.rows)), first_of_bucket)
+    if len(warm):
+        tokens = np.isin(trace.event_step[trace.event_kind == Event.COMMIT], warm).sum()
+        speed = tokens / trace.seconds[warm].sum()
+        rows.append(ResultRow(name="host_loop_warm_steps", value=speed, unit="tokens/s"))
+    return rows
+
+
+def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
+    """Wall time of two equal runs, of which the first had to compile."""
+    speed = _tokens(second) / second.seconds
+    return [
+        ResultRow(name="compiled_loop_with_compilation", value=first.seconds, unit="s"),
+        ResultRow(name="compiled_loop", value=second.seconds, unit="s"),
+        ResultRow(name="compiled_loop_speed", value=speed, unit="tokens/s"),
+    ]
+
+
+def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
+    """A line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
+    commits = trace.event_step[trace.event_kind == Event.COMMIT]
+    for step, seconds in enumerate(trace.seconds):
+        yield {
+            "step": step,
+            "rows": int(trace.rows[step]),
+            "live_rows": int(trace.live_rows[step, 0]),
+            "head_rows": int(trace.head_rows[step, 0]),
+            "cache_length": int(trace.cache_length[step, 0]),
+            "block": int(trace.block[step, 0]),
+            "committed": int((commits == step).sum()),
+            "seconds": None if np.isnan(seconds) else float(seconds),
+        }
+
+
+def _counts(result: lj.Result, answer_length: int) -> list[ResultRow]:
+    return [
+        ResultRow(name="forwards", value=result.nfe[0], unit="forwards"),
+        ResultRow(name="tokens", value=_tokens(result), unit="tokens"),
+        ResultRow(name="answer_tokens", value=answer_length, unit="tokens"),
+        ResultRow(name="tokens_per_forward", value=result.tpf, unit="tokens/forward"),
+        ResultRow(name="rows_per_forward", value=_trace(result).rows.mean(), unit="rows/forward"),
+    ]
+
+
+def _tokens(result: lj.Result) -> int:
+    """Tokens that forwards committed; those after the answer's end are among them."""
+    return int((_trace(result).event_kind == Event.COMMIT).sum())
+
+
+def _trace(result: lj.Result) -> lj.Trace:
+    assert result.trace is not None
+    return result.trace
+
+
+def _page(tokenizer: Tokenizer, config: GenerateConfig) -> Page:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return Page(
+        decode=partial(tokenizer.decode, skip_special_tokens=False),
+        special_ids=frozenset(i for i, token in added.items() if token.special),
+        prompt=None if config.infill else config.prompt,
+    )
+
+
+def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> None:
+    run.begin()
+    for line in step_metrics(_trace(result)):
+        run.record(line)
+    _trace(result).save(run.folder / "trace.npz")
+    run.write("answer.txt", answer + "\n")
+    print(f"\n{printable(answer)}\n")
+    run.finish(rows)
+    print(f"\nrun folder: {os.path.relpath(run.folder)}")
+
+
+def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
+    """The command line with its prompt quoted for Hydra, which reads commas and `=` as syntax.
+
+    Sweeps are left alone: there the prompt's commas separate its values.
+    """
+    if {"-m", "--multirun"} & set(arguments):
+        return list(arguments)
+    return [_quoted(argument) for argument in arguments]
+
+
+def _quoted(argument: str) -> str:
+    key, _, text = argument.partition("=")
+    has_quotes = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key != "prompt" or has_quotes:
+        return argument
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # an interpolation, unless it is escaped
+    return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="generate")
+def main(config: DictConfig) -> None:
+    launch(generate, GenerateConfig, config)
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = verbatim_prompt(sys.argv[1:])
+    main()

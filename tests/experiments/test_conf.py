@@ -1,0 +1,90 @@
+"""Every file in conf/ composes, and what it composes is a valid configuration."""
+
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import generate, train
+from experiments.run import REPOSITORY
+from experiments.schema import read_config
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.tasks import word_problems
+
+CONF = REPOSITORY / "conf"
+SCHEMAS = {"generate": generate.GenerateConfig, "train": train.RunConfig}
+
+
+def names(folder: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+
+
+def composed(entry: str, *overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read_config(SCHEMAS[entry], compose(entry, overrides=list(overrides)))
+
+
+@pytest.mark.parametrize("entry", SCHEMAS)
+def test_every_entry_point_composes(entry):
+    assert isinstance(composed(entry), SCHEMAS[entry])
+
+
+@pytest.mark.parametrize("architecture", names("architecture"))
+def test_every_architecture_composes(architecture):
+    assert composed("train", f"architecture@model={architecture}").model.n_layers > 0
+
+
+@pytest.mark.parametrize("sampler", names("sampler"))
+def test_every_sampler_composes(sampler):
+    assert isinstance(composed("generate", f"sampler={sampler}").sampler, SamplerConfig)
+
+
+@pytest.mark.parametrize("sampler", ["llada", "fast_dllm"])
+def test_samplers_are_the_presets_of_the_same_name(sampler):
+    assert composed("generate", f"sampler={sampler}").sampler == SamplerConfig.preset(sampler)
+
+
+def test_a_sampler_named_like_a_preset_is_that_preset():
+    for sampler in names("sampler"):
+        try:
+            preset = SamplerConfig.preset(sampler)
+        except ValueError:
+            continue
+        assert composed("generate", f"sampler={sampler}").sampler == preset
+
+
+def test_the_default_sampler_is_the_default_of_the_dataclass():
+    assert composed("generate", "sampler=default").sampler == SamplerConfig()
+
+
+def test_the_demo_is_llada_on_a_problem_that_no_model_was_trained_on():
+    config = composed("generate")
+    assert config.sampler == SamplerConfig.preset("llada", gen_length=128, block_length=32)
+    assert config.prompt == word_problems.problem(0, 1, "test").question
+
+
+def test_settings_that_a_preset_does_not_name_can_be_overridden():
+    config = composed("generate", "sampler.cache=blockwise", "sampler.threshold=1", "seed=3")
+    expected = SamplerConfig.preset("llada", cache="blockwise", threshold=1.0)
+    assert config == replace(composed("generate"), sampler=expected, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "+sampler.treshold=0.9",
+            r"^sampler\.treshold is no setting; allowed: gen_length, block_l",
+        ),
+        ("+promt=hello", r"^promt is no setting; allowed: model, dtype, prompt"),
+        ("sampler.gen_length=100", r"^sampler: gen_length is 100; allowed: a multiple"),
+        ("sampler.threshold=high", r"^sampler\.threshold is 'high'; allowed: a number$"),
+        ("sampler.cache=all", r"^sampler\.cache is 'all'; allowed: 'none', 'prefix'"),
+        ("loop=fast", r"^loop is 'fast'; allowed: 'host', 'compiled', 'both'$"),
+        ("prompt=", r"^prompt is ''; allowed: some text$"),
+        ("pause=-1", r"^pause is -1\.0; allowed: 0 or more$"),
+    ],
+)
+def test_errors_name_the_setting_and_what_is_allowed(override, message):
+    with pytest.raises(ValueError, match=message):
+        composed("generate", override)

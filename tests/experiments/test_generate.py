@@ -1,0 +1,256 @@
+"""`python -m experiments.generate`, on a small random model."""
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+import llada_jax as lj
+from experiments import generate as entry
+from experiments.run import REPOSITORY
+from llada_jax.checkpoint import bundled_folder, save_huggingface
+from llada_jax.model.params import init_params
+from llada_jax.text import Tokenizer
+
+PROMPT = "Anna has 3 apples, and she's got 5+4=9 (pears). How many?"
+SMALL = ["sampler.gen_length=16", "sampler.block_length=8", "sampler.steps=16"]
+SAMPLER = lj.SamplerConfig.preset("llada", gen_length=16, block_length=8, steps=16)
+RUN_FILES = {"config.yaml", "env.json", "metrics.jsonl", "results.json", "trace.npz", "answer.txt"}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "random"
+    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    config = lj.ModelConfig(
+        family="llada",
+        vocab_size=tokenizer.vocab_size,
+        width=16,
+        n_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        head_dim=8,
+        ffn_width=16,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+        max_length=256,
+        mask_id=tokenizer.mask_id,
+        eos_id=tokenizer.eos_id,
+    )
+    save_huggingface(folder, config, init_params(config, jax.random.key(0)), "float32")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_folder("tiny") / name, folder)
+    return folder
+
+
+def run_main(arguments: Sequence[str], output: io.StringIO | None = None) -> str:
+    """What the command prints; runs in this process, without Hydra's log files."""
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
+    arguments = entry.verbatim_prompt([*SMALL, *arguments, *quiet])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["generate", f"--config-path={REPOSITORY / 'conf'}", *arguments])
+        with contextlib.redirect_stdout(output or io.StringIO()) as printed:
+            entry.main()
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def finished(model_folder, tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    arguments = [f"model={model_folder}", f"prompt={PROMPT}", f"hydra.run.dir={folder}"]
+    return folder, run_main(arguments)
+
+
+def expected_result(model_folder: Path) -> lj.Result:
+    model = lj.load(model_folder)
+    assert model.tokenizer is not None
+    prompt = model.tokenizer.encode_chat([{"role": "user", "content": PROMPT}])
+    return lj.generate(model, [prompt], SAMPLER, trace=True)
+
+
+def test_the_run_folder_holds_what_it_should(finished):
+    folder, _ = finished
+    assert {path.name for path in folder.iterdir()} == RUN_FILES
+    config = OmegaConf.load(folder / "config.yaml")
+    assert (config.prompt, config.sampler.gen_length) == (PROMPT, 16)
+    assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
+
+
+def test_the_answer_and_the_trace_are_those_of_the_library(finished, model_folder):
+    folder, printed = finished
+    expected = expected_result(model_folder)
+    trace = lj.Trace.load(folder / "trace.npz")
+    assert trace.same_decoding(expected.trace)
+    model = lj.load(model_folder)
+    ids = expected.generated[0].tolist()
+    ids = ids[: ids.index(model.config.eos_id)] if model.config.eos_id in ids else ids
+    answer = Tokenizer.from_folder(model_folder).decode(ids)
+    assert (folder / "answer.txt").read_text() == answer + "\n"
+    assert f"\n{answer}\n" in printed
+
+
+def test_results_say_what_they_are(finished):
+    folder, printed = finished
+    results = json.loads((folder / "results.json").read_text())
+    assert {tuple(row) for row in results} == {("name", "value", "unit", "kind")}
+    values = {row["name"]: row["value"] for row in results}
+    assert list(values) == [
+        "forwards",
+        "tokens",
+        "answer_tokens",
+        "tokens_per_forward",
+        "rows_per_forward",
+        "host_loop_with_compilation",
+        "host_loop_warm_steps",
+        "compiled_loop_with_compilation",
+        "compiled_loop",
+        "compiled_loop_speed",
+    ]
+    assert values["forwards"] == 16
+    assert values["tokens_per_forward"] == values["tokens"] / 16
+    assert values["compiled_loop_speed"] == pytest.approx(
+        values["tokens"] / values["compiled_loop"]
+    )
+    assert all(name in printed for name in values)
+
+
+def test_metrics_have_a_line_for_each_forward(finished):
+    folder, _ = finished
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trace = lj.Trace.load(folder / "trace.npz")
+    assert [line["step"] for line in lines] == list(range(16))
+    assert [line["rows"] for line in lines] == trace.rows.tolist()
+    assert sum(line["committed"] for line in lines) == len(trace.event_step)
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_plain_lines_are_printed_without_a_terminal(finished):
+    _, printed = finished
+    assert printed.startswith("step 1, 1")
+    assert "\x1b" not in printed
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_the_live_canvas(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    arguments = [f"model={model_folder}", "loop=host", f"hydra.run.dir={tmp_path}"]
+    printed = run_main([*arguments, f"prompt={PROMPT}"], Terminal())
+    assert printed.count("\x1b[?2026h") == 17  # one to begin with, and one each step
+    assert PROMPT in printed and "16 forwards" in printed
+
+
+def test_the_compiled_loop_alone_has_no_times_of_steps(model_folder, tmp_path):
+    arguments = [f"model={model_folder}", "loop=compiled", f"hydra.run.dir={tmp_path}"]
+    printed = run_main([*arguments, f"prompt={PROMPT}"])
+    assert "masks left" not in printed and "host_loop" not in printed
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["seconds"] is None
+
+
+def test_infilling_keeps_what_is_not_masked(model_folder, tmp_path):
+    arguments = [f"model={model_folder}", "loop=host", f"hydra.run.dir={tmp_path}", "infill=true"]
+    run_main([*arguments, "prompt=2+2=<|mask|>, and 3*3=<|mask|>."])
+    tokenizer = Tokenizer.from_folder(model_folder)
+    trace = lj.Trace.load(tmp_path / "trace.npz")
+    canvas = np.array(tokenizer.encode("2+2=<|mask|>, and 3*3=<|mask|>."))
+    kept = canvas != tokenizer.mask_id
+    assert (trace.tokens[0][kept] == canvas[kept]).all()
+    answer = (tmp_path / "answer.txt").read_text()
+    assert answer.startswith("2+2=") and answer.endswith(".\n")
+
+
+def test_a_sweep_has_a_folder_for_each_run(model_folder, tmp_path):
+    arguments = [f"model={model_folder}", "loop=host", f"hydra.sweep.dir={tmp_path}"]
+    run_main([*arguments, "prompt=Hello", "seed=0,1", "hydra.mode=MULTIRUN"])
+    assert [OmegaConf.load(tmp_path / run / "config.yaml").seed for run in "01"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prompt="], "prompt is ''; allowed: some text"),
+        (["model=nowhere"], "no model at 'nowhere'; allowed: a bundled model ("),
+        (["backend=abacus"], "backend is 'abacus'; allowed: 'xla'"),
+        (["loop=fast"], "loop is 'fast'; allowed: 'host', 'compiled', 'both'"),
+        (["sampler.gen_length=12"], "sampler: gen_length is 12; allowed: a multiple of block_l"),
+        (["dtype=int3"], "dtype is 'int3'; allowed: "),
+        (["infill=true"], f'prompt is "{PROMPT}"; allowed with infill: one that contains <|mask|>'),
+        (["prompt=2+2=<|mask|>"], "prompt 0 contains [MASK]"),
+        ([f"prompt={PROMPT * 20}"], "prompt 0 has "),
+        (["+sampler.treshold=1"], "sampler.treshold is no setting; allowed: gen_length, "),
+        (["prompt=${seed}", "dtype=${sed}"], "Interpolation key 'sed' not found"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_files(model_folder, tmp_path, arguments, message):
+    given = {argument.partition("=")[0] for argument in arguments}
+    usual = [f"model={model_folder}", f"prompt={PROMPT}", f"hydra.run.dir={tmp_path / 'run'}"]
+    arguments = [each for each in usual if each.partition("=")[0] not in given] + arguments
+    with pytest.raises(SystemExit) as exit_:
+        run_main(arguments)
+    assert str(exit_.value).startswith(f"error: {message}")
+    assert "\n" not in str(exit_.value)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_command_ends_in_one_line_and_code_1(tmp_path):
+    folder = f"hydra.run.dir={tmp_path}"
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.generate",
+        "model=nowhere",
+        "prompt=a, b=c",
+        folder,
+    ]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: no model at 'nowhere'")
+    assert not RUN_FILES & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = (c)? [d] {e: f}",
+        'it\'s "quoted"',
+        "'quoted' in part",
+        "ends in \\",
+        "\\' and \\\\' and \\n",
+        "${x} and \\${x} and $x",
+        "two\nlines",
+        "null",
+        "42",
+        "1,2",
+        "",
+        "Größe 数",
+    ],
+)
+def test_a_prompt_reaches_the_configuration_as_it_was_typed(text):
+    (argument,) = entry.verbatim_prompt([f"prompt={text}"])
+    config = OmegaConf.create({"prompt": OverridesParser.create().parse_override(argument).value()})
+    assert config.prompt == text
+
+
+def test_other_arguments_and_sweeps_stay_as_they_are():
+    arguments = ["seed=1,2", "prompt='quoted, for Hydra'", "sampler=llada"]
+    assert entry.verbatim_prompt(arguments) == arguments
+    sweep = ["-m", "prompt=a,b"]
+    assert entry.verbatim_prompt(sweep) == sweep

@@ -1,0 +1,75 @@
+"""A run folder: empty until something happened, whole afterwards."""
+
+import json
+import subprocess
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments import run as module
+from experiments.results import ResultRow
+from experiments.run import Run, environment
+
+ROW = ResultRow(name="steps", value=2, unit="steps")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run", OmegaConf.create({"seed": 3, "again": "${seed}"}))
+
+
+def test_a_folder_is_made_when_the_run_begins(run):
+    assert not run.folder.exists()
+    run.begin()
+    assert sorted(path.name for path in run.folder.iterdir()) == ["config.yaml", "env.json"]
+    assert (run.folder / "config.yaml").read_text() == "seed: 3\nagain: 3\n"
+
+
+def test_metrics_and_results(run, capsys):
+    run.begin()
+    run.record({"step": 0, "loss": 1.5})
+    run.record({"step": 1, "loss": None})
+    run.finish([ROW])
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 0, "loss": 1.5},
+        {"step": 1, "loss": None},
+    ]
+    assert json.loads((run.folder / "results.json").read_text()) == [ROW.as_dict()]
+    assert not list(run.folder.glob(".*"))
+    assert capsys.readouterr().out.splitlines()[1].split() == ["steps", "2", "steps", "measured"]
+
+
+def test_what_json_cannot_say_is_an_error(run):
+    run.begin()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.record({"loss": float("nan")})
+
+
+def test_a_second_run_in_the_folder_starts_anew(run):
+    run.begin()
+    run.record({"step": 0})
+    run.finish([ROW])
+    second = Run(run.folder, OmegaConf.create({}))
+    second.begin()
+    assert not (run.folder / "results.json").exists()
+    second.record({"step": 7})
+    assert (run.folder / "metrics.jsonl").read_text() == '{"step": 7}\n'
+
+
+def test_the_environment_names_versions_and_the_commit():
+    told = environment()
+    assert told["packages"]["jax"] and told["python"] and "CPU cores" in told["machine"]
+    assert told["git_sha"] is None or len(told["git_sha"]) == 40
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_no_git_is_no_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "REPOSITORY", tmp_path)
+    assert (environment()["git_sha"], environment()["git_dirty"]) == (None, None)
+
+    def no_program(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_program)
+    assert environment()["git_sha"] is None
