@@ -76,6 +76,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
             result = decode(loop="host", on_step=watcher)
         speed += host_speed(result)
     if config.loop != "host":
+        print("compiling the loop and timing it", flush=True)
         first, second = decode(loop="compiled"), decode(loop="compiled")
         result = result or second
         speed += compiled_speed(first, second)
