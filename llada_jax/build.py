@@ -75,7 +75,9 @@ def forward(
         block_length is None or block_length > 0,
         f"block_length is {block_length}; allowed: 1 or more",
     )
-    config = model.config if block_length is None else model.config.replace(block_length=block_length)
+    config = (
+        model.config if block_length is None else model.config.replace(block_length=block_length)
+    )
     return _forward(model.params, config, array.astype(jnp.int32))
 
 

@@ -31,14 +31,12 @@ Accept = Callable[[Candidates, Bound], Bool[Array, "B C"]]
 """The transfer mask: which candidates are committed."""
 
 
-def quota(
-    masks: Int[Array, " B"], step: Int[Array, " B"], steps: int
-) -> Int[Array, " B"]:
+def quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
     """`num_transfer_tokens`: `masks` spread evenly over `steps`, the remainder on the first ones.
 
     LLaDA's linear noise schedule (arXiv 2502.09992, Algorithm 5).
     """
-    return masks // steps + (step < masks % steps)
+    return masks // steps + (step < masks % steps).astype(masks.dtype)
 
 
 def ranks(
@@ -64,9 +62,7 @@ def priority(candidates: Candidates, config: SamplerConfig) -> Float[Array, "B C
     }[config.remasking]
 
 
-def accept_quota(
-    candidates: Candidates, bound: Bound, config: SamplerConfig
-) -> Bool[Array, "B C"]:
+def accept_quota(candidates: Candidates, bound: Bound, config: SamplerConfig) -> Bool[Array, "B C"]:
     """The schedule's number of tokens, best first."""
     rank = ranks(priority(candidates, config), candidates.open, config.tie_break)
     return candidates.open & (rank < candidates.quota[:, None])

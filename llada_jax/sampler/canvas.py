@@ -74,25 +74,27 @@ def new_canvas(
     first = np.argmax(state == MASKED, axis=1)
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
+    masked = state == MASKED
 
-    def zeros() -> Int[Array, " B"]:  # an array each: loops donate them
-        return jnp.zeros(batch, jnp.int32)
+    def zeros() -> np.ndarray:  # an array each: loops donate them
+        return np.zeros(batch, np.int32)
 
-    return Canvas(
-        tokens=jnp.asarray(tokens),
-        state=jnp.asarray(state, jnp.int8),
-        confidence=jnp.zeros((batch, length), jnp.float32),
-        end=jnp.asarray(end),
-        origin=jnp.asarray(origin),
-        block=jnp.asarray(block, jnp.int32),
+    canvas = Canvas(
+        tokens=tokens,
+        state=state.astype(np.int8),
+        confidence=np.zeros((batch, length), np.float32),
+        end=end,
+        origin=origin,
+        block=block.astype(np.int32),
         block_step=zeros(),
-        block_masks=jnp.asarray(((state == MASKED) & in_block).sum(axis=1), jnp.int32),
+        block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
         settled=zeros(),
         nfe=zeros(),
-        done=jnp.asarray(~(state == MASKED).any(axis=1)),
+        done=~masked.any(axis=1),
         key=keys,
         cache=cache,
     )
+    return jax.device_put(canvas)
 
 
 def block_origin(
@@ -110,13 +112,14 @@ def block_origin(
     return lengths
 
 
-def layout_of(lengths: Sequence[int], config: SamplerConfig, model: ModelConfig, *, infill: bool):
+def layout_of(
+    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> Layout:
     """The `Layout` of prompts of these lengths."""
-    array = np.array(lengths, np.int32)
-    end = array if infill else array + config.gen_length
-    origin = block_origin(array, config, model, infill=infill)
+    end = lengths if infill else lengths + config.gen_length
+    origin = block_origin(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
-    return Layout(int(end.max()), 0 if infill else int(array.max()), int(n_blocks.max()))
+    return Layout(int(end.max()), 0 if infill else int(lengths.max()), int(n_blocks.max()))
 
 
 def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:

@@ -21,6 +21,7 @@ from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.window import buckets_for
 from llada_jax.types import Denoiser, Params
 
+
 @dataclass(frozen=True)
 class Result:
     """What a run gives."""
@@ -159,7 +160,7 @@ def _settings(
     return {
         "sampler": asdict(config),
         "model": asdict(model),
-        "seeds": seeds,
+        "seeds": [list(seed) for seed in seeds],
         "loop": loop,
         "infill": infill,
         "seconds": seconds,

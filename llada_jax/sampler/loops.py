@@ -53,14 +53,19 @@ def _compiled(
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
-    branches = [partial(decoder.step, n_rows=n_rows) for n_rows in buckets]
-    record = jax.eval_shape(branches[0], params, canvas, bound)[1]
+    branches = [partial(decoder.denoise, n_rows=n_rows) for n_rows in buckets]
+
+    def one_step(canvas, bucket):
+        canvas, denoised = jax.lax.switch(bucket, branches, params, canvas)
+        return decoder.decide(params, canvas, denoised, bound)
+
+    record = jax.eval_shape(one_step, canvas, jnp.int32(0))[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
 
     def body(carry):
         step, canvas, records, rows = carry
         bucket = jnp.searchsorted(sizes, decoder.rows_needed(canvas))
-        canvas, record = jax.lax.switch(bucket, branches, params, canvas, bound)
+        canvas, record = one_step(canvas, bucket)
         records = jax.tree.map(lambda all_, one: all_.at[step].set(one), records, record)
         return step + 1, canvas, records, rows.at[step].set(sizes[bucket])
 
@@ -91,6 +96,7 @@ def compiled_loop(
 _rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
 _rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
 _forward_rows = jax.jit(lambda forward_rows, *args: forward_rows(*args), static_argnums=0)
+_absorb = jax.jit(Decoder.absorb, static_argnums=0, donate_argnames="canvas")
 _decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
 
 
@@ -115,7 +121,8 @@ def host_loop(
         before = np.array(canvas.state)
         rows = _rows(decoder, canvas, n_rows)
         out = _forward_rows(decoder.denoiser.forward_rows, params, rows, canvas.cache)
-        canvas, record = _decide(decoder, params, canvas, rows, out, bound)
+        canvas, denoised = _absorb(decoder, canvas, rows, out)
+        canvas, record = _decide(decoder, params, canvas, denoised, bound)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)

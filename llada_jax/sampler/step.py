@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.rows import make_rows, write_rows
-from llada_jax.sampler.accept import Accept, Candidates, accept_for, quota
+from llada_jax.sampler.accept import Accept, Bound, Candidates, accept_for, quota
 from llada_jax.sampler.canvas import (
     MASKED,
     PROMPT,
@@ -28,12 +28,20 @@ from llada_jax.sampler.window import Span, Window, attention_order, window_for
 from llada_jax.types import Denoiser, Params, Rows, RowsOut
 
 
+class Denoised(NamedTuple):
+    """What a forward leaves for the decision, whatever its number of rows was."""
+
+    hidden: Float[Array, "B C D"]  # states that predict the candidates
+    live_rows: Int[Array, " B"]
+    cache_length: Int[Array, " B"]  # cached positions that the rows read
+
+
 class StepRecord(NamedTuple):
     """What one step did: the raw material of the trace."""
 
     live_rows: Int[Array, " B"]
     head_rows: Int[Array, " B"]
-    cache_length: Int[Array, " B"]  # cached positions that the rows read
+    cache_length: Int[Array, " B"]
     block: Int[Array, " B"]
     first_candidate: Int[Array, " B"]  # position of candidate 0
     token: Int[Array, "B C"]
@@ -88,14 +96,6 @@ class Decoder:
         start, stop = self.span(canvas)
         return (stop - start).max()
 
-    def step(
-        self, params: Params, canvas: Canvas, bound: Float[Array, ""], n_rows: int
-    ) -> tuple[Canvas, StepRecord]:
-        """One forward of `n_rows` rows (at least `rows_needed`), and what it commits."""
-        rows = self.rows(canvas, n_rows)
-        out = self.denoiser.forward_rows(params, rows, canvas.cache)
-        return self.decide(params, canvas, rows, out, bound)
-
     def rows(self, canvas: Canvas, n_rows: int) -> Rows:
         """The rows of the next forward."""
         span = self.span(canvas)
@@ -111,45 +111,56 @@ class Decoder:
         rows = make_rows(tokens, positions, live, cached, row_order, slot_order)
         return self._with_unconditional(canvas, rows)
 
-    def decide(
-        self,
-        params: Params,
-        canvas: Canvas,
-        rows: Rows,
-        out: RowsOut,
-        bound: Float[Array, ""],
-    ) -> tuple[Canvas, StepRecord]:
-        """The canvas after a forward: cache written, tokens committed, blocks counted."""
-        start = block_start(canvas, self.config.block_length)
-        positions = start[:, None] + jnp.arange(self.config.block_length, dtype=jnp.int32)
-        candidates = self._score(params, canvas, self._guide(out.hidden), positions)
-        scores, transfer_mask = candidates.scores, self.accept(candidates, bound)
+    def absorb(self, canvas: Canvas, rows: Rows, out: RowsOut) -> tuple[Canvas, Denoised]:
+        """The canvas with the forward's keys and values, and what the candidates need of it."""
+        cache = canvas.cache
+        if cache.keys.shape[2]:
+            cache = write_rows(cache, rows, out)
+        first_row = self.span(canvas).start[:, None]
+        predicting_row = jnp.maximum(self._candidates(canvas) - self.shift - first_row, 0)
         batch = canvas.tokens.shape[0]
-        record = StepRecord(
+        denoised = Denoised(
+            hidden=take(self._guide(out.hidden), predicting_row),
             live_rows=rows.live[:batch].sum(axis=1, dtype=jnp.int32),
-            head_rows=candidates.open.sum(axis=1, dtype=jnp.int32),
             cache_length=rows.sees_cache[:batch].any(axis=1).sum(axis=1, dtype=jnp.int32),
+        )
+        canvas = canvas._replace(
+            cache=cache,
+            settled=jnp.where(canvas.done, canvas.settled, self.window.settled(canvas)),
+            nfe=canvas.nfe + (~canvas.done).astype(canvas.nfe.dtype),
+        )
+        return canvas, denoised
+
+    def denoise(self, params: Params, canvas: Canvas, n_rows: int) -> tuple[Canvas, Denoised]:
+        """One forward of `n_rows` rows, at least `rows_needed`."""
+        rows = self.rows(canvas, n_rows)
+        return self.absorb(canvas, rows, self.denoiser.forward_rows(params, rows, canvas.cache))
+
+    def decide(
+        self, params: Params, canvas: Canvas, denoised: Denoised, bound: Bound
+    ) -> tuple[Canvas, StepRecord]:
+        """Score the candidates, commit what is accepted, go on to the next block or stop."""
+        positions = self._candidates(canvas)
+        candidates = self._score(params, canvas, denoised.hidden, positions)
+        scores, transfer_mask = candidates.scores, self.accept(candidates, bound)
+        record = StepRecord(
+            live_rows=denoised.live_rows,
+            head_rows=candidates.open.sum(axis=1, dtype=jnp.int32),
+            cache_length=denoised.cache_length,
             block=canvas.block,
-            first_candidate=start,
+            first_candidate=positions[:, 0],
             token=scores.token,
             confidence=scores.confidence.astype(jnp.float32),
             committed=transfer_mask & (scores.token != self.mask_id),
         )
-        canvas = self._remember(canvas, rows, out)
         canvas = commit(
             canvas, positions, scores.token, scores.confidence, transfer_mask, self.mask_id
         )
         return self.stop(self._next_block(canvas)), record
 
-    def _remember(self, canvas: Canvas, rows: Rows, out: RowsOut) -> Canvas:
-        cache = canvas.cache
-        if cache.keys.shape[2]:
-            cache = write_rows(cache, rows, out)
-        return canvas._replace(
-            cache=cache,
-            settled=jnp.where(canvas.done, canvas.settled, self.window.settled(canvas)),
-            nfe=canvas.nfe + ~canvas.done,
-        )
+    def _candidates(self, canvas: Canvas) -> Int[Array, "B C"]:
+        start = block_start(canvas, self.config.block_length)
+        return start[:, None] + jnp.arange(self.config.block_length, dtype=jnp.int32)
 
     def _with_unconditional(self, canvas: Canvas, rows: Rows) -> Rows:
         """For guidance, a second batch of the same rows whose prompt is masked."""
@@ -175,17 +186,15 @@ class Decoder:
         self,
         params: Params,
         canvas: Canvas,
-        hidden: Float[Array, "B R D"],
+        hidden: Float[Array, "B C D"],
         positions: Int[Array, "B C"],
     ) -> Candidates:
         state = take(canvas.state, positions)
         is_open = (state == MASKED) & (positions < canvas.end[:, None]) & ~canvas.done[:, None]
-        first_row = self.span(canvas).start[:, None]
-        predicting_row = jnp.maximum(positions - self.shift - first_row, 0)
         step_key = jax.vmap(jax.random.fold_in)(canvas.key, canvas.nfe)
         keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(step_key, positions)
         noise_keys = keys if self.config.temperature > 0 else None
-        scores = self.denoiser.score_rows(params, take(hidden, predicting_row), noise_keys)
+        scores = self.denoiser.score_rows(params, hidden, noise_keys)
         random = jnp.zeros(positions.shape, jnp.float32)
         if self.config.remasking == "random":
             random = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
@@ -217,7 +226,5 @@ class Decoder:
         )
 
 
-def _block_at(
-    canvas: Canvas, position: Int[Array, " L"], block_length: int
-) -> Int[Array, "B L"]:
+def _block_at(canvas: Canvas, position: Int[Array, " L"], block_length: int) -> Int[Array, "B L"]:
     return (position - canvas.origin[:, None]) // block_length

@@ -94,9 +94,7 @@ class Trace:
     def same_decoding(self, other: "Trace") -> bool:
         """Whether both did the same, wall time and settings aside."""
         timeless = [f.name for f in fields(self) if f.name not in ("seconds", "settings")]
-        return all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless
-        )
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless)
 
 
 def trace_of(

@@ -12,7 +12,9 @@ answers end. Two things vary so that every window of the sampler has been seen i
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import TrainConfig
 
@@ -29,12 +31,12 @@ ExampleSource = Callable[[int], Example]
 
 
 class Batch(NamedTuple):
-    """Canvases padded on the right to one length. numpy or JAX arrays."""
+    """Canvases padded on the right to one length."""
 
-    tokens: np.ndarray  # [B, L] int32, nothing masked yet
-    live: np.ndarray  # [B, L] bool: the canvas, without padding
-    target: np.ndarray  # [B, L] bool: may be masked, and is then predicted
-    hidden: np.ndarray  # [B, L] bool: always masked, never predicted
+    tokens: Int[Array, "B L"]  # nothing masked yet
+    live: Bool[Array, "B L"]  # the canvas, without padding
+    target: Bool[Array, "B L"]  # may be masked, and is then predicted
+    hidden: Bool[Array, "B L"]  # always masked, never predicted
 
 
 class _Canvas(NamedTuple):
@@ -105,11 +107,12 @@ def _canvas(
 def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
     longest = max(len(canvas.tokens) for canvas in canvases)
     shape = len(canvases), -(-longest // length_multiple) * length_multiple
-    batch = Batch(np.zeros(shape, np.int32), *(np.zeros(shape, bool) for _ in range(3)))
+    tokens = np.zeros(shape, np.int32)
+    live, target, hidden = (np.zeros(shape, bool) for _ in range(3))
     for row, canvas in enumerate(canvases):
         length = len(canvas.tokens)
-        batch.tokens[row, :length] = canvas.tokens
-        batch.live[row, :length] = True
-        batch.target[row, canvas.target] = True
-        batch.hidden[row, canvas.hidden] = True
-    return batch
+        tokens[row, :length] = canvas.tokens
+        live[row, :length] = True
+        target[row, canvas.target] = True
+        hidden[row, canvas.hidden] = True
+    return Batch(*map(jnp.asarray, (tokens, live, target, hidden)))

@@ -50,7 +50,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with _checkpointer(folder, config) as checkpointer:
         state = _restore(checkpointer, create_state(model, config))
-        start = int(state.step)
+        start = np.asarray(state.step).item()
         require(
             start <= config.steps,
             f"steps is {config.steps}; allowed: {start} or more, where the last checkpoint stands",
@@ -60,20 +60,21 @@ def train(
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
+        timer = Timer()
         recent: list[dict[str, jax.Array]] = []
-        since = time.perf_counter()
         for step, batch in enumerate(
             tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
         ):
             state, of_step = train_step(state, batch)
             recent.append(of_step)
-            if step % config.log_every == 0 or step == config.steps:
-                row = {"step": step, "learning_rate": float(schedule(step)), **_mean(recent)}
-                row["seconds_per_step"] = (time.perf_counter() - since) / len(recent)
+            if _due(step, config.log_every, config.steps):
+                row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
+                row |= _mean(recent) | {"seconds_per_step": timer.lap() / len(recent)}
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
                     row |= evaluate(state.best_params)
+                    timer.lap()
                 metrics.append(row)
-                recent, since = [], time.perf_counter()
+                recent.clear()
             if _due(step, config.checkpoint_every, config.steps):
                 checkpointer.save(step, state.arrays())
     return state
@@ -90,6 +91,17 @@ def load_params(folder: str | Path, model: ModelConfig, config: TrainConfig) -> 
             f"{folder} holds no checkpoint; allowed: the folder of a run that has saved one",
         )
         return _restore(checkpointer, create_state(model, config)).best_params
+
+
+class Timer:
+    """Seconds since it was made, or since the last lap."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def lap(self) -> float:
+        began, self.began = self.began, time.perf_counter()
+        return self.began - began
 
 
 class MetricsFile:
@@ -136,10 +148,12 @@ def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:
 
 
 def _checkpointer(folder: Path, config: TrainConfig) -> ocp.training.Checkpointer:
+    # orbax's policies do not fit its own protocol, hence Any.
+    keep: Any = ocp.training.preservation_policies.LatestN(config.keep_checkpoints)
     # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
     return ocp.training.Checkpointer(
-        folder / CHECKPOINT_FOLDER,
-        preservation_policy=ocp.training.preservation_policies.LatestN(config.keep_checkpoints),
+        str(folder / CHECKPOINT_FOLDER),
+        preservation_policy=keep,
         cleanup_tmp_directories=True,
     )
 

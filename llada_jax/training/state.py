@@ -14,12 +14,13 @@ from llada_jax.model.params import ModelParams, init_params
 from llada_jax.training.data import Batch
 from llada_jax.training.loss import Loss, corrupt, masked_diffusion_loss
 from llada_jax.training.optimizer import make_optimizer
+from llada_jax.types import Params
 
 
 class TrainState(train_state.TrainState):
     """Parameters, optimizer state and step; with an average of the parameters if asked for."""
 
-    average: ModelParams | None
+    average: Params | None
 
     def arrays(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -31,7 +32,7 @@ class TrainState(train_state.TrainState):
         }
 
     @property
-    def best_params(self) -> ModelParams:
+    def best_params(self) -> Params:
         """The averaged parameters where they are kept, else the parameters."""
         return self.params if self.average is None else self.average
 
@@ -72,7 +73,7 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
         (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
         metrics = {**result._asdict(), "gradient_norm": optax.tree.norm(gradient)}
         state = state.apply_gradients(grads=gradient)
-        if config.ema_decay is not None:
+        if config.ema_decay is not None and state.average is not None:
             rate = 1 - config.ema_decay
             state = state.replace(
                 average=optax.incremental_update(state.params, state.average, rate)

@@ -1,0 +1,208 @@
+"""Times the hot paths, each against its baseline in the same run.
+
+    python -m experiments.bench
+    python -m experiments.bench architecture=medium steps=32
+
+What is compared takes turns on the machine, and the best of several times counts: a busy moment
+then hits both sides, and neither is charged for it.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+import hydra
+import jax
+import jax.numpy as jnp
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.config import Cache, ModelConfig, SamplerConfig, require
+from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from llada_jax.model.params import init_params
+from llada_jax.rows import make_rows
+from llada_jax.types import Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What to time. The comments are in conf/bench.yaml."""
+
+    model: str = "tiny"
+    architecture: ModelConfig | None = None
+    prompt_length: int = 64
+    gen_length: int = 128
+    block_length: int = 32
+    steps: int = 128
+    repeats: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_length", "repeats"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        _ = self.sampler
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        return SamplerConfig(
+            gen_length=self.gen_length, block_length=self.block_length, steps=self.steps
+        )
+
+
+def bench(config: BenchConfig, run: Run) -> None:
+    """Every suite, one after the other."""
+    model = model_of(config)
+    length = config.prompt_length + config.gen_length
+    require(
+        length <= model.config.max_length,
+        f"prompt_length + gen_length is {length}; allowed: up to {model.config.max_length}",
+    )
+    run.begin()
+    suites = (decoding, loops, forwards, heads, imports)
+    rows = [
+        row for suite in tqdm(suites, desc="bench", unit="suite") for row in suite(model, config)
+    ]
+    run.finish(rows)
+
+
+def model_of(config: BenchConfig) -> lj.Model:
+    """The model to time: random weights where an architecture is given."""
+    if config.architecture is None:
+        return lj.load(config.model)
+    params = init_params(config.architecture, jax.random.key(config.seed))
+    return lj.Model(config.architecture, params, None)
+
+
+def best_times(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Seconds of each candidate: best of `repeats` rounds in which all take turns, after a first
+    call that compiles."""
+    for call in candidates.values():
+        jax.block_until_ready(call())
+    best = dict.fromkeys(candidates, float("inf"))
+    for _ in range(repeats):
+        for name, call in candidates.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
+    """A row with the milliseconds of each, and how many times faster than the baseline it is."""
+    for name, seconds in times.items():
+        yield ResultRow(name=f"{unit_name}: {name}", value=seconds * 1e3, unit="ms")
+        if name != baseline:
+            ratio = times[baseline] / seconds
+            yield ResultRow(name=f"{unit_name}: {name} vs {baseline}", value=ratio, unit="x faster")
+
+
+def prompt_of(model: lj.Model, config: BenchConfig) -> jax.Array:
+    """Random ids without the special ones at the vocabulary's ends."""
+    key = jax.random.key(config.seed)
+    low, high = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
+    return jax.random.randint(key, (1, config.prompt_length), low, high)
+
+
+def decoding(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """A whole run per window, with equal forwards, against the whole-canvas sampler."""
+    prompt = prompt_of(model, config)
+    candidates = {
+        f"cache={cache}": partial(
+            _decode, model, prompt, config.sampler.replace(cache=cache), "compiled"
+        )
+        for cache in get_args(Cache)
+    }
+    yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
+
+
+def loops(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """The compiled loop against the host loop, block-wise."""
+    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
+    candidates = {
+        f"{loop} loop": partial(_decode, model, prompt, sampler, loop)
+        for loop in ("host", "compiled")
+    }
+    yield from against(best_times(candidates, config.repeats), "host loop", "decode")
+
+
+def _decode(model: lj.Model, prompt: jax.Array, sampler: SamplerConfig, loop: Any) -> Any:
+    return lj.generate(model, prompt, sampler, loop=loop).tokens
+
+
+def forwards(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """One forward of some rows against a cache of the canvas, and of the whole canvas."""
+    length = config.prompt_length + config.gen_length
+    sizes = {config.block_length, 2 * config.block_length, config.gen_length, length}
+    candidates = {}
+    for size in sorted(size for size in sizes if size <= length):
+        cache = cache_for(model.params, model.config, 1, 0 if size == length else length)
+        positions = length - size + jnp.arange(size, dtype=jnp.int32)[None]
+        cached = jnp.ones((1, cache.keys.shape[2]), bool)
+        live = jnp.ones(positions.shape, bool)
+        rows = make_rows(jnp.ones_like(positions), positions, live, cached)
+        candidates[f"{size} rows"] = partial(_forward, model.params, model.config, rows, cache)
+    yield from against(best_times(candidates, config.repeats), f"{length} rows", "forward")
+
+
+_forward = jax.jit(forward_rows, static_argnums=1)
+
+
+def heads(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """Scores of a block: the vocabulary in chunks, against all logits and a softmax over them."""
+    shape = (1, config.block_length, model.config.width)
+    hidden = jax.random.normal(jax.random.key(config.seed), shape).astype(
+        model.params.embedding.dtype
+    )
+    streamed = jax.jit(partial(score_rows, noise_keys=None, rules=ScoreRules()))
+    materialised = jax.jit(_scores_of_all_logits)
+    candidates = {
+        "all logits": partial(materialised, model.params, hidden),
+        "streamed": partial(streamed, model.params, hidden),
+    }
+    yield from against(best_times(candidates, config.repeats), "all logits", "scores")
+
+
+def _scores_of_all_logits(params: Any, hidden: jax.Array) -> Scores:
+    logits = logits_of(params, hidden)
+    share = jax.nn.softmax(logits, axis=-1)
+    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    best = jax.lax.top_k(share, 2)[0]
+    return Scores(
+        token=token,
+        confidence=jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0],
+        entropy=-jnp.where(share > 0, share * jnp.log(share), 0).sum(-1),
+        margin=best[..., 0] - best[..., 1],
+    )
+
+
+def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """`import llada_jax` in a fresh interpreter, against `import jax`."""
+    candidates = {
+        f"import {name}": partial(
+            subprocess.run, [sys.executable, "-c", f"import {name}"], check=True
+        )
+        for name in ("jax", "llada_jax")
+    }
+    times = best_times(candidates, config.repeats)
+    for name, seconds in times.items():
+        yield ResultRow(name=name, value=seconds, unit="s")
+    ratio = times["import llada_jax"] / times["import jax"]
+    yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="bench")
+def main(config: DictConfig) -> None:
+    launch(bench, BenchConfig, config)
+
+
+if __name__ == "__main__":
+    main()

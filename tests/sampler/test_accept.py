@@ -1,0 +1,114 @@
+"""Accept rules on hand-made and on random candidates."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.accept import (
+    Candidates,
+    accept_for,
+    bound_of,
+    quota,
+    ranks,
+    without_bound,
+)
+from llada_jax.types import Scores
+
+
+def accepted(confidence, is_open=None, entropy=None, due=1, random=None, **settings):
+    confidence = np.asarray(confidence, np.float32)[None]
+    zeros = np.zeros_like(confidence)
+    config = SamplerConfig(gen_length=64, block_length=64, steps=64, **settings)
+    scores = Scores(
+        zeros.astype(np.int32),
+        jnp.asarray(confidence),
+        jnp.asarray(zeros if entropy is None else np.asarray(entropy, np.float32)[None]),
+        jnp.asarray(zeros),
+    )
+    candidates = Candidates(
+        scores,
+        jnp.asarray(np.ones(confidence.shape, bool) if is_open is None else [is_open]),
+        jnp.asarray(zeros if random is None else np.asarray(random, np.float32)[None]),
+        jnp.asarray([due], jnp.int32),
+    )
+    transfer_mask = accept_for(config)(candidates, bound_of(config))[0]
+    return np.flatnonzero(transfer_mask).tolist()
+
+
+def test_quota_takes_the_best():
+    assert accepted([0.1, 0.9, 0.5, 0.7], due=2) == [1, 3]
+    assert accepted([0.1, 0.9, 0.5], is_open=[True, False, True], due=2) == [0, 2]
+    assert accepted([0.1, 0.9], due=0) == []
+
+
+def test_ties():
+    assert accepted([0.5, 0.5, 0.5], due=2) == [0, 1]
+    assert accepted([0.5, 0.5, 0.5], due=2, tie_break="highest_index") == [1, 2]
+
+
+def test_threshold():
+    half = dict(threshold=0.5)
+    assert accepted([0.5, 0.4, 0.6], **half) == [0, 2]
+    assert accepted([0.5, 0.4, 0.6], strict_threshold=True, **half) == [2]
+    assert accepted([0.1, 0.4, 0.3], **half) == [1], "the best is always taken"
+    assert accepted([0.1, 0.4, 0.3], due=2, forced_progress="quota", **half) == [1, 2]
+    assert accepted([0.9, 0.9], is_open=[False, False], **half) == []
+
+
+def test_factor_stops_at_the_first_rank_below_its_bound():
+    # bounds 1 - 1/(n + 1): 0.5, 0.667, 0.75, 0.8
+    assert accepted([0.76, 0.9, 0.7, 0.95], factor=1.0) == [0, 1, 3]
+    assert accepted([0.66, 0.9, 0.7, 0.95], factor=1.0) == [1, 3]
+    assert accepted([0.2, 0.1], factor=1.0) == [0]
+
+
+def test_factor_does_not_take_the_last_rank_below_its_bound():
+    assert accepted([0.9, 0.1], factor=1.0) == [0]
+
+
+def test_entropy_bound_leaves_the_largest_out_of_the_sum():
+    settings = dict(entropy_bound=1.0)
+    assert accepted([0.5] * 4, entropy=[0.9, 0.1, 2.0, 0.5], **settings) == [0, 1, 3]
+    assert accepted([0.5] * 3, entropy=[0.2, 0.3, 5.0], **settings) == [0, 1, 2]
+
+
+def test_entropy_bound_zero_is_one_token_unless_tokens_are_certain():
+    assert accepted([0.5, 0.9], entropy=[0.4, 0.1], entropy_bound=0.0) == [1]
+    assert accepted([1.0, 1.0, 0.5], entropy=[0.0, 0.0, 1.0], entropy_bound=0.0) == [0, 1, 2]
+
+
+def test_random_ranks_by_random_numbers():
+    assert accepted([0.9, 0.1], random=[0.2, 0.8], remasking="random") == [1]
+
+
+@given(
+    confidence=st.lists(st.floats(0, 1, width=32, allow_subnormal=False), min_size=1, max_size=24),
+    data=st.data(),
+)
+def test_ranks_equal_a_stable_sort(confidence, data):
+    is_open = data.draw(st.lists(st.booleans(), min_size=len(confidence), max_size=len(confidence)))
+    found = np.asarray(
+        ranks(jnp.asarray([confidence], jnp.float32), jnp.asarray([is_open]), "lowest_index")
+    )[0]
+    candidates = [i for i, value in enumerate(is_open) if value]
+    best_first = sorted(candidates, key=lambda i: (-np.float32(confidence[i]), i))
+    assert [found[i] for i in best_first] == list(range(len(best_first)))
+
+
+@given(masks=st.integers(0, 200), steps=st.integers(1, 200))
+def test_quota_spreads_all_masks(masks, steps):
+    due = quota(jnp.full(steps, masks, jnp.int32), jnp.arange(steps, dtype=jnp.int32), steps)
+    due = np.asarray(due)
+    assert due.sum() == masks
+    assert due.max() - due.min() <= 1
+    assert (np.diff(due) <= 0).all()
+
+
+@pytest.mark.parametrize("rule", ["threshold", "factor", "entropy_bound"])
+def test_a_sweep_over_the_bound_is_one_configuration(rule):
+    low, high = (SamplerConfig(**{rule: value}) for value in (0.3, 0.9))
+    assert without_bound(low) == without_bound(high)
+    assert bound_of(low) == np.float32(0.3) and bound_of(high) == np.float32(0.9)

@@ -1,0 +1,327 @@
+"""Properties of whole decoding runs, on a toy denoiser that has no rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.model.head import ScoreRules
+from llada_jax.rows import make_rows
+from llada_jax.sampler.canvas import MASKED
+from llada_jax.types import KVCache
+from tests.sampler.reference import reference_decode
+from tests.sampler.toy import (
+    BLOCK_CAUSAL,
+    CONFIG,
+    EOS,
+    MASK,
+    forward_rows,
+    score_rows,
+    toy_decode,
+)
+
+WINDOWS = ("none", "prefix", "dual", "blockwise")
+RULES = ({}, {"threshold": 0.3}, {"factor": 0.9}, {"entropy_bound": 2.0})
+SMALL = SamplerConfig(gen_length=24, block_length=8, steps=12)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+
+
+@jax.jit
+def score_whole_canvas(salt, tokens):
+    positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    live, nothing = jnp.ones(tokens.shape, bool), jnp.zeros((1, 0), bool)
+    cache = KVCache(*[jnp.zeros((1, 1, 0, 1, 1), jnp.int32)] * 2)
+    hidden = forward_rows(salt, make_rows(tokens, positions, live, nothing), cache).hidden
+    return score_rows(salt, hidden, None, ScoreRules(forbidden=(MASK,)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("remasking", ["low_confidence", "entropy", "margin"])
+@settings(max_examples=8)
+@given(salt=st.integers(0, 100))
+def test_whole_canvas_equals_a_plain_loop(rule, remasking, salt):
+    config = SMALL.replace(remasking=remasking, mask_id=MASK, **rule)
+    result = toy_decode([PROMPTS[0]], config, salt=salt)
+
+    def predict(canvas):
+        scores = score_whole_canvas(jnp.int32(salt), jnp.asarray(canvas, jnp.int32)[None])
+        return [np.asarray(score)[0] for score in scores]
+
+    tokens, commit_step = reference_decode(predict, PROMPTS[0], config, MASK)
+    np.testing.assert_array_equal(result.tokens[0], tokens)
+    np.testing.assert_array_equal(result.trace.commit_steps()[0], commit_step)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("cache", WINDOWS)
+@settings(max_examples=5)
+@given(salt=st.integers(0, 100), seed=st.integers(0, 1000))
+def test_both_loops_decode_alike(cache, rule, salt, seed):
+    config = SMALL.replace(cache=cache, temperature=0.7, **rule)
+    runs = [
+        toy_decode(PROMPTS, config, salt=salt, seed=seed, loop=loop)
+        for loop in ("compiled", "host")
+    ]
+    np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
+    assert runs[0].trace.same_decoding(runs[1].trace)
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("model", [CONFIG, BLOCK_CAUSAL], ids=["bidirectional", "block_causal"])
+@pytest.mark.parametrize("cache", WINDOWS)
+@pytest.mark.parametrize("rule", [{}, {"threshold": 0.3}], ids=str)
+def test_a_batch_gives_each_row_what_it_gives_alone(cache, model, loop, rule):
+    config = SMALL.replace(
+        cache=cache, temperature=0.5, remasking="random", eos_early_stop=True, **rule
+    )
+    seeds = [11, 22, 33]
+    together = toy_decode(PROMPTS, config, model, salt=5, seed=seeds, loop=loop)
+    commit_steps = together.trace.commit_steps()
+    longest = max(map(len, PROMPTS))
+    for row, (prompt, seed) in enumerate(zip(PROMPTS, seeds, strict=True)):
+        alone = toy_decode([prompt], config, model, salt=5, seed=[seed], loop=loop)
+        padding = longest - len(prompt)
+        assert (together.tokens[row, :padding] == EOS).all()
+        np.testing.assert_array_equal(together.tokens[row, padding:], alone.tokens[0])
+        np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+        assert together.nfe[row] == alone.nfe[0]
+        own = slice(0, len(prompt) + config.gen_length)
+        np.testing.assert_array_equal(commit_steps[row, own], alone.trace.commit_steps()[0])
+
+
+@pytest.mark.parametrize("cache", WINDOWS)
+@settings(max_examples=15)
+@given(
+    salt=st.integers(0, 100),
+    rule=st.sampled_from(RULES),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_prompts_stay_and_no_mask_is_left(cache, salt, rule, temperature):
+    config = SMALL.replace(cache=cache, temperature=temperature, **rule)
+    result = toy_decode(PROMPTS, config, salt=salt)
+    for row, prompt in enumerate(PROMPTS):
+        canvas = result.tokens[row, -len(prompt) - config.gen_length :]
+        np.testing.assert_array_equal(canvas[: len(prompt)], prompt)
+    assert not (result.tokens == MASK).any()
+    assert (result.trace.event_kind == 0).sum() == len(PROMPTS) * config.gen_length
+
+
+@pytest.mark.parametrize("cache", WINDOWS)
+@pytest.mark.parametrize("steps", [3, 6, 12, 24, 48])
+def test_masks_fall_as_the_schedule_says(cache, steps):
+    config = SMALL.replace(cache=cache, steps=steps)
+    trace = toy_decode(PROMPTS, config).trace
+    per_block = config.steps_per_block
+    schedule = [8 // per_block + (step < 8 % per_block) for step in range(per_block)]
+    expected = [due for due in schedule if due] * config.n_blocks
+    for row in range(len(PROMPTS)):
+        committed = np.bincount(trace.event_step[trace.event_row == row])
+        assert committed.tolist() == expected
+
+
+def test_same_key_same_canvas_and_another_key_another():
+    config = SMALL.replace(temperature=1.0)
+    first, again, other = (toy_decode(PROMPTS, config, seed=seed).tokens for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_equal_prompts_of_a_batch_draw_their_own_noise():
+    result = toy_decode([PROMPTS[0]] * 2, SMALL.replace(temperature=1.0))
+    assert (result.tokens[0] != result.tokens[1]).any()
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+def test_jit_equals_no_jit(loop):
+    config = SamplerConfig(
+        gen_length=8, block_length=4, steps=4, cache="dual", temperature=0.5, threshold=0.4
+    )
+    jitted = toy_decode(PROMPTS[:2], config, loop=loop)
+    with jax.disable_jit():
+        plain = toy_decode(PROMPTS[:2], config, loop=loop)
+    assert jitted.trace.same_decoding(plain.trace)
+
+
+@settings(max_examples=20)
+@given(salt=st.integers(0, 100), prompt=st.lists(st.integers(0, 20), min_size=1, max_size=20))
+def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
+    """A canvas that ends earlier has other later blocks: none at all."""
+    long = toy_decode([prompt], SMALL, BLOCK_CAUSAL, salt=salt)
+    short_config = SMALL.replace(gen_length=16, steps=8)
+    short = toy_decode([prompt], short_config, BLOCK_CAUSAL, salt=salt)
+    whole_blocks = (len(prompt) + 16) // 8 * 8  # the last block of the short canvas may be cut
+    np.testing.assert_array_equal(long.tokens[0, :whole_blocks], short.tokens[0, :whole_blocks])
+
+
+@settings(max_examples=20)
+@given(
+    salt=st.integers(0, 100),
+    prompt=st.lists(st.integers(0, 20), min_size=1, max_size=20),
+    rule=st.sampled_from(RULES),
+)
+def test_every_window_is_exact_where_attention_is_block_causal(salt, prompt, rule):
+    runs = [
+        toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt=salt)
+        for cache in WINDOWS
+    ]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.tokens, runs[0].tokens)
+        np.testing.assert_array_equal(run.nfe, runs[0].nfe)
+
+
+def test_shifted_outputs_read_the_row_before():
+    """Every window of a shifted model is exact where attention is block-causal, so that a block's
+    first token was indeed predicted by the last row of the block before."""
+    shifted = BLOCK_CAUSAL.replace(shift_logits=True)
+    runs = [
+        toy_decode(PROMPTS, SMALL.replace(cache=cache), shifted, loop=loop)
+        for cache in WINDOWS
+        for loop in ("compiled", "host")
+    ]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.tokens, runs[0].tokens)
+    unshifted = toy_decode(PROMPTS, SMALL, BLOCK_CAUSAL)
+    assert (runs[0].tokens != unshifted.tokens).any()
+
+
+def test_rows_of_each_window():
+    prompt = PROMPTS[0]
+    total = len(prompt) + 24
+    expected = {
+        "none": [total] * 6,
+        "prefix": [total, 24, total, 16, total, 8],
+        "dual": [total, 8] * 3,
+        "blockwise": [len(prompt) + 8, 8, 16, 8, 16, 8],
+    }
+    for cache, rows in expected.items():
+        trace = toy_decode([prompt], SMALL.replace(cache=cache, steps=6)).trace
+        assert trace.live_rows[:, 0].tolist() == rows
+        assert (trace.rows >= trace.live_rows[:, 0]).all()
+        assert trace.head_rows[:, 0].tolist() == [8, 4] * 3
+    blockwise = toy_decode([prompt], SMALL.replace(cache="blockwise", steps=6)).trace
+    assert blockwise.cache_length[:, 0].tolist() == [0, 5, 5, 13, 13, 21]
+
+
+def test_rows_that_are_done_run_no_more():
+    config = SMALL.replace(threshold=0.3)
+    result = toy_decode(PROMPTS, config, salt=1)
+    assert len(set(result.nfe.tolist())) > 1, "the case must have rows of different length"
+    for row, forwards in enumerate(result.nfe):
+        assert (result.trace.live_rows[:forwards, row] > 0).all()
+        assert (result.trace.live_rows[forwards:, row] == 0).all()
+        assert (result.trace.head_rows[forwards:, row] == 0).all()
+        assert result.trace.event_step[result.trace.event_row == row].max() == forwards - 1
+
+
+@settings(max_examples=25)
+@given(
+    holes=st.lists(st.integers(0, 19), min_size=1, max_size=20, unique=True),
+    cache=st.sampled_from(WINDOWS),
+    rule=st.sampled_from(RULES),
+    salt=st.integers(0, 50),
+)
+def test_infilling_fills_the_holes_and_nothing_else(holes, cache, rule, salt):
+    canvas = np.arange(20) % 20
+    canvas[holes] = MASK
+    config = SMALL.replace(cache=cache, **rule)
+    result = toy_decode([canvas], config, salt=salt, infill=True)
+    kept = np.setdiff1d(np.arange(20), holes)
+    np.testing.assert_array_equal(result.tokens[0, kept], canvas[kept])
+    assert not (result.tokens == MASK).any()
+    assert sorted(result.trace.event_position.tolist()) == sorted(holes)
+
+
+def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone():
+    canvases = [[1, MASK, 3, MASK, MASK], [MASK] * 11, [4, 5, 6]]
+    for cache in WINDOWS:
+        config = SMALL.replace(cache=cache)
+        together = toy_decode(canvases, config, infill=True)
+        for row, canvas in enumerate(canvases):
+            alone = toy_decode([canvas], config, infill=True)
+            np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+            assert together.nfe[row] == alone.nfe[0]
+    assert together.nfe[2] == 0
+
+
+def test_eos_early_stop_fills_with_eos():
+    config = SMALL.replace(eos_early_stop=True, threshold=0.2)
+    found = 0
+    for salt in range(40):
+        result = toy_decode([PROMPTS[0]], config, salt=salt)
+        generated = result.generated[0]
+        fills = result.trace.event_kind == 1
+        if fills.any():
+            found += 1
+            assert (generated[result.trace.event_position[fills] - len(PROMPTS[0])] == EOS).all()
+            full = toy_decode([PROMPTS[0]], config.replace(eos_early_stop=False), salt=salt)
+            end = int(np.argmax(generated == EOS)) + 1
+            np.testing.assert_array_equal(generated[:end], full.generated[0][:end])
+            assert result.nfe[0] < full.nfe[0]
+        assert not (generated == MASK).any()
+    assert found >= 3
+
+
+def test_eos_rules():
+    never = SMALL.replace(logits_eos_inf=True)
+    assert not any((toy_decode([PROMPTS[0]], never, salt=s).tokens == EOS).any() for s in range(30))
+    last = SMALL.replace(confidence_eos_eot_inf=True, steps=24)
+    seen = 0
+    for salt in range(30):
+        trace = toy_decode([PROMPTS[0]], last, salt=salt).trace
+        eos = trace.event_token == EOS
+        assert (trace.event_confidence[eos] == 0).all()
+        seen += eos.sum()
+    assert seen > 0
+
+
+def test_options_on_which_samplers_disagree():
+    base = SMALL.replace(threshold=1.0, block_length=8)
+    for option in (
+        {"tie_break": "highest_index"},
+        {"strict_threshold": True},
+        {"confidence_dtype": "float64"},
+        {"temperature": 0.5, "noise_dtype": "float64"},
+        {"predict_mask": True},
+        {"forced_progress": "quota"},
+    ):
+        runs = [
+            toy_decode(PROMPTS, base.replace(**option), loop=loop) for loop in ("compiled", "host")
+        ]
+        assert runs[0].trace.same_decoding(runs[1].trace)
+    quota_forward = toy_decode(PROMPTS, base.replace(forced_progress="quota", steps=3)).nfe
+    assert (quota_forward == 3).all()
+
+
+def test_a_predicted_mask_stays_masked():
+    config = SMALL.replace(predict_mask=True)
+    for salt in range(60):
+        result = toy_decode([PROMPTS[0]], config, salt=salt)
+        left = int((result.generated[0] == MASK).sum())
+        assert len(result.trace.event_token) == 24 - left
+        assert MASK not in result.trace.event_token
+        if left:
+            return
+    pytest.fail("no salt made the toy predict [MASK]")
+
+
+def test_on_step_streams_the_canvas():
+    views = []
+    result = toy_decode([PROMPTS[0]], SMALL, loop="host", on_step=views.append)
+    assert [view.step for view in views] == list(range(12))
+    assert [int(view.fresh.sum()) for view in views] == [2] * 12
+    masks = [int((view.state == MASKED).sum()) for view in views]
+    assert masks == list(range(22, -1, -2))
+    np.testing.assert_array_equal(views[-1].tokens, result.tokens)
+    assert (views[0].tokens == MASK).sum() == 22, "views must not change after the step"
+
+
+def test_guidance_runs_a_second_batch_without_the_prompt():
+    """At scale s the guided output is un + (s + 1)(cond - un); the toy's is exact for integers."""
+    config = SMALL.replace(cfg_scale=1.0)
+    guided = toy_decode(PROMPTS, config)
+    plain = toy_decode(PROMPTS, SMALL)
+    assert (guided.tokens != plain.tokens).any()
+    assert (guided.nfe == plain.nfe).all()

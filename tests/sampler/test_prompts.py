@@ -1,0 +1,83 @@
+"""Bad input: one clear error each, before anything is computed."""
+
+import numpy as np
+import pytest
+
+from llada_jax.config import SamplerConfig
+from tests.sampler.toy import CONFIG, MASK, toy_decode
+
+SMALL = SamplerConfig(gen_length=8, block_length=4, steps=4)
+
+
+def never(*_):
+    raise AssertionError("computed before the input was checked")
+
+
+@pytest.fixture(autouse=True)
+def no_computation(monkeypatch):
+    for name in ("compiled_loop", "host_loop"):
+        monkeypatch.setattr(f"llada_jax.sampler.generate.{name}", never)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "no prompts were given; allowed: 1 or more"),
+        ([[]], "prompt 0 is empty; allowed: 1 token or more"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1, 24]], r"prompt 0 has id \[24\]; allowed: 0 to 23"),
+        ([[1, -1]], r"prompt 0 has id \[-1\]; allowed: 0 to 23"),
+        ([[1, MASK]], r"prompt 0 contains \[MASK\] \(23\) at position \[1\]; allowed: only in inf"),
+        ([[0.5]], "prompt 0 has dtype float64; allowed: integers"),
+        ([1, 2], "prompts have 1 dimensions; allowed: 2"),
+        ([list(range(10)) * 9], "prompt 0 has 90 tokens; allowed: up to 88"),
+    ],
+)
+def test_bad_prompts(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        toy_decode(prompts, SMALL)
+
+
+def test_infilling_may_use_the_whole_length_and_no_more():
+    with pytest.raises(ValueError, match="prompt 0 has 97 tokens; allowed: up to 96"):
+        toy_decode([[1] * 97], SMALL, infill=True)
+
+
+def test_numpy_batches_are_prompts():
+    with pytest.raises(ValueError, match=r"prompt 1 has id \[99\]"):
+        toy_decode(np.array([[1, 2], [3, 99]]), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": "scan"}, "loop is 'scan'; allowed: 'compiled', 'host'"),
+        ({"on_step": print, "loop": "compiled"}, "on_step needs loop='host'"),
+        ({"seed": [1, 2]}, "2 seeds were given; allowed: one, or 1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        toy_decode([[1, 2]], SMALL, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mask_id", {}),
+        ("eos_id", {"logits_eos_inf": True}),
+        ("eos_id", {"eos_early_stop": True}),
+        ("eot_id", {"confidence_eos_eot_inf": True}),
+    ],
+)
+def test_ids_that_nobody_names(name, settings):
+    model = CONFIG.replace(**{name: None})
+    with pytest.raises(ValueError, match=f"{name} is not set by the model's configuration"):
+        toy_decode([[1, 2]], SMALL.replace(**settings), model)
+    with pytest.raises(AssertionError, match="computed"):
+        toy_decode([[1, 2]], SMALL.replace(**settings, **{name: 7}), model)
+
+
+def test_ids_outside_the_vocabulary():
+    with pytest.raises(ValueError, match="mask_id is 24; allowed: 0 to 23"):
+        toy_decode([[1, 2]], SMALL.replace(mask_id=24))

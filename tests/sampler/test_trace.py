@@ -1,0 +1,95 @@
+"""The trace: its file, its events, and what other parts read from it."""
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from tests.sampler.toy import toy_decode
+
+PROMPTS = [[3, 1, 4], [1, 5]]
+CONFIG = lj.SamplerConfig(gen_length=8, block_length=4, steps=4, cache="dual")
+
+
+@pytest.fixture
+def trace():
+    return toy_decode(PROMPTS, CONFIG, loop="host").trace
+
+
+def test_saves_and_loads_without_loss(trace, tmp_path):
+    trace.save(tmp_path / "run.npz")
+    loaded = lj.Trace.load(tmp_path / "run.npz")
+    assert loaded.same_decoding(trace)
+    np.testing.assert_array_equal(loaded.seconds, trace.seconds)
+    assert loaded.settings == {
+        **trace.settings,
+        "seeds": [list(s) for s in trace.settings["seeds"]],
+    }
+    for name in ("rows", "event_token", "event_confidence", "event_kind"):
+        assert getattr(loaded, name).dtype == getattr(trace, name).dtype
+    assert [path.name for path in tmp_path.iterdir()] == ["run.npz"]
+
+
+def test_an_interrupted_save_leaves_the_old_file(trace, tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    trace.save(path)
+    before = path.read_bytes()
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    with pytest.raises(OSError, match="disk full"):
+        trace.save(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04broken"])
+def test_other_files_are_refused(content, tmp_path):
+    path = tmp_path / "run.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.npz is no trace"):
+        lj.Trace.load(path)
+
+
+def test_other_archives_and_formats_are_refused(trace, tmp_path, monkeypatch):
+    np.savez(tmp_path / "other.npz", rows=np.zeros(3))
+    with pytest.raises(ValueError, match=r"other\.npz is no trace"):
+        lj.Trace.load(tmp_path / "other.npz")
+    monkeypatch.setattr("llada_jax.sampler.trace.FORMAT", 99)
+    trace.save(tmp_path / "new.npz")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="has trace format 99; allowed: 1"):
+        lj.Trace.load(tmp_path / "new.npz")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone\.npz"):
+        lj.Trace.load(tmp_path / "gone.npz")
+
+
+def test_events_rebuild_the_canvas(trace):
+    canvas = np.full(trace.tokens.shape, -1)
+    for row, prompt in enumerate(PROMPTS):
+        canvas[row, : len(prompt)] = prompt
+    assert (np.diff(trace.event_step) >= 0).all(), "events are in order"
+    canvas[trace.event_row, trace.event_position] = trace.event_token
+    for row, prompt in enumerate(PROMPTS):
+        end = len(prompt) + CONFIG.gen_length
+        np.testing.assert_array_equal(canvas[row, :end], trace.tokens[row, :end])
+
+
+def test_what_the_device_model_reads(trace):
+    assert trace.rows.tolist() == [11, 4, 11, 4]
+    assert trace.live_rows.tolist() == [[11, 10], [4, 4]] * 2
+    assert trace.cache_length.tolist() == [[0, 0], [7, 6], [0, 0], [7, 6]]
+    assert trace.head_rows.tolist() == [[4, 4], [2, 2]] * 2
+    assert trace.block.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert not trace.shadow_rows.any()
+    assert (trace.seconds > 0).all()
+    assert trace.nfe.tolist() == [4, 4]
+    assert trace.settings["sampler"]["cache"] == "dual"
+
+
+def test_compiled_loops_have_no_step_times():
+    trace = toy_decode(PROMPTS, CONFIG, loop="compiled").trace
+    assert np.isnan(trace.seconds).all() and trace.settings["seconds"] > 0

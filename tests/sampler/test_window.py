@@ -1,0 +1,54 @@
+"""Every span fits a bucket, whatever the window, the prompts and the block."""
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.canvas import layout_of
+from llada_jax.sampler.window import buckets_for, window_for
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
+
+
+@given(
+    cache=st.sampled_from(["none", "prefix", "dual", "blockwise"]),
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    block_length=st.sampled_from([4, 8, 16]),
+    n_blocks=st.integers(1, 4),
+    infill=st.booleans(),
+    model=st.sampled_from([CONFIG, BLOCK_CAUSAL, CONFIG.replace(shift_logits=True)]),
+)
+def test_buckets_are_ascending_and_within_the_canvas(
+    cache, lengths, block_length, n_blocks, infill, model
+):
+    gen_length = block_length * n_blocks
+    config = SamplerConfig(
+        gen_length=gen_length, block_length=block_length, steps=gen_length, cache=cache
+    )
+    layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
+    buckets = buckets_for(window_for(config), layout, model)
+    assert list(buckets) == sorted(set(buckets))
+    assert layout.length == max(lengths) + (0 if infill else gen_length)
+    assert buckets[-1] <= layout.length
+    if cache != "blockwise" or infill:
+        assert buckets[-1] == layout.length
+
+
+def test_rows_beyond_a_span_are_padding_that_changes_nothing():
+    """The longest row of a batch decides the bucket; the short one's result stays."""
+    config = SamplerConfig(gen_length=8, block_length=4, steps=8, cache="blockwise")
+    short = [7, 7]
+    for company in ([1], list(range(20))):
+        together = toy_decode([short, company], config)
+        alone = toy_decode([short], config)
+        np.testing.assert_array_equal(together.generated[0], alone.generated[0])
+
+
+def test_prefill_is_as_long_as_the_longest_prompt_needs():
+    config = SamplerConfig(gen_length=32, block_length=8, steps=32, cache="blockwise")
+    layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
+    assert buckets_for(window_for(config), layout, CONFIG) == (8, 16, 19)
+    shifted = CONFIG.replace(shift_logits=True)
+    assert buckets_for(window_for(config), layout, shifted) == (9, 17, 20)
+    assert jnp.asarray(layout.n_blocks) == 4

@@ -1,0 +1,90 @@
+"""Settings check themselves."""
+
+import pytest
+
+from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig
+
+SHAPE = dict(
+    family="llada", vocab_size=32, width=8, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=4,
+    ffn_width=16, rope_theta=1e4, norm_eps=1e-5, max_length=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gen_length": 100}, "gen_length is 100; allowed: a multiple of block_length"),
+        ({"steps": 127}, r"steps is 127; allowed: a multiple of the number of blocks \(4\)"),
+        ({"steps": 0}, "steps is 0; allowed: 1 or more"),
+        ({"block_length": 0}, "block_length is 0; allowed: 1 or more"),
+        ({"gen_length": 2.5}, "gen_length is 2.5; allowed: 1 or more"),
+        ({"threshold": 0.0}, "threshold is 0.0; allowed: above 0, up to 1"),
+        ({"threshold": 1.1}, "threshold is 1.1; allowed"),
+        ({"threshold": float("nan")}, "threshold is nan; allowed"),
+        ({"factor": -1.0}, "factor is -1.0; allowed: 0 or more"),
+        ({"entropy_bound": -0.1}, "entropy_bound is -0.1; allowed: 0 or more"),
+        ({"threshold": 0.9, "factor": 1.0}, "allowed: at most one of them"),
+        ({"temperature": -1.0}, "temperature is -1.0; allowed: 0 or more"),
+        ({"cfg_scale": -1.0}, "cfg_scale is -1.0; allowed: 0 or more"),
+        ({"cache": "full"}, "cache is 'full'; allowed: 'none', 'prefix', 'dual', 'blockwise'"),
+        ({"remasking": "best"}, "remasking is 'best'; allowed: 'low_confidence', 'random'"),
+        ({"confidence_dtype": "bfloat16"}, "confidence_dtype is 'bfloat16'; allowed"),
+        ({"tie_break": "first"}, "tie_break is 'first'; allowed"),
+        ({"forced_progress": "none"}, "forced_progress is 'none'; allowed"),
+    ],
+)
+def test_sampler_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SamplerConfig(**settings)
+
+
+def test_presets():
+    assert SamplerConfig.preset("llada").accept == "quota"
+    fast = SamplerConfig.preset(
+        "fast_dllm", gen_length=32, block_length=8, steps=32, cache="dual", threshold=0.5
+    )
+    assert (fast.accept, fast.threshold, fast.confidence_dtype) == ("threshold", 0.5, "float64")
+    with pytest.raises(ValueError, match="preset is 'slow'; allowed: 'llada', 'fast_dllm'"):
+        SamplerConfig.preset("slow")
+
+
+def test_defaults_are_the_house_rules():
+    config = SamplerConfig()
+    assert config.confidence_dtype == "float32" and not config.strict_threshold
+    assert config.forced_progress == "top1" and config.tie_break == "lowest_index"
+    assert not config.predict_mask
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_kv_heads": 3}, r"n_kv_heads is 3; allowed: a divisor of n_heads \(2\)"),
+        ({"rotary_dims": 3}, "rotary_dims is 3; allowed: even"),
+        ({"mask_id": 32}, "mask_id is 32; allowed: 0 to 31"),
+        ({"width": 0}, "width is 0; allowed: 1 or more"),
+    ],
+)
+def test_model_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**SHAPE, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experts_per_token": 9}, "experts_per_token is 9; allowed: 1 to n_experts"),
+        ({"n_groups": 3}, "n_groups is 3; allowed: a divisor of n_experts"),
+        ({"groups_per_token": 2}, "groups_per_token is 2; allowed: 1 to n_groups"),
+        ({"router": "hash"}, "router is 'hash'; allowed: 'softmax', 'sigmoid'"),
+    ],
+)
+def test_expert_settings(settings, message):
+    shape = dict(n_experts=8, experts_per_token=2, expert_width=4)
+    with pytest.raises(ValueError, match=message):
+        MoEConfig(**{**shape, **settings})
+
+
+def test_replace_checks_again():
+    with pytest.raises(ValueError, match="steps is 3"):
+        SamplerConfig().replace(steps=3)
+    assert ModelConfig(**SHAPE).replace(width=16).width == 16
