@@ -7,8 +7,10 @@ The same command resumes a run that was stopped, from its last checkpoint. The r
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,6 +29,7 @@ from llada_jax.training.export import export_model
 from llada_jax.training.loop import read_metrics, train
 
 TOKENIZER_FOLDER = REPOSITORY / "llada_jax" / "assets" / "tiny"
+SENTENCE_END = re.compile(r"(?<=[.?]) ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +38,19 @@ class DataConfig:
 
     seed: int = 1
     difficulty: int = 2
+    retell_share: float = 0.0
+    """Share of examples that only repeat a sentence of the question, from which a model learns to
+    copy long before it does so from solutions."""
 
     def __post_init__(self) -> None:
         allowed = ", ".join(map(str, word_problems.LARGEST_VALUE))
         require(
             self.difficulty in word_problems.LARGEST_VALUE,
             f"difficulty is {self.difficulty}; allowed: {allowed}",
+        )
+        require(
+            0 <= self.retell_share <= 1,
+            f"retell_share is {self.retell_share}; allowed: 0 to 1",
         )
 
 
@@ -92,8 +102,12 @@ def word_problem_source(tokenizer: Tokenizer, data: DataConfig) -> ExampleSource
 
     def source(index: int) -> Example:
         problem = word_problems.problem(data.seed, index, "train", difficulty=data.difficulty)
-        prompt = tokenizer.encode_chat([{"role": "user", "content": problem.question}])
-        return Example(prompt, [*tokenizer.encode(problem.answer), *end])
+        question, answer = problem.question, problem.answer
+        rng = Random(f"{data.seed} {index}")
+        if rng.random() < data.retell_share:
+            question = answer = rng.choice(SENTENCE_END.split(question))
+        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
+        return Example(prompt, [*tokenizer.encode(answer), *end])
 
     return source
 

@@ -87,6 +87,19 @@ def test_examples_are_chats_that_end_their_turn():
     )
 
 
+def test_retellings_repeat_a_sentence_of_the_question():
+    tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
+    source = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4, retell_share=0.5))
+    retold = 0
+    for index in range(40):
+        prompt, answer = map(tokenizer.decode, source(index))
+        if "####" not in answer:
+            assert answer in prompt
+            assert answer in word_problems.problem(4, index, "train").question
+            retold += 1
+    assert 10 < retold < 30
+
+
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)]
 )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -81,11 +82,12 @@ def die_in_save(folder: Path, step: int) -> None:
     def deadly(self, at, state):
         if at < step:
             return save(self, at, state)
-        os.rename = os.replace = Path.rename = lambda *_: die()
+        for renaming in ("os.rename", "os.replace", "pathlib.Path.rename"):
+            mock.patch(renaming, lambda *_: die()).start()
         return save(self, at, state)
 
-    ocp.training.Checkpointer.save = deadly
-    run(folder)
+    with mock.patch.object(ocp.training.Checkpointer, "save", deadly):
+        run(folder)
 
 
 def die_in_metrics(folder: Path, step: int) -> None:
@@ -100,8 +102,8 @@ def die_in_metrics(folder: Path, step: int) -> None:
             file.flush()
             die()
 
-    loop.MetricsFile.append = deadly
-    run(folder)
+    with mock.patch.object(loop.MetricsFile, "append", deadly):
+        run(folder)
 
 
 def killed(folder: Path, how: str, step: int) -> None:

@@ -21,12 +21,8 @@ def make_batch(seed: int, batch: int = 4, length: int = 24) -> Batch:
     """Prompts of 5 tokens, 8 hidden tokens at the end, the rest is the target."""
     tokens = np.random.default_rng(seed).integers(0, MASK_ID, (batch, length)).astype(np.int32)
     place = np.broadcast_to(np.arange(length), tokens.shape)
-    return Batch(
-        tokens,
-        np.ones(tokens.shape, bool),
-        (place >= 5) & (place < length - 8),
-        place >= length - 8,
-    )
+    target, hidden = (place >= 5) & (place < length - 8), place >= length - 8
+    return Batch(*map(jnp.asarray, (tokens, np.ones_like(target), target, hidden)))
 
 
 def brute_force(logits, tokens, target, masked, probability):
