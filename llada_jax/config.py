@@ -228,7 +228,10 @@ class SamplerConfig:
     def accept(self) -> Accept:
         """The rule that accepts tokens."""
         rules: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
-        return next((rule for rule in rules if getattr(self, rule) is not None), "quota")
+        for rule in rules:
+            if getattr(self, rule) is not None:
+                return rule
+        return "quota"
 
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked again."""
@@ -241,9 +244,7 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token.
         """
-        require(
-            name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}"
-        )
+        require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
         return cls(**{**_PRESETS[name], **overrides})
 
 

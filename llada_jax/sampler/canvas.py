@@ -79,7 +79,7 @@ def new_canvas(
     def zeros() -> np.ndarray:  # an array each: loops donate them
         return np.zeros(batch, np.int32)
 
-    canvas = Canvas(
+    fields = dict(
         tokens=tokens,
         state=state.astype(np.int8),
         confidence=np.zeros((batch, length), np.float32),
@@ -91,10 +91,8 @@ def new_canvas(
         settled=zeros(),
         nfe=zeros(),
         done=~masked.any(axis=1),
-        key=keys,
-        cache=cache,
     )
-    return jax.device_put(canvas)
+    return Canvas(**jax.device_put(fields), key=keys, cache=cache)
 
 
 def block_origin(

@@ -6,7 +6,7 @@ Both choose, before each step, the smallest bucket of rows that holds the batch'
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,10 @@ OnStep = Callable[[StepView], None]
 
 
 class Steps(NamedTuple):
-    """Every step of a run. Arrays of `records` have a leading step axis."""
+    """Every step of a run, in numpy arrays."""
 
-    records: StepRecord
+    records: Any
+    """A `StepRecord` with a leading step axis in each array."""
     rows: Int[np.ndarray, " S"]
     seconds: Float[np.ndarray, " S"]
     """Wall time of each step; NaN where a compiled loop ran them all."""

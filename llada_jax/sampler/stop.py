@@ -40,4 +40,7 @@ def eos_stop(eos_id: int) -> Stop:
 
 def stop_for(config: SamplerConfig) -> Stop:
     """The stop policy of `config`."""
-    return eos_stop(config.eos_id) if config.eos_early_stop else never_stop
+    if not config.eos_early_stop:
+        return never_stop
+    assert config.eos_id is not None
+    return eos_stop(config.eos_id)

@@ -152,4 +152,5 @@ def _filled(
 ) -> tuple[np.ndarray, np.ndarray]:
     committed = np.zeros_like(generated)
     committed[row, position] = True
-    return np.nonzero(generated & ~committed)
+    rows, positions = np.nonzero(generated & ~committed)
+    return rows, positions
