@@ -300,7 +300,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(model_type: str) -> str:
+def family_of(model_type: object) -> str:
     """The family that answers to a checkpoint's `model_type`; ValueError names what is known."""
     for name, family in FAMILIES.items():
         if model_type in family.model_types:
