@@ -3,7 +3,7 @@
 import os
 import platform
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
+
+MAX_MAPPINGS = 20_000
 
 
 def _this_cpu() -> str:
@@ -39,9 +41,21 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Mixed dtypes are errors, except where optax runs. Holds for fixtures of any scope."""
     where = str(item.path.relative_to(ROOT))
     mixes = any(word in where for word in MIXES_DTYPES)
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
-        return (yield)
+        outcome = yield
+    _forget_programs()
+    return outcome
+
+
+def _forget_programs() -> None:
+    """Drop compiled programs before their memory mappings run out, which crashes the process.
+
+    Linux allows 65,530 of them, and each program that XLA compiles for the CPU takes some hundred.
+    """
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
+        jax.clear_caches()
