@@ -18,7 +18,7 @@ from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
 from llada_jax.types import Scores
 
-VOCAB_CHUNK = 8192
+VOCAB_CHUNK = 32768
 
 
 @dataclass(frozen=True)

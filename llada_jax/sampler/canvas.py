@@ -16,6 +16,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.types import KVCache
 
+LENGTH_MULTIPLE = 32
+"""Canvases are padded to such a length, so that prompts of similar length share compiled programs.
+It is also the height of a tile of the NPU's matrix unit."""
+
 PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 """State of a position. A committed token is visible while it may still change, then stable."""
 
@@ -41,8 +45,8 @@ class Canvas(NamedTuple):
 class Layout(NamedTuple):
     """Where prompts and blocks lie: plain integers, known before anything is compiled."""
 
-    length: int  # L, of the longest row
-    prompt_length: int  # of the longest prompt; 0 for infilling
+    length: int  # L: the longest row, padded
+    prompt_length: int  # of the longest prompt, padded; 0 for infilling
     n_blocks: int  # of the row that has most
 
 
@@ -61,7 +65,7 @@ def new_canvas(
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     end = lengths if infill else lengths + config.gen_length
-    batch, length = len(prompts), int(end.max())
+    batch, length = len(prompts), _padded(end.max())
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
     for row, prompt in enumerate(prompts):
@@ -117,7 +121,15 @@ def layout_of(
     end = lengths if infill else lengths + config.gen_length
     origin = block_origin(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
-    return Layout(int(end.max()), 0 if infill else int(lengths.max()), int(n_blocks.max()))
+    return Layout(
+        length=_padded(end.max()),
+        prompt_length=0 if infill else _padded(lengths.max()),
+        n_blocks=int(n_blocks.max()),
+    )
+
+
+def _padded(length: int) -> int:
+    return -(-int(length) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
 def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:

@@ -79,11 +79,11 @@ def decode(
         began = time.perf_counter()
         canvas = _start(decoder, params, rows, seeds, layout, infill=infill)
         canvas, steps = _run(decoder, params, canvas, bound_of(config), layout, loop, on_step)
-        tokens, state, nfe = (np.asarray(x) for x in (canvas.tokens, canvas.state, canvas.nfe))
+        nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
+        tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
     settings = _settings(config, model, seeds, loop, seconds, infill=infill)
     begin = np.zeros_like(lengths) if infill else lengths
-    end = np.asarray(canvas.end)
     return Result(
         tokens=_left_padded(tokens, end, _pad_id(model, config)),
         prompt_lengths=lengths,

@@ -134,13 +134,18 @@ def host_loop(
 
 
 def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:
-    state = np.array(canvas.state)  # copies: the next step reuses the canvas's memory
+    length = int(canvas.end.max())
+
+    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
+        return np.array(array[:, :length])
+
+    state = shown(canvas.state)
     return StepView(
         step=step,
         rows=rows,
-        tokens=np.array(canvas.tokens),
+        tokens=shown(canvas.tokens),
         state=state,
-        confidence=np.array(canvas.confidence),
-        fresh=state != before,
+        confidence=shown(canvas.confidence),
+        fresh=state != before[:, :length],
         nfe=np.array(canvas.nfe),
     )

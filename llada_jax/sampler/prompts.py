@@ -52,6 +52,10 @@ def check_prompts(
     rows = [np.asarray(prompt) for prompt in prompts]
     for index, row in enumerate(rows):
         _check_prompt(f"prompt {index}", row, config, model, infill=infill)
+    require(
+        not infill or any((row == config.mask_id).any() for row in rows),
+        f"no canvas has a hole; allowed: 1 or more [MASK] ({config.mask_id}) in infilling",
+    )
     return [row.astype(np.int32) for row in rows]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -79,13 +80,12 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
         """Read a file that `save` wrote. Raises ValueError for anything else."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {f.name: file[f.name] for f in fields(cls)}
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{path} is no trace of llada_jax: {error}") from error
+        with Path(path).open("rb") as file:
+            try:
+                archive = np.load(file, allow_pickle=False)
+                arrays = {f.name: archive[f.name] for f in fields(cls)}
+            except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
+                raise ValueError(f"{path} is no trace of llada_jax: {error}") from error
         settings = json.loads(str(arrays.pop("settings")))
         found = settings.pop("format", None)
         require(found == FORMAT, f"{path} has trace format {found!r}; allowed: {FORMAT}")

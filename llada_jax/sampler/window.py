@@ -127,7 +127,7 @@ class Blockwise:
     def sizes(self, layout: Layout) -> tuple[int, ...]:
         if not layout.prompt_length:  # infilling: spans grow over blocks that had no holes
             return _doubling(self.block_length, layout.length)
-        prefill = layout.prompt_length + self.block_length
+        prefill = min(layout.prompt_length + self.block_length, layout.length)
         return tuple(sorted({self.block_length, 2 * self.block_length, prefill}))
 
 

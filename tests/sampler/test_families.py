@@ -20,8 +20,7 @@ CONFIG = lj.SamplerConfig(
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
-    yield lj.load(GOLDENS / request.param)
-    jax.clear_caches()
+    return lj.load(GOLDENS / request.param)
 
 
 @pytest.mark.parametrize("cache", ["none", "dual", "blockwise"])

@@ -4,7 +4,6 @@ import json
 from itertools import groupby
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -32,12 +31,6 @@ def sampler_of(setting):
     if setting.pop("alg", "llada") == "llada":
         return lj.SamplerConfig.preset("llada", **setting)
     return lj.SamplerConfig.preset("fast_dllm", **{"threshold": None, **setting})
-
-
-@pytest.fixture(autouse=True)
-def drop_compiled_programs():
-    yield
-    jax.clear_caches()  # a process may hold only so many memory maps
 
 
 def test_every_case_is_here():

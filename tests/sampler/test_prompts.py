@@ -43,6 +43,11 @@ def test_infilling_may_use_the_whole_length_and_no_more():
         toy_decode([[1] * 97], SMALL, infill=True)
 
 
+def test_infilling_needs_a_hole():
+    with pytest.raises(ValueError, match=r"no canvas has a hole; allowed: 1 or more \[MASK\]"):
+        toy_decode([[1, 2], [3]], SMALL, infill=True)
+
+
 def test_numpy_batches_are_prompts():
     with pytest.raises(ValueError, match=r"prompt 1 has id \[99\]"):
         toy_decode(np.array([[1, 2], [3, 99]]), SMALL)

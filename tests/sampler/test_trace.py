@@ -79,7 +79,7 @@ def test_events_rebuild_the_canvas(trace):
 
 
 def test_what_the_device_model_reads(trace):
-    assert trace.rows.tolist() == [11, 4, 11, 4]
+    assert trace.rows.tolist() == [32, 4, 32, 4]
     assert trace.live_rows.tolist() == [[11, 10], [4, 4]] * 2
     assert trace.cache_length.tolist() == [[0, 0], [7, 6], [0, 0], [7, 6]]
     assert trace.head_rows.tolist() == [[4, 4], [2, 2]] * 2

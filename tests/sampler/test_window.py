@@ -1,6 +1,5 @@
 """Every span fits a bucket, whatever the window, the prompts and the block."""
 
-import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +28,8 @@ def test_buckets_are_ascending_and_within_the_canvas(
     layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
     buckets = buckets_for(window_for(config), layout, model)
     assert list(buckets) == sorted(set(buckets))
-    assert layout.length == max(lengths) + (0 if infill else gen_length)
+    longest = max(lengths) + (0 if infill else gen_length)
+    assert longest <= layout.length < longest + 32
     assert buckets[-1] <= layout.length
     if cache != "blockwise" or infill:
         assert buckets[-1] == layout.length
@@ -48,7 +48,7 @@ def test_rows_beyond_a_span_are_padding_that_changes_nothing():
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
     config = SamplerConfig(gen_length=32, block_length=8, steps=32, cache="blockwise")
     layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
-    assert buckets_for(window_for(config), layout, CONFIG) == (8, 16, 19)
+    assert buckets_for(window_for(config), layout, CONFIG) == (8, 16, 40)
     shifted = CONFIG.replace(shift_logits=True)
-    assert buckets_for(window_for(config), layout, shifted) == (9, 17, 20)
-    assert jnp.asarray(layout.n_blocks) == 4
+    assert buckets_for(window_for(config), layout, shifted) == (9, 17, 41)
+    assert layout.n_blocks == 4
