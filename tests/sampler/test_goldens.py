@@ -39,7 +39,7 @@ def test_every_case_is_here():
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
-@pytest.mark.parametrize(("family", "cases"), golden_groups())
+@pytest.mark.parametrize(("family", "cases"), list(golden_groups()))
 def test_parity(family, cases, loop):
     model = lj.load(GOLDENS / family)
     for case in cases:

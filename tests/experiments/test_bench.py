@@ -1,0 +1,70 @@
+"""The benchmark runs, compares each thing with its baseline, and refuses bad input."""
+
+import json
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+from experiments.bench import BenchConfig, bench, best_times
+from experiments.run import REPOSITORY, Run
+from experiments.schema import read_config
+
+SMALL = [
+    "+architecture.family=llada",
+    *(f"+architecture.{name}={value}" for name, value in {
+        "vocab_size": 64, "width": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "head_dim": 8,
+        "ffn_width": 32, "rope_theta": 1e4, "norm_eps": 1e-5, "max_length": 64, "mask_id": 63,
+    }.items()),
+    "prompt_length=8", "gen_length=8", "block_length=4", "steps=4", "repeats=1",
+]  # fmt: skip
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return compose("bench", [*overrides])
+
+
+def test_every_number_has_its_baseline(tmp_path, capsys):
+    config = composed(*SMALL)
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    for name in (
+        "decode: cache=prefix vs cache=none",
+        "decode: cache=dual vs cache=none",
+        "decode: cache=blockwise vs cache=none",
+        "decode: compiled loop vs host loop",
+        "forward: 4 rows vs 16 rows",
+        "scores: streamed vs all logits",
+        "import llada_jax vs import jax",
+    ):
+        assert rows[name]["value"] > 0 and rows[name]["kind"] == "measured"
+    assert "decode: cache=dual vs cache=none" in capsys.readouterr().out
+
+
+def test_candidates_take_turns():
+    calls = []
+    times = best_times({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=2)
+    assert calls == ["a", "b"] * 3
+    assert set(times) == {"a", "b"} and all(seconds >= 0 for seconds in times.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("repeats=0", "repeats is 0; allowed: 1 or more"),
+        ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
+        ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),
+    ],
+)
+def test_bad_input(override, message, tmp_path):
+    config = composed(*SMALL, override)
+    with pytest.raises(ValueError, match=message):
+        bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    assert not list(tmp_path.iterdir())
+
+
+def test_medium_is_a_model():
+    config = read_config(BenchConfig, composed("architecture=medium"))
+    assert config.architecture is not None and config.architecture.vocab_size == 126464
+    assert not HydraConfig.initialized()
