@@ -39,8 +39,8 @@ class DataConfig:
     seed: int = 1
     difficulty: int = 2
     retell_share: float = 0.0
-    """Share of examples that only repeat a sentence of the question, from which a model learns to
-    copy long before it does so from solutions."""
+    """Share of examples that only repeat some sentences of the question, from which a model learns
+    to copy long before it does so from solutions."""
 
     def __post_init__(self) -> None:
         allowed = ", ".join(map(str, word_problems.LARGEST_VALUE))
@@ -105,11 +105,18 @@ def word_problem_source(tokenizer: Tokenizer, data: DataConfig) -> ExampleSource
         question, answer = problem.question, problem.answer
         rng = Random(f"{data.seed} {index}")
         if rng.random() < data.retell_share:
-            question = answer = rng.choice(SENTENCE_END.split(question))
+            question = answer = _some_sentences(rng, question)
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
         return Example(prompt, [*tokenizer.encode(answer), *end])
 
     return source
+
+
+def _some_sentences(rng: Random, text: str) -> str:
+    sentences = SENTENCE_END.split(text)
+    count = rng.randint(1, len(sentences))
+    start = rng.randint(0, len(sentences) - count)
+    return " ".join(sentences[start : start + count])
 
 
 def exact_match(model: Model, data: DataConfig, config: ScoreConfig) -> Score:

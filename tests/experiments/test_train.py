@@ -87,7 +87,7 @@ def test_examples_are_chats_that_end_their_turn():
     )
 
 
-def test_retellings_repeat_a_sentence_of_the_question():
+def test_retellings_repeat_sentences_of_the_question():
     tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
     source = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4, retell_share=0.5))
     retold = 0
