@@ -5,11 +5,11 @@ VENV ?= .venv
 PYTHON_VERSIONS ?= 3.13 3.12 3.11
 WORKERS ?= 2
 ARGS ?=
-QUICK_TESTS ?= $(wildcard tests/test_*.py tests/model tests/sampler tests/checkpoint)
+QUICK_TESTS ?= $(wildcard tests/test_*.py tests/model tests/checkpoint tests/sampler/test_goldens.py)
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # The newest usable interpreter, by path. A pyenv shim may be on PATH and yet refuse to start, so
 # each candidate is run, and pyenv's own interpreters are candidates too.
