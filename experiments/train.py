@@ -8,7 +8,7 @@ The same command resumes a run that was stopped, from its last checkpoint. The r
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -30,6 +30,8 @@ from llada_jax.training.loop import read_metrics, train
 
 TOKENIZER_FOLDER = REPOSITORY / "llada_jax" / "assets" / "tiny"
 SENTENCE_END = re.compile(r"(?<=[.?]) ")
+EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
+DRILL_PROBLEMS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class DataConfig:
     retell_share: float = 0.0
     """Share of examples that only repeat some sentences of the question, from which a model learns
     to copy long before it does so from solutions."""
+    drill_share: float = 0.0
+    """Share of examples that are bare equations, from which a model learns sums and products
+    sooner than from solutions, where they are few among many words."""
 
     def __post_init__(self) -> None:
         allowed = ", ".join(map(str, word_problems.LARGEST_VALUE))
@@ -48,10 +53,11 @@ class DataConfig:
             self.difficulty in word_problems.LARGEST_VALUE,
             f"difficulty is {self.difficulty}; allowed: {allowed}",
         )
-        require(
-            0 <= self.retell_share <= 1,
-            f"retell_share is {self.retell_share}; allowed: 0 to 1",
-        )
+        for name in ("retell_share", "drill_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        total = self.retell_share + self.drill_share
+        require(total <= 1, f"retell_share + drill_share is {total}; allowed: up to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,16 +106,27 @@ def word_problem_source(tokenizer: Tokenizer, data: DataConfig) -> ExampleSource
     """Chats of one question; the answer ends with the token that ends a turn."""
     end = tokenizer.encode("<|eot_id|>")
 
+    def problem_at(index: int) -> word_problems.Problem:
+        return word_problems.problem(data.seed, index, "train", difficulty=data.difficulty)
+
     def source(index: int) -> Example:
-        problem = word_problems.problem(data.seed, index, "train", difficulty=data.difficulty)
-        question, answer = problem.question, problem.answer
+        question, answer, _ = problem_at(index)
         rng = Random(f"{data.seed} {index}")
-        if rng.random() < data.retell_share:
+        kind = rng.random()
+        if kind < data.retell_share:
             question = answer = _some_sentences(rng, question)
+        elif kind < data.retell_share + data.drill_share:
+            question, answer = _drill(problem_at(index + step) for step in range(DRILL_PROBLEMS))
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
         return Example(prompt, [*tokenizer.encode(answer), *end])
 
     return source
+
+
+def _drill(problems: Iterable[word_problems.Problem]) -> tuple[str, str]:
+    """The equations of some problems, without and with their results."""
+    equations = [each for problem in problems for each in EQUATION.findall(problem.answer)]
+    return " ".join(each.partition("=")[0] for each in equations), " ".join(equations)
 
 
 def _some_sentences(rng: Random, text: str) -> str:

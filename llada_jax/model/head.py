@@ -110,13 +110,13 @@ def _absorb(
         noisy = logits + rules.temperature * noise.astype(logits.dtype)
     counted = _without(logits, rules.discounted, start)
 
-    index = jnp.argmax(noisy, axis=-1)
-    best, token_logit = (_pick(array, index) for array in (noisy, counted))
+    best, index = _first_maximum(noisy)
+    token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
     better = best > seen.best
-    top = jax.lax.top_k(counted, min(2, counted.shape[-1]))[0]
-    first = jnp.maximum(seen.first, top[..., 0])
-    second = jnp.maximum(jnp.minimum(seen.first, top[..., 0]), seen.second)
-    second = jnp.maximum(second, top[..., -1]) if top.shape[-1] > 1 else second
+    top, top_index = _first_maximum(counted)
+    runner_up = jnp.where(_ids(counted) == top_index[..., None], -jnp.inf, counted).max(axis=-1)
+    first = jnp.maximum(seen.first, top)
+    second = jnp.maximum(jnp.minimum(seen.first, top), jnp.maximum(seen.second, runner_up))
 
     shifted = counted - first[..., None]
     share = jnp.exp(shifted)
@@ -124,7 +124,7 @@ def _absorb(
     moved = seen.weighted + seen.total * jnp.where(rescale > 0, seen.first - first, 0)
     return _Running(
         best=jnp.where(better, best, seen.best),
-        token=jnp.where(better, index.astype(jnp.int32) + start, seen.token),
+        token=jnp.where(better, index + start, seen.token),
         token_logit=jnp.where(better, token_logit, seen.token_logit),
         first=first,
         second=second,
@@ -133,13 +133,27 @@ def _absorb(
     )
 
 
-def _pick(array: Float[Array, "B C chunk"], index: Int[Array, "B C"]) -> Float[Array, "B C"]:
-    return jnp.take_along_axis(array, index[..., None], axis=-1)[..., 0]
+def _ids(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
+    return jnp.arange(logits.shape[-1], dtype=jnp.int32)
 
 
-def _without(logits: Array, ids: tuple[int, ...], start: int) -> Array:
-    here = [i - start for i in ids if 0 <= i - start < logits.shape[-1]]
-    return logits.at[..., jnp.asarray(here)].set(-jnp.inf) if here else logits
+def _first_maximum(
+    logits: Float[Array, "B C chunk"],
+) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+    """The highest logit and its lowest index; two plain reductions, which CPUs vectorise as they
+    do not argmax and top_k."""
+    best = logits.max(axis=-1)
+    index = jnp.where(logits == best[..., None], _ids(logits), logits.shape[-1]).min(axis=-1)
+    return best, index
+
+
+def _without(
+    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: int
+) -> Float[Array, "B C chunk"]:
+    for token in ids:
+        if start <= token < start + logits.shape[-1]:
+            logits = jnp.where(_ids(logits) == token - start, -jnp.inf, logits)
+    return logits
 
 
 def _finish(seen: _Running) -> Scores:

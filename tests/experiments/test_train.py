@@ -100,6 +100,29 @@ def test_retellings_repeat_sentences_of_the_question():
     assert 10 < retold < 30
 
 
+def test_drills_are_the_equations_of_training_problems():
+    tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
+    source = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4, drill_share=1.0))
+    prompt, answer = map(tokenizer.decode, source(7))
+    solutions = "".join(word_problems.problem(4, 7 + step, "train").answer for step in range(3))
+    for equation in answer.split():
+        left, _, right = equation.partition("=")
+        assert int(right) == eval(left.replace("/", "//"))
+        assert equation in solutions and left in prompt and equation not in prompt
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({"drill_share": 1.5}, "drill_share is 1.5; allowed: 0 to 1"),
+        ({"drill_share": 0.75, "retell_share": 0.5}, r"drill_share is 1.25; allowed: up to 1"),
+    ],
+)
+def test_shares_are_shares(shares, message):
+    with pytest.raises(ValueError, match=message):
+        entry.DataConfig(**shares)
+
+
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)]
 )
