@@ -313,12 +313,12 @@ def split_of(equations: Sequence[str]) -> Split:
     return "train" if zlib.crc32(" ".join(equations).encode()) % TEST_SHARE else "test"
 
 
-def problems(seed: int, split: Split, *, difficulty: int = 2) -> Iterator[Problem]:
+def problems(seed: int, split: Split, *, difficulty: int = 1) -> Iterator[Problem]:
     """`problem(seed, 0, split)`, `problem(seed, 1, split)` and so on, without end."""
     return (problem(seed, index, split, difficulty=difficulty) for index in itertools.count())
 
 
-def problem(seed: int, index: int, split: Split, *, difficulty: int = 2) -> Problem:
+def problem(seed: int, index: int, split: Split, *, difficulty: int = 1) -> Problem:
     """The problem at a place in the endless sequence of a seed.
 
     Args:
