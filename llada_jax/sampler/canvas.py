@@ -65,7 +65,7 @@ def new_canvas(
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     end = lengths if infill else lengths + config.gen_length
-    batch, length = len(prompts), _padded(end.max())
+    batch, length = len(prompts), _padded(int(end.max()))
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
     for row, prompt in enumerate(prompts):
@@ -122,14 +122,14 @@ def layout_of(
     origin = block_origin(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
     return Layout(
-        length=_padded(end.max()),
-        prompt_length=0 if infill else _padded(lengths.max()),
+        length=_padded(int(end.max())),
+        prompt_length=0 if infill else _padded(int(lengths.max())),
         n_blocks=int(n_blocks.max()),
     )
 
 
 def _padded(length: int) -> int:
-    return -(-int(length) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
 def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:

@@ -26,11 +26,15 @@ BLOCK_CAUSAL = CONFIG.replace(block_length=8)
 def forward_rows(salt, rows, cache):
     spoken = (rows.tokens * 31 + rows.positions * 17 + salt) % 101
     keys = spoken[None, :, :, None, None]
-    from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0).sum(-1)
-    from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0).sum(-1)
-    heard = (from_cache + from_rows) % 1009
+    from_cache = jnp.where(rows.sees_cache, cache.keys[0, :, None, :, 0, 0], 0)
+    from_rows = jnp.where(rows.sees_rows, spoken[:, None, :], 0)
+    heard = (_total(from_cache) + _total(from_rows)) % 1009
     hidden = jnp.stack([heard, rows.positions], axis=-1)
     return RowsOut(hidden, keys, keys)
+
+
+def _total(heard):
+    return heard.sum(-1, dtype=jnp.int32)  # also where 64-bit integers are on
 
 
 def toy_logits(salt, hidden):
