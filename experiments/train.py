@@ -36,10 +36,10 @@ DRILL_PROBLEMS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which word problems: seed of the sequence, and difficulty 1 to 3."""
+    """Which word problems: seed of the sequence, and difficulty 0 to 3."""
 
     seed: int = 1
-    difficulty: int = 1
+    difficulty: int = 0
     retell_share: float = 0.0
     """Share of examples that only repeat some sentences of the question, from which a model learns
     to copy long before it does so from solutions."""

@@ -64,7 +64,7 @@ def test_unknown_keys_are_errors(override):
     [
         ("train.steps=soon", "soon"),
         ("train.optimizer=sgd", "optimizer is 'sgd'; allowed: 'adamw', 'muon'"),
-        ("data.difficulty=9", "difficulty is 9; allowed: 1, 2, 3"),
+        ("data.difficulty=9", "difficulty is 9; allowed: 0, 1, 2, 3"),
         ("score.problems=0", "problems is 0; allowed: 1 or more"),
         ("score.gen_length=100", "gen_length is 100; allowed: a multiple"),
     ],

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 Split = Literal["train", "test"]
 
-LARGEST_VALUE = {1: 20, 2: 50, 3: 99}  # by difficulty; holds for every number and every result
+LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; holds for every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 TEST_SHARE = 16  # one chain of equations in so many is for test only
@@ -313,16 +313,16 @@ def split_of(equations: Sequence[str]) -> Split:
     return "train" if zlib.crc32(" ".join(equations).encode()) % TEST_SHARE else "test"
 
 
-def problems(seed: int, split: Split, *, difficulty: int = 1) -> Iterator[Problem]:
+def problems(seed: int, split: Split, *, difficulty: int = 0) -> Iterator[Problem]:
     """`problem(seed, 0, split)`, `problem(seed, 1, split)` and so on, without end."""
     return (problem(seed, index, split, difficulty=difficulty) for index in itertools.count())
 
 
-def problem(seed: int, index: int, split: Split, *, difficulty: int = 1) -> Problem:
+def problem(seed: int, index: int, split: Split, *, difficulty: int = 0) -> Problem:
     """The problem at a place in the endless sequence of a seed.
 
     Args:
-        difficulty: 1, 2 or 3: no number in the problem is above 20, 50 or 99.
+        difficulty: 0 to 3: no number in the problem is above 10, 20, 50 or 99.
 
     Raises:
         ValueError: unknown split or difficulty, or negative index.
@@ -401,7 +401,7 @@ def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
 
 def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
     if symbol == "*":
-        a = rng.randint(2, LARGEST_FACTOR)
+        a = rng.randint(2, min(LARGEST_FACTOR, limit // 2))
         return a, rng.randint(2, min(LARGEST_FACTOR, limit // a))
     if symbol == "+":
         return rng.randint(2, limit // 2), rng.randint(2, limit // 2)
