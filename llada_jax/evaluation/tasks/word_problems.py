@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 Split = Literal["train", "test"]
 
-LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; holds for every number and every result
+LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 TEST_SHARE = 16  # one chain of equations in so many is for test only
