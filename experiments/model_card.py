@@ -29,7 +29,7 @@ decoding, and can do nothing else.
 import llada_jax as lj
 
 model = lj.load("tiny")
-question = "Anna had 12 apples. She bought 5 more apples. She gave 3 apples to Ben. " \\
+question = "Anna had 4 apples. She bought 5 more apples. She gave 3 apples to Ben. " \\
     "How many apples did Anna have in the end?"
 prompt = model.tokenizer.encode_chat([{{"role": "user", "content": question}}])
 result = lj.generate(model, [prompt])
