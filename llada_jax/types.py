@@ -73,9 +73,12 @@ class EmptyCache(Protocol):
 class Denoiser(NamedTuple):
     """The model as the sampler knows it: three functions of the parameters.
 
-    The functions are compared by identity, so a denoiser that is kept is compiled once.
+    The functions are compared by identity, so a denoiser that is kept is compiled once. One that is
+    not `traceable` runs outside JAX and keeps its keys and values itself: its `empty_cache` forgets
+    them and gives a cache without layers.
     """
 
     forward_rows: ForwardRows
     score_rows: ScoreRows
     empty_cache: EmptyCache
+    traceable: bool = True

@@ -1,12 +1,21 @@
 """The body of the model: `forward_rows`, and `forward` over a whole canvas."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import logits_of
-from llada_jax.model.layers import attention, feed_forward, rms_norm, rotation
+from llada_jax.model.layers import (
+    Rotation,
+    attention,
+    attention_bias,
+    feed_forward,
+    rms_norm,
+    rotation,
+)
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.rows import empty_cache, make_rows
@@ -24,26 +33,51 @@ def forward_rows(params: ModelParams, config: ModelConfig, rows: Rows, cache: KV
     Returns:
       Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
     """
-    hidden = params.embedding[rows.tokens]
-    angles = rotation(config, rows.positions)
+    hidden, keys, values = run_layers(
+        params.layers,
+        config,
+        params.embedding[rows.tokens],
+        rotation(config, rows.positions),
+        attention_bias(rows),
+        tuple(cache.keys),
+        tuple(cache.values),
+    )
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
+    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+
+
+def run_layers(
+    layers: Sequence[Layer],
+    config: ModelConfig,
+    hidden: Float[Array, "B R D"],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached_keys: Sequence[Float[Array, "B L K Dh"]],
+    cached_values: Sequence[Float[Array, "B L K Dh"]],
+) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
+    """Consecutive layers: the part of a step that is lowered for an NPU.
+
+    What depends on token ids and positions alone (embeddings, angles, masks) comes from outside, so
+    that the graph is matrix products and elementwise operations. Keys and values have one entry
+    per layer.
+    """
     keys, values = [], []
-    for index, layer in enumerate(params.layers):
+    for index, layer in enumerate(layers):
         with jax.named_scope(f"layer_{index}"):
             mixed, key, value = attention(
                 rms_norm(hidden, layer.attention_norm, config.norm_eps),
                 layer.attention,
                 config,
                 angles,
-                rows,
-                cache.keys[index],
-                cache.values[index],
+                bias,
+                cached_keys[index],
+                cached_values[index],
             )
             hidden = hidden + mixed
             hidden = hidden + _ffn(rms_norm(hidden, layer.ffn_norm, config.norm_eps), layer, config)
         keys.append(key)
         values.append(value)
-    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
-    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+    return hidden, keys, values
 
 
 def _ffn(x: Float[Array, "B R D"], layer: Layer, config: ModelConfig) -> Float[Array, "B R D"]:

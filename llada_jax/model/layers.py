@@ -1,15 +1,19 @@
 """Building blocks of a transformer layer that every family shares."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
 from llada_jax.model.quantize import Weight, linear
 from llada_jax.types import Rows
+
+HIDDEN_SCORE = -3e4
+"""Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
 
 
 class Rotation(NamedTuple):
@@ -63,19 +67,36 @@ def project_qkv(
     return rotate(query, angles), rotate(key, angles), value
 
 
+def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
+    """What is added to the scores of the cached positions and of the fresh rows (T = L + R)."""
+    visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
+    return jnp.where(visible, 0.0, HIDDEN_SCORE)
+
+
 def attend(
     query: Float[Array, "B R H Dh"],
-    keys: Float[Array, "B T K Dh"],
-    values: Float[Array, "B T K Dh"],
-    visible: Bool[Array, "B R T"],
+    keys: Sequence[Float[Array, "B t K Dh"]],
+    values: Sequence[Float[Array, "B t K Dh"]],
+    bias: Float[Array, "B R T"],
 ) -> Float[Array, "B R HDh"]:
-    """Grouped-query attention with a float32 softmax; a row that sees nothing gives any value."""
+    """Grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
+
+    Keys and values come in parts of t positions, T together. Joining the scores instead of the
+    parts copies R numbers a position and head, not Dh.
+    """
     batch, n_rows, _, head_dim = query.shape
-    grouped = query.reshape(batch, n_rows, keys.shape[2], -1, head_dim)
-    scores = jnp.einsum("brkgd,btkd->bkgrt", grouped, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores * head_dim**-0.5, jnp.finfo(jnp.float32).min)
-    shares = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = jnp.einsum("bkgrt,btkd->brkgd", shares, values, preferred_element_type=jnp.float32)
+    grouped = query.reshape(batch, n_rows, keys[0].shape[2], -1, head_dim)
+
+    def score(part: Float[Array, "B t K Dh"]) -> Float[Array, "B K g R t"]:
+        return jnp.einsum("brkgd,btkd->bkgrt", grouped, part, preferred_element_type=jnp.float32)
+
+    scores = jnp.concatenate([score(part) for part in keys], axis=-1) * head_dim**-0.5
+    shares = jax.nn.softmax(scores + bias[:, None, None], axis=-1).astype(query.dtype)
+    out, start = jnp.float32(0), 0
+    for part in values:
+        share = shares[..., start : start + part.shape[1]]
+        start += part.shape[1]
+        out = out + jnp.einsum("bkgrt,btkd->brkgd", share, part, preferred_element_type=jnp.float32)
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
@@ -84,20 +105,19 @@ def attention(
     weights: Attention,
     config: ModelConfig,
     angles: Rotation,
-    rows: Rows,
+    bias: Float[Array, "B R T"],
     cached_keys: Float[Array, "B L K Dh"],
     cached_values: Float[Array, "B L K Dh"],
 ) -> tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
     """Rows attend to the cache and to each other; also their fresh keys and values.
 
-    The fresh rows are appended to the read-only cache instead of written into it: NPU compilers
-    take a concatenation, but split the graph at an update in place.
+    The cache is only read: NPU compilers split the graph at an update in place.
     """
     query, key, value = project_qkv(x, weights, config, angles)
-    keys = jnp.concatenate([cached_keys, key], axis=1)
-    values = jnp.concatenate([cached_values, value], axis=1)
-    visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
-    return linear(attend(query, keys, values, visible), weights.output), key, value
+    cached = cached_keys.shape[1] > 0
+    keys = [cached_keys, key] if cached else [key]
+    values = [cached_values, value] if cached else [value]
+    return linear(attend(query, keys, values, bias), weights.output), key, value
 
 
 def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:

@@ -69,16 +69,21 @@ def decode(
     """
     require_choice("loop", loop, Loop)
     require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
+    require(
+        denoiser.traceable or loop == "host",
+        "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
+    )
     config = with_ids(config, model)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
-    decoder = Decoder(denoiser, model, without_bound(config))
+    decoder = Decoder(model, without_bound(config))
     with _precision(config):
         began = time.perf_counter()
-        canvas = _start(decoder, params, rows, seeds, layout, infill=infill)
-        canvas, steps = _run(decoder, params, canvas, bound_of(config), layout, loop, on_step)
+        canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
+        bound = bound_of(config)
+        canvas, steps = _run(decoder, denoiser, params, canvas, bound, layout, loop, on_step)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -103,6 +108,7 @@ def _precision(config: SamplerConfig):
 
 def _start(
     decoder: Decoder,
+    denoiser: Denoiser,
     params: Params,
     prompts: list[np.ndarray],
     seeds: list[tuple[int, int]],
@@ -112,14 +118,13 @@ def _start(
 ) -> Canvas:
     keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
     guided = 2 if decoder.config.cfg_scale else 1
-    cache = decoder.denoiser.empty_cache(
-        params, guided * len(prompts), decoder.window.cache_length(layout)
-    )
+    cache = denoiser.empty_cache(params, guided * len(prompts), decoder.window.cache_length(layout))
     return new_canvas(prompts, decoder.config, decoder.model, keys, cache, infill=infill)
 
 
 def _run(
     decoder: Decoder,
+    denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
     bound: Bound,
@@ -130,8 +135,8 @@ def _run(
     buckets = buckets_for(decoder.window, layout, decoder.model)
     limit = layout.n_blocks * decoder.steps_per_block
     if loop == "compiled":
-        return compiled_loop(decoder, params, canvas, bound, buckets, limit)
-    return host_loop(decoder, params, canvas, bound, buckets, limit, on_step)
+        return compiled_loop(decoder, denoiser, params, canvas, bound, buckets, limit)
+    return host_loop(decoder, denoiser, params, canvas, bound, buckets, limit, on_step)
 
 
 def _left_padded(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.step import Decoder, StepRecord
-from llada_jax.types import Params
+from llada_jax.types import Denoiser, Params
 
 
 class StepView(NamedTuple):
@@ -44,9 +44,12 @@ class Steps(NamedTuple):
     """Wall time of each step; NaN where a compiled loop ran them all."""
 
 
-@partial(jax.jit, static_argnames=("decoder", "buckets", "limit"), donate_argnames="canvas")
+@partial(
+    jax.jit, static_argnames=("decoder", "denoiser", "buckets", "limit"), donate_argnames="canvas"
+)
 def _compiled(
     decoder: Decoder,
+    denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
     bound: Float[Array, ""],
@@ -54,11 +57,12 @@ def _compiled(
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
-    branches = [partial(decoder.denoise, n_rows=n_rows) for n_rows in buckets]
+    branches = [partial(decoder.denoise, denoiser, n_rows=n_rows) for n_rows in buckets]
 
     def one_step(canvas, bucket):
         canvas, denoised = jax.lax.switch(bucket, branches, params, canvas)
-        return decoder.decide(params, canvas, denoised, bound)
+        scores = denoiser.score_rows(params, denoised.hidden, denoised.noise_keys)
+        return decoder.decide(canvas, denoised, scores, bound)
 
     record = jax.eval_shape(one_step, canvas, jnp.int32(0))[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
@@ -81,6 +85,7 @@ def _compiled(
 
 def compiled_loop(
     decoder: Decoder,
+    denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
     bound: Float[Array, ""],
@@ -88,7 +93,9 @@ def compiled_loop(
     limit: int,
 ) -> tuple[Canvas, Steps]:
     """Decode in one compiled program (`lax.while_loop`); consumes the canvas."""
-    canvas, records, rows, count = _compiled(decoder, params, canvas, bound, buckets, limit)
+    canvas, records, rows, count = _compiled(
+        decoder, denoiser, params, canvas, bound, buckets, limit
+    )
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
@@ -96,13 +103,14 @@ def compiled_loop(
 
 _rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
 _rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
-_forward_rows = jax.jit(lambda forward_rows, *args: forward_rows(*args), static_argnums=0)
+_call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
 _absorb = jax.jit(Decoder.absorb, static_argnums=0, donate_argnames="canvas")
 _decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
 
 
 def host_loop(
     decoder: Decoder,
+    denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
     bound: Float[Array, ""],
@@ -112,8 +120,12 @@ def host_loop(
 ) -> tuple[Canvas, Steps]:
     """Decode step by step from Python, for backends and callbacks; consumes the canvas.
 
-    The forward is a program of its own, one for each bucket, whatever the sampler's rules are.
+    The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
+    denoiser that runs outside JAX is called as it is.
     """
+    forward_rows, score_rows = denoiser.forward_rows, denoiser.score_rows
+    if denoiser.traceable:
+        forward_rows, score_rows = partial(_call, forward_rows), partial(_call, score_rows)
     records, rows_run, seconds = [], [], []
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
@@ -121,9 +133,10 @@ def host_loop(
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
         rows = _rows(decoder, canvas, n_rows)
-        out = _forward_rows(decoder.denoiser.forward_rows, params, rows, canvas.cache)
+        out = forward_rows(params, rows, canvas.cache)
         canvas, denoised = _absorb(decoder, canvas, rows, out)
-        canvas, record = _decide(decoder, params, canvas, denoised, bound)
+        scores = score_rows(params, denoised.hidden, denoised.noise_keys)
+        canvas, record = _decide(decoder, canvas, denoised, scores, bound)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)

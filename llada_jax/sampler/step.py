@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.rows import make_rows, write_rows
@@ -25,13 +25,14 @@ from llada_jax.sampler.canvas import (
 )
 from llada_jax.sampler.stop import Stop, stop_for
 from llada_jax.sampler.window import Span, Window, attention_order, window_for
-from llada_jax.types import Denoiser, Params, Rows, RowsOut
+from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
 
 
 class Denoised(NamedTuple):
     """What a forward leaves for the decision, whatever its number of rows was."""
 
     hidden: Float[Array, "B C D"]  # states that predict the candidates
+    noise_keys: Key[Array, "B C"] | None  # for the scores; None at temperature 0
     live_rows: Int[Array, " B"]
     cache_length: Int[Array, " B"]  # cached positions that the rows read
 
@@ -51,9 +52,8 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model and a sampler put together. Hashable: a static argument of the compiled loops."""
+    """A sampler for the models of one shape. Hashable: a static argument of the compiled loops."""
 
-    denoiser: Denoiser
     model: ModelConfig
     config: SamplerConfig
 
@@ -116,33 +116,37 @@ class Decoder:
         cache = canvas.cache
         if cache.keys.shape[2]:
             cache = write_rows(cache, rows, out)
+        positions = self._candidates(canvas)
         first_row = self.span(canvas).start[:, None]
-        predicting_row = jnp.maximum(self._candidates(canvas) - self.shift - first_row, 0)
+        predicting_row = jnp.maximum(positions - self.shift - first_row, 0)
         batch = canvas.tokens.shape[0]
-        denoised = Denoised(
-            hidden=take(self._guide(out.hidden), predicting_row),
-            live_rows=rows.live[:batch].sum(axis=1, dtype=jnp.int32),
-            cache_length=rows.sees_cache[:batch].any(axis=1).sum(axis=1, dtype=jnp.int32),
-        )
         canvas = canvas._replace(
             cache=cache,
             settled=jnp.where(canvas.done, canvas.settled, self.window.settled(canvas)),
             nfe=canvas.nfe + (~canvas.done).astype(canvas.nfe.dtype),
         )
+        denoised = Denoised(
+            hidden=take(self._guide(out.hidden), predicting_row),
+            noise_keys=_step_keys(canvas, positions) if self.config.temperature > 0 else None,
+            live_rows=rows.live[:batch].sum(axis=1, dtype=jnp.int32),
+            cache_length=rows.sees_cache[:batch].any(axis=1).sum(axis=1, dtype=jnp.int32),
+        )
         return canvas, denoised
 
-    def denoise(self, params: Params, canvas: Canvas, n_rows: int) -> tuple[Canvas, Denoised]:
+    def denoise(
+        self, denoiser: Denoiser, params: Params, canvas: Canvas, n_rows: int
+    ) -> tuple[Canvas, Denoised]:
         """One forward of `n_rows` rows, at least `rows_needed`."""
         rows = self.rows(canvas, n_rows)
-        return self.absorb(canvas, rows, self.denoiser.forward_rows(params, rows, canvas.cache))
+        return self.absorb(canvas, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
     def decide(
-        self, params: Params, canvas: Canvas, denoised: Denoised, bound: Bound
+        self, canvas: Canvas, denoised: Denoised, scores: Scores, bound: Bound
     ) -> tuple[Canvas, StepRecord]:
-        """Score the candidates, commit what is accepted, go on to the next block or stop."""
+        """Commit what the candidates' scores allow, go on to the next block or stop."""
         positions = self._candidates(canvas)
-        candidates = self._score(params, canvas, denoised.hidden, positions)
-        scores, transfer_mask = candidates.scores, self.accept(candidates, bound)
+        candidates = self._weigh(canvas, positions, scores)
+        transfer_mask = self.accept(candidates, bound)
         record = StepRecord(
             live_rows=denoised.live_rows,
             head_rows=candidates.open.sum(axis=1, dtype=jnp.int32),
@@ -182,21 +186,12 @@ class Decoder:
         guided = unconditional + (self.config.cfg_scale + 1) * (conditional - unconditional)
         return guided.astype(hidden.dtype)
 
-    def _score(
-        self,
-        params: Params,
-        canvas: Canvas,
-        hidden: Float[Array, "B C D"],
-        positions: Int[Array, "B C"],
-    ) -> Candidates:
+    def _weigh(self, canvas: Canvas, positions: Int[Array, "B C"], scores: Scores) -> Candidates:
         state = take(canvas.state, positions)
         is_open = (state == MASKED) & (positions < canvas.end[:, None]) & ~canvas.done[:, None]
-        step_key = jax.vmap(jax.random.fold_in)(canvas.key, canvas.nfe)
-        keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(step_key, positions)
-        noise_keys = keys if self.config.temperature > 0 else None
-        scores = self.denoiser.score_rows(params, hidden, noise_keys)
         random = jnp.zeros(positions.shape, jnp.float32)
         if self.config.remasking == "random":
+            keys = _step_keys(canvas, positions)
             random = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
         due = quota(canvas.block_masks, canvas.block_step, self.config.steps_per_block)
         return Candidates(scores, is_open, random, due)
@@ -224,6 +219,12 @@ class Decoder:
             block_masks=jnp.where(moved, block_masks, canvas.block_masks),
             done=canvas.done | done,
         )
+
+
+def _step_keys(canvas: Canvas, positions: Int[Array, "B C"]) -> Key[Array, "B C"]:
+    """A key for each candidate of the step that follows the canvas's last forward."""
+    step_key = jax.vmap(jax.random.fold_in)(canvas.key, canvas.nfe)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(step_key, positions)
 
 
 def _block_at(canvas: Canvas, position: Int[Array, " L"], block_length: int) -> Int[Array, "B L"]:
