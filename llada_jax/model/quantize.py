@@ -28,16 +28,17 @@ class QuantArray(NamedTuple):
 Weight = Float[Array, "..."] | QuantArray
 
 
-def quantize(weight: np.ndarray, bits: Bits) -> QuantArray:
-    """Symmetric absmax quantization of [..., In]; scales are float32.
+def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantArray:
+    """Symmetric absmax quantization of [..., In]; scales are float32, one for `group` inputs.
 
-    Works through the rows in pieces, so that it never holds a float32 copy of the whole weight.
-    Raises ValueError where `In` is no multiple of the int4 group.
+    The group is a whole row by default for int8, and `INT4_GROUP` for int4. Works through the rows
+    in pieces, so that it never holds a float32 copy of the whole weight. Raises ValueError where
+    `In` is no multiple of the group.
     """
     length = weight.shape[-1]
-    group = length if bits == 8 else INT4_GROUP
+    group = group or (length if bits == 8 else INT4_GROUP)
     if length % group:
-        raise ValueError(f"int4 weight has {length} inputs; allowed: a multiple of {INT4_GROUP}")
+        raise ValueError(f"int{bits} weight has {length} inputs; allowed: a multiple of {group}")
     limit = 2 ** (bits - 1) - 1
     rows = weight.reshape(-1, length)
     values = np.empty(rows.shape, np.int8 if bits == 8 else ml_dtypes.int4)

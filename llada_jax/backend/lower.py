@@ -1,0 +1,174 @@
+"""A step becomes StableHLO, and a record of its operations that others can read.
+
+The weights stay arguments of the module: they are filled in, tensor by tensor, in the file that a
+backend writes. `check` names what a target cannot take before its converter starts.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import chlo, stablehlo
+
+from llada_jax.backend.protocol import Step
+from llada_jax.backend.weights import Quant, stored_as
+from llada_jax.config import require
+from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+
+CANNOT: dict[str, dict[str, str]] = {
+    "litert": {
+        "sort": "has no kernel",
+        "scatter": "has no kernel for its general form",
+        "while": "does not convert; unroll the loop or run it on the host",
+        "rng_bit_generator": "does not convert; make noise an input",
+        "custom_call": "is opaque to the converter",
+        "bf16": "has no kernels of this type; lower in float32",
+        "f16": "has no kernels of this type; lower in float32",
+        "f64": "has no kernels of this type; lower in float32",
+    },
+}
+CANNOT["qnn"] = CANNOT["litert"] | {
+    "dynamic_update_slice": "splits the graph; return new rows and let the host write them",
+    "dynamic_slice": "splits the graph; slice at fixed positions",
+}
+"""Per target: StableHLO operations and element types that it does not take, and why."""
+
+_NOT_COMPUTED = {"constant", "return", "call"}
+
+
+def lower(step: Step, quant: Quant = "float32") -> Lowered:
+    """`jax.jit`, `jax.export`, StableHLO; float32 with static shapes.
+
+    `quant` says what the file will store for the weights; the module itself computes in float32.
+    """
+    names, inputs = list(step.weights), list(step.inputs)
+
+    def flat(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        weights = dict(zip(names, arrays, strict=False))
+        outputs.update(step.function(weights, dict(zip(inputs, arrays[len(names) :], strict=True))))
+        return tuple(outputs.values())
+
+    outputs: dict[str, jax.Array] = {}
+    shapes = [*step.weights.values(), *step.inputs.values()]
+    # The file should not tell the paths of the machine that made it.
+    with _without_tracebacks():
+        exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(
+            *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+        )
+    module = exported.mlir_module_serialized
+    results = [TensorType(a.shape, _element(str(a.dtype))) for a in exported.out_avals]
+    return Lowered(
+        name=step.name,
+        module=module,
+        weights={name: stored_as(name, shape, quant) for name, shape in step.weights.items()},
+        inputs={name: TensorType(shape, "f32") for name, shape in step.inputs.items()},
+        outputs=dict(zip(outputs, results, strict=True)),
+        operations=tuple(_operations(module, names)),
+    )
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    limit = jax.config.values["jax_traceback_in_locations_limit"]
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
+
+
+def check(lowered: Lowered, target: str) -> None:
+    """Raise ValueError that names the first operation which the target does not take."""
+    cannot = CANNOT[target]
+    for operation in lowered.operations:
+        types = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
+        for word in (operation.name, *sorted(types)):
+            require(
+                word not in cannot,
+                f"{target} cannot take {operation.name} at {operation.scope or 'the top'} of "
+                f"{lowered.name} ({_shown(operation)}): {word} {cannot.get(word)}",
+            )
+
+
+def _shown(operation: Operation) -> str:
+    def types(tensors: tuple[TensorType, ...]) -> str:
+        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
+
+    return f"{types(operation.inputs)} -> {types(operation.outputs)}"
+
+
+def _element(dtype: str) -> str:
+    """NumPy's name of an element type in StableHLO's words."""
+    return {"float32": "f32", "int32": "i32", "bool": "i1"}.get(dtype, dtype)
+
+
+def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
+    context = ir.Context()
+    stablehlo.register_dialect(context)
+    chlo.register_dialect(context)
+    with context, ir.Location.unknown():
+        parsed = stablehlo.deserialize_portable_artifact(context, module)
+        functions = {
+            ir.StringAttr(op.attributes["sym_name"]).value: op.regions[0].blocks[0]
+            for op in parsed.body.operations
+        }
+        main = functions["main"]
+        named = dict(zip(main.arguments, weights, strict=False))
+        yield from _walk(main, functions, named, "")
+
+
+def _walk(
+    block: ir.Block,
+    functions: Mapping[str, ir.Block],
+    weights: Mapping[ir.Value, str],
+    outer: str,
+) -> Iterator[Operation]:
+    for op in block.operations:
+        name = op.operation.name.split(".", 1)[1]
+        scope = _scope(op.operation.location, outer)
+        if name == "call":
+            callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+            passed = {
+                argument: weights[operand]
+                for argument, operand in zip(callee.arguments, op.operands, strict=True)
+                if operand in weights
+            }
+            yield from _walk(callee, functions, passed, scope)
+        elif name == "composite":  # a chlo operation: its own name, not its decomposition's
+            chlo_name = ir.StringAttr(op.attributes["name"]).value.split(".")[-1]
+            yield _record(op, chlo_name, scope, weights)
+        elif name not in _NOT_COMPUTED:
+            yield _record(op, name, scope, weights)
+
+
+def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[ir.Value, str]) -> Operation:
+    inputs = tuple(_tensor_type(value.type) for value in op.operands)
+    contraction = 0
+    if name == "dot_general":
+        numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+        contraction = 1
+        for axis in numbers.lhs_contracting_dimensions:
+            contraction *= inputs[0].shape[axis]
+    return Operation(
+        name=name,
+        scope=scope,
+        inputs=inputs,
+        outputs=tuple(_tensor_type(value.type) for value in op.results),
+        contraction=contraction,
+        weight=next((weights[value] for value in op.operands if value in weights), None),
+    )
+
+
+def _tensor_type(mlir_type: ir.Type) -> TensorType:
+    ranked = ir.RankedTensorType(mlir_type)
+    return TensorType(tuple(ranked.shape), str(ranked.element_type))
+
+
+def _scope(location: ir.Location, outer: str) -> str:
+    """`loc("jit(flat)/layer_3/dot_general")` -> `layer_3`, after what called it."""
+    text = str(location)
+    path = text.split('"')[1].split("/") if '"' in text else []
+    inner = [part for part in path[:-1] if "(" not in part and "->" not in part]
+    return "/".join(filter(None, [outer, *inner]))

@@ -1,0 +1,69 @@
+"""What a backend is: it takes steps, which are functions with static shapes, and gives executables.
+
+A new backend is one file that implements `Backend`, and one line in `llada_jax.build`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Array
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Static shape of a forward: rows, and cached positions that they may read."""
+
+    rows: int
+    cache: int
+
+    @property
+    def name(self) -> str:
+        return f"rows{self.rows}_cache{self.cache}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pure function of float32 arrays: `function(weights, inputs) -> outputs`, all by name."""
+
+    name: str
+    function: Callable[[Mapping[str, Array], Mapping[str, Array]], dict[str, Array]]
+    weights: Shapes
+    inputs: Shapes
+
+
+class Weights(Protocol):
+    """Where a backend takes the weights from, one at a time: a model in memory, or a checkpoint."""
+
+    def pieces(self, name: str) -> Iterator[Any]:
+        """The weight in order, some rows of its first axis at a time.
+
+        Each piece is a float array, or a `QuantArray` where the source is quantized already.
+        """
+        ...
+
+
+class Executable(Protocol):
+    """A compiled step."""
+
+    def allocate(self, name: str) -> np.ndarray:
+        """Zeros for the input `name`, float32, where `run` can read them without a copy."""
+        ...
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """All inputs by name to all outputs; the outputs are valid until the next run."""
+        ...
+
+
+class Backend(Protocol):
+    """Compiles steps."""
+
+    def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
+        """Executables by the names of the steps, which share one copy of their weights.
+
+        Raises ValueError, before any work, that names what the target cannot take.
+        """
+        ...

@@ -1,0 +1,113 @@
+"""How weights are stored in a file that runs: numbers, scales, and where they come from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from llada_jax.config import require_choice
+from llada_jax.lowered import LoweredWeight
+from llada_jax.model.quantize import QuantArray, dequantize, quantize
+
+Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
+"""How matrices are stored. `int8` and `int4` have one scale for each output row. The head is int8
+where the layers are integers: it decides, and costs little."""
+
+_BITS: Mapping[str, int] = {"float32": 32, "int8": 8}
+_GROUPS: Mapping[str, int] = {"int4_block32": 32, "int4_block128": 128}
+_PIECE_ELEMENTS = 1 << 22
+
+
+def check_quant(quant: str) -> None:
+    """Raise ValueError unless `quant` is known."""
+    require_choice("quant", quant, Quant)
+
+
+def quants() -> tuple[str, ...]:
+    """Every way to store weights."""
+    return get_args(Quant)
+
+
+def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
+    """What a file stores for one weight. Vectors stay float32.
+
+    Raises ValueError where a row is no multiple of the group.
+    """
+    if quant == "float32" or len(shape) < 2:
+        return LoweredWeight(shape, 32)
+    if name.startswith("head."):
+        return LoweredWeight(shape, 8)
+    group = _GROUPS.get(quant)
+    if group is not None and shape[-1] % group:
+        raise ValueError(
+            f"quant is {quant!r}, but {name} has {shape[-1]} inputs; allowed: a multiple of {group}"
+        )
+    return LoweredWeight(shape, _BITS.get(quant, 4), group)
+
+
+class StoredPiece(NamedTuple):
+    """Some rows of a weight, as a file stores them."""
+
+    numbers: np.ndarray
+    """float32, int8, or int4 packed two to a byte (the first one in the low bits)."""
+    scale: np.ndarray | None
+    """float32 [rows, groups]."""
+
+
+def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
+    """Pieces of a weight in the form of the file, a few rows at a time."""
+    for piece in pieces:
+        for part in _split(piece, spec.shape[-1]):
+            yield _stored(part, spec)
+
+
+def _split(piece: Any, columns: int) -> Iterator[Any]:
+    step = max(1, _PIECE_ELEMENTS // columns)
+    if isinstance(piece, QuantArray):
+        for start in range(0, len(piece.values), step):
+            stop = start + step
+            yield QuantArray(piece.values[start:stop], piece.scale[start:stop])
+    else:
+        for start in range(0, len(piece), step):
+            yield piece[start : start + step]
+
+
+def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
+    if spec.bits == 32:
+        wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
+        return StoredPiece(np.ascontiguousarray(wide, np.float32), None)
+    if not (isinstance(piece, QuantArray) and _fits(piece, spec)):
+        wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
+        bits = 8 if spec.bits == 8 else 4
+        piece = quantize(np.asarray(wide), bits, spec.group or spec.shape[-1])
+    values, scale = np.asarray(piece.values), np.asarray(piece.scale, np.float32)
+    return StoredPiece(pack_int4(values) if spec.bits == 4 else values, scale)
+
+
+def _fits(piece: QuantArray, spec: LoweredWeight) -> bool:
+    """Whether the integers are already those that the file stores."""
+    bits = 8 if piece.values.dtype == np.int8 else 4
+    groups = spec.shape[-1] // spec.group if spec.group else 1
+    return bits == spec.bits and piece.scale.shape[-1] == groups
+
+
+def pack_int4(values: np.ndarray) -> np.ndarray:
+    """int4 [..., n] to uint8 [..., n / 2]."""
+    nibbles = values.view(np.uint8) & 15
+    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
+
+
+class ParamsInMemory:
+    """`Weights` of a parameter tree that is loaded."""
+
+    def __init__(self, leaves: Mapping[str, Any], parts: Mapping[str, tuple[str, int, int]]):
+        """`leaves` by name; `parts` are names for some rows of a leaf."""
+        self._leaves, self._parts = leaves, parts
+
+    def pieces(self, name: str) -> Iterator[Any]:
+        source, start, stop = self._parts.get(name, (name, 0, None))
+        leaf = self._leaves[source]
+        if isinstance(leaf, QuantArray):
+            yield QuantArray(np.asarray(leaf.values[start:stop]), np.asarray(leaf.scale[start:stop]))
+        else:
+            yield np.asarray(leaf[start:stop])

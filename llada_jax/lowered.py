@@ -1,0 +1,123 @@
+"""A step as it was lowered: its StableHLO module, and its operations as plain data.
+
+The record needs neither JAX nor a converter to be read, so that the device model can price a step
+on any machine.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+
+from llada_jax.config import require
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and element type, named as StableHLO does (`f32`, `i32`, `i1`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class LoweredWeight:
+    """A constant of the step: what the file that runs stores for it."""
+
+    shape: tuple[int, ...]
+    bits: int
+    group: int | None = None
+    """Inputs that share a scale; None where a whole row does, or nothing is quantized."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the module, calls to inner functions expanded."""
+
+    name: str
+    """As in StableHLO, without the dialect: `dot_general`, `add`, `reduce`."""
+    scope: str
+    """Where it comes from: the names that `jax.named_scope` gave, `layer_3` for instance."""
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    contraction: int = 0
+    """Length of the summed axes of a `dot_general`, else 0."""
+    weight: str | None = None
+    """Name of the weight that is an operand."""
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of a matrix product, else 0."""
+        return self.contraction * sum(output.size for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A step with static shapes, ready for a converter."""
+
+    name: str
+    module: bytes
+    """StableHLO as a portable artifact; arguments are the weights, then the inputs, in order."""
+    weights: Mapping[str, LoweredWeight]
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    operations: tuple[Operation, ...]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of all matrix products."""
+        return sum(operation.macs for operation in self.operations)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights' numbers, without their scales."""
+        return sum(math.prod(w.shape) * w.bits // 8 for w in self.weights.values())
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the record as JSON; the file appears once it is complete."""
+        target = Path(path)
+        record = {"format": FORMAT, **asdict(self)}
+        record["module"] = base64.b64encode(self.module).decode()
+        part = target.with_name(f".{target.name}.part")
+        part.write_text(json.dumps(record))
+        part.replace(target)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Lowered":
+        """Read what `save` wrote. Raises ValueError where the file is something else."""
+        try:
+            record = json.loads(Path(path).read_text())
+            found = record.pop("format")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{path} is no saved Lowered: {error!r}") from error
+        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+        return cls(
+            name=record["name"],
+            module=base64.b64decode(record["module"]),
+            weights={
+                name: LoweredWeight(tuple(w["shape"]), w["bits"], w["group"])
+                for name, w in record["weights"].items()
+            },
+            inputs={name: _tensor(t) for name, t in record["inputs"].items()},
+            outputs={name: _tensor(t) for name, t in record["outputs"].items()},
+            operations=tuple(_operation(operation) for operation in record["operations"]),
+        )
+
+
+def _tensor(record: dict) -> TensorType:
+    return TensorType(tuple(record["shape"]), record["dtype"])
+
+
+def _operation(record: dict) -> Operation:
+    tensors = {name: tuple(map(_tensor, record[name])) for name in ("inputs", "outputs")}
+    return Operation(**{**record, **tensors})
