@@ -1,7 +1,7 @@
 """The composition root: names in a configuration become objects that work together."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -10,6 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.session import Session
+from llada_jax.backend.weights import Quant, quant_of
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
@@ -99,7 +104,8 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: where the forward runs; `xla`.
+      backend: where the forward runs: `xla`, or `litert` (the extra `npu`), with the numbers that
+        the parameters have: float32, int8 or int4.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
@@ -142,16 +148,16 @@ def _decode(
     *,
     infill: bool,
 ) -> Result:
-    require(backend == "xla", f"backend is {backend!r}; allowed: 'xla'")
     config = with_ids(config or SamplerConfig(), model.config)
+    denoiser = backend_denoiser(model, backend, score_rules(config))
     return decode(
-        denoiser_for(model.config, score_rules(config)),
+        denoiser,
         model.params,
         model.config,
         prompts,
         config,
         seed=seed,
-        loop=loop or ("host" if on_step else "compiled"),
+        loop=loop or ("host" if on_step or not denoiser.traceable else "compiled"),
         trace=trace,
         on_step=on_step,
         infill=infill,
@@ -169,7 +175,45 @@ def score_rules(config: SamplerConfig) -> ScoreRules:
         temperature=config.temperature,
         confidence_dtype=config.confidence_dtype,
         noise_dtype=config.noise_dtype,
+        spread=config.remasking in ("entropy", "margin") or config.accept == "entropy_bound",
     )
+
+
+_BACKENDS: dict[str, Callable[[Quant], Backend]] = {
+    "litert": LiteRT,
+}
+"""Backends that run compiled steps outside JAX, by name."""
+
+
+def backend_denoiser(model: Model, backend: str, rules: ScoreRules) -> Denoiser:
+    """The model's functions on a backend.
+
+    Raises ValueError for an unknown backend, ImportError where its packages are not installed.
+    """
+    allowed = ("xla", *_BACKENDS)
+    require(
+        backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
+    )
+    if backend == "xla":
+        return denoiser_for(model.config, rules)
+    return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
+
+
+class _Same(NamedTuple):
+    """Parameters as a key: equal where they are the very same object."""
+
+    params: ModelParams
+
+    def __hash__(self) -> int:
+        return id(self.params)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.params is other.params
+
+
+@lru_cache(maxsize=4)
+def _program(backend: str, config: ModelConfig, same: _Same) -> CompiledOnDemand:
+    return CompiledOnDemand(config, same.params, _BACKENDS[backend](quant_of(same.params)))
 
 
 @lru_cache(maxsize=64)

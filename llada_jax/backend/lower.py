@@ -15,7 +15,7 @@ from jax.extend.mlir.dialects import chlo, stablehlo
 from llada_jax.backend.protocol import Step
 from llada_jax.backend.weights import Quant, stored_as
 from llada_jax.config import require
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.lowered import Lowered, Operation, TensorType
 
 CANNOT: dict[str, dict[str, str]] = {
     "litert": {

@@ -81,9 +81,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     )
 
 
-def _body_inputs(
-    config: ModelConfig, layers: range, bucket: Bucket
-) -> dict[str, tuple[int, ...]]:
+def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str, tuple[int, ...]]:
     half = config.rotary_dims // 2
     inputs: dict[str, tuple[int, ...]] = {
         "hidden": (bucket.rows, config.width),

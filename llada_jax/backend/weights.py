@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import numpy as np
 
 from llada_jax.config import require_choice
 from llada_jax.lowered import LoweredWeight
+from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, dequantize, quantize
 
 Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
@@ -26,6 +28,14 @@ def check_quant(quant: str) -> None:
 def quants() -> tuple[str, ...]:
     """Every way to store weights."""
     return get_args(Quant)
+
+
+def quant_of(params: ModelParams) -> Quant:
+    """How a file stores parameters that are loaded: with the integers they have, or as floats."""
+    query = params.layers[0].attention.query
+    if not isinstance(query, QuantArray):
+        return "float32"
+    return "int8" if query.values.dtype == np.int8 else "int4_block32"
 
 
 def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
@@ -66,7 +76,9 @@ def _split(piece: Any, columns: int) -> Iterator[Any]:
     if isinstance(piece, QuantArray):
         for start in range(0, len(piece.values), step):
             stop = start + step
-            yield QuantArray(piece.values[start:stop], piece.scale[start:stop])
+            yield piece._replace(
+                values=piece.values[start:stop], scale=piece.scale[start:stop]
+            )
     else:
         for start in range(0, len(piece), step):
             yield piece[start : start + step]
@@ -108,6 +120,8 @@ class ParamsInMemory:
         source, start, stop = self._parts.get(name, (name, 0, None))
         leaf = self._leaves[source]
         if isinstance(leaf, QuantArray):
-            yield QuantArray(np.asarray(leaf.values[start:stop]), np.asarray(leaf.scale[start:stop]))
+            yield QuantArray(
+                np.asarray(leaf.values[start:stop]), np.asarray(leaf.scale[start:stop])
+            )
         else:
             yield np.asarray(leaf[start:stop])

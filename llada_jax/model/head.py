@@ -34,9 +34,17 @@ class ScoreRules:
     confidence_dtype: FloatDtype = "float32"
     noise_dtype: FloatDtype = "float32"
     chunk: int = VOCAB_CHUNK
+    spread: bool = True
+    """Whether entropy and margin are wanted; where not, a backend may leave them NaN."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether `score_greedily` says all that is wanted."""
+        greedy = self.temperature == 0 and self.confidence_dtype == "float32"
+        return greedy and not self.discounted and not self.spread
 
 
-class _Running(NamedTuple):
+class RunningScores(NamedTuple):
     """Softmax statistics of the vocabulary seen so far, per row."""
 
     best: Float[Array, "B C"]  # of the logits with noise
@@ -82,28 +90,30 @@ def score_rows(
     """
     weight = head_weight(params)
     vocab = params.embedding.shape[0]
-    running = _start(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
+    running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
     for start in range(0, vocab, rules.chunk):
         stop = min(start + rules.chunk, vocab)
         part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
         logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
-        running = _absorb(running, logits, start, noise_keys, rules)
-    return _finish(running)
+        running = absorb_chunk(running, logits, start, noise_keys, rules)
+    return finish_scores(running)
 
 
-def _start(shape: tuple[int, ...], dtype: jnp.dtype) -> _Running:
+def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
+    """Statistics of no vocabulary at all, for `shape` rows."""
     lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
     zero = jnp.zeros(shape, dtype)
-    return _Running(lowest, jnp.zeros(shape, jnp.int32), lowest, lowest, lowest, zero, zero)
+    return RunningScores(lowest, jnp.zeros(shape, jnp.int32), lowest, lowest, lowest, zero, zero)
 
 
-def _absorb(
-    seen: _Running,
+def absorb_chunk(
+    seen: RunningScores,
     logits: Float[Array, "B C chunk"],
     start: int,
     noise_keys: Key[Array, "B C"] | None,
     rules: ScoreRules,
-) -> _Running:
+) -> RunningScores:
+    """The statistics with one more chunk of the vocabulary, whose first id is `start`."""
     logits = _without(logits, rules.forbidden, start)
     noisy = logits
     if noise_keys is not None and rules.temperature > 0:
@@ -123,7 +133,7 @@ def _absorb(
     share = jnp.exp(shifted)
     rescale = jnp.exp(seen.first - first)
     moved = seen.weighted + seen.total * jnp.where(rescale > 0, seen.first - first, 0)
-    return _Running(
+    return RunningScores(
         best=jnp.where(better, best, seen.best),
         token=jnp.where(better, index + start, seen.token),
         token_logit=jnp.where(better, token_logit, seen.token_logit),
@@ -157,7 +167,8 @@ def _without(
     return logits
 
 
-def _finish(seen: _Running) -> Scores:
+def finish_scores(seen: RunningScores) -> Scores:
+    """The scores, once every chunk was absorbed."""
     confidence = jnp.exp(seen.token_logit - seen.first) / seen.total
     entropy = jnp.log(seen.total) - seen.weighted / seen.total
     margin = (1 - jnp.exp(seen.second - seen.first)) / seen.total

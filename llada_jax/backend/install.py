@@ -1,0 +1,71 @@
+"""The optional packages that backends need, imported when they are used."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+_NPU = "install the extra: pip install 'llada_jax[npu]'"
+
+
+def litert_converter() -> tuple[Any, Any, Any, Any]:
+    """MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
+    try:
+        with quietly("litert-converter"):
+            from litert_converter import converter_api_ext
+            from litert_converter.mlir import ir, passmanager
+            from litert_converter.mlir.dialects import stablehlo
+    except ImportError as error:
+        raise ImportError(f"backend 'litert' needs litert-converter ({error}); {_NPU}") from error
+    return ir, passmanager, stablehlo, converter_api_ext
+
+
+def litert_schema() -> ModuleType:
+    """The classes of TFLite's flatbuffers."""
+    try:
+        from ai_edge_litert import schema_py_generated
+    except ImportError as error:
+        raise ImportError(f"backend 'litert' needs ai-edge-litert ({error}); {_NPU}") from error
+    return schema_py_generated
+
+
+def litert_runtime() -> Any:
+    """LiteRT's `CompiledModel`, `Environment` and their options."""
+    try:
+        import ai_edge_litert
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.cpu_options import CpuOptions
+        from ai_edge_litert.environment import Environment
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+        from ai_edge_litert.options import Options
+    except ImportError as error:
+        raise ImportError(f"backend 'litert' needs ai-edge-litert ({error}); {_NPU}") from error
+    return SimpleNamespace(
+        __file__=ai_edge_litert.__file__,
+        CompiledModel=CompiledModel,
+        CpuOptions=CpuOptions,
+        Environment=Environment,
+        HardwareAccelerator=HardwareAccelerator,
+        Options=Options,
+    )
+
+
+@contextmanager
+def quietly(what: str) -> Iterator[None]:
+    """Keep what a library writes to stderr to itself, unless it fails: then the error says it."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            log.seek(0)
+            words = log.read().decode(errors="replace").strip().splitlines()[-8:]
+            raise RuntimeError("\n".join([f"{what} failed: {error}", *words])) from error
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

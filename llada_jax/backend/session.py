@@ -1,0 +1,232 @@
+"""The host's side of a step: what it passes to the executables, and what it keeps.
+
+Per forward and canvas, the host looks up the rows' embeddings, computes the cosines and sines of
+their positions, fills the mask, runs the shards of the body one after the other, and keeps the
+rows' keys and values. A row's key and value are needed only once it is no row any more, so they
+enter the cache at the next forward, and only those that have left the window.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from llada_jax.backend.protocol import Bucket, Executable
+from llada_jax.backend.steps import head_chunks
+from llada_jax.config import ModelConfig
+from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
+from llada_jax.model.layers import HIDDEN_SCORE, rotation
+from llada_jax.types import Denoiser, KVCache, Params, Rows, RowsOut, Scores
+
+FORBIDDEN_LOGIT = -1e30
+
+
+class Shard(NamedTuple):
+    """Consecutive layers, compiled for one bucket."""
+
+    layers: range
+    executable: Executable
+
+
+class Program(Protocol):
+    """A compiled model: executables for buckets that hold what is asked for."""
+
+    config: ModelConfig
+    largest_head: int
+    """Most rows that `head` takes."""
+
+    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
+        """Embeddings of token ids, float32."""
+        ...
+
+    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
+        """The smallest bucket with at least so many rows and cached positions."""
+        ...
+
+    def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
+        """Rows of the smallest head that holds them, and its steps by name."""
+        ...
+
+
+class _Fresh(NamedTuple):
+    """Rows of the last forward that have not entered the cache; keys and values by shard."""
+
+    positions: Int[np.ndarray, " r"]
+    outputs: list[Mapping[str, np.ndarray]]
+
+
+class _Canvas:
+    """One canvas of the batch: its cache, for each shard by the names of its inputs."""
+
+    def __init__(self, shared_outputs: bool) -> None:
+        self.cache: list[dict[str, np.ndarray]] = []
+        self._shared_outputs = shared_outputs
+        self._fresh: _Fresh | None = None
+
+    def keep(
+        self, positions: Int[np.ndarray, " r"], outputs: list[Mapping[str, np.ndarray]]
+    ) -> None:
+        """Remember a forward's keys and values."""
+        if not self.cache:
+            return
+        if self._shared_outputs:  # another canvas's forward comes before our next one
+            outputs = [{n: a.copy() for n, a in out.items() if n != "hidden"} for out in outputs]
+        self._fresh = _Fresh(positions, outputs)
+
+    def write_left(self, rows: Int[np.ndarray, " r"]) -> None:
+        """Put the last forward's keys and values into the cache where no row stands now."""
+        if self._fresh is None:
+            return
+        (left,) = np.nonzero(~np.isin(self._fresh.positions, rows))
+        if len(left):
+            positions = self._fresh.positions[left]
+            for cache, outputs in zip(self.cache, self._fresh.outputs, strict=True):
+                for name, array in cache.items():
+                    array[:, positions] = outputs[f"new_{name}"][:, left]
+        self._fresh = None
+
+
+class Session:
+    """A program as the sampler's denoiser. It holds the canvases of one run at a time."""
+
+    def __init__(self, program: Program, rules: ScoreRules):
+        self._program = program
+        self._rules = rules
+        self._canvases: list[_Canvas] = []
+        self._length = 0
+        self._cos = self._sin = np.zeros((0, 0), np.float32)
+        self._penalty = np.zeros(program.config.vocab_size, np.float32)
+        self._penalty[list(rules.forbidden)] = FORBIDDEN_LOGIT
+
+    def denoiser(self) -> Denoiser:
+        """The three functions that the sampler's host loop calls; they ignore the parameters."""
+        return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
+
+    def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
+        """Forget all canvases. The sampler's own cache has no layers."""
+        self._canvases = [_Canvas(shared_outputs=batch > 1) for _ in range(batch)]
+        self._length = length
+        shape = (0, batch, length, 0, 0)
+        return KVCache(jnp.zeros(shape), jnp.zeros(shape))
+
+    def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
+        """One forward, canvas by canvas; only the live rows run."""
+        arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
+        batch, n_rows = arrays.tokens.shape
+        hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
+        for b, canvas in enumerate(self._canvases):
+            (run,) = np.nonzero(arrays.live[b])
+            canvas.write_left(arrays.positions[b, run])
+            if len(run):
+                hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
+        nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
+        return RowsOut(hidden, nothing, nothing)  # pyright: ignore
+
+    def _run(
+        self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
+    ) -> Float[np.ndarray, "r D"]:
+        bucket, shards = self._program.body(len(run), self._length)
+        inputs = self._inputs(rows, run, bucket)
+        if bucket.cache and not canvas.cache:
+            canvas.cache = [_allocate_cache(shard, bucket) for shard in shards]
+        outputs = []
+        for index, shard in enumerate(shards):
+            out = shard.executable.run(inputs | (canvas.cache[index] if canvas.cache else {}))
+            inputs["hidden"] = out["hidden"]
+            outputs.append(out)
+        canvas.keep(np.asarray(rows.positions)[run], outputs)
+        return inputs["hidden"][: len(run)]
+
+    def _inputs(
+        self, rows: Rows, run: Int[np.ndarray, " r"], bucket: Bucket
+    ) -> dict[str, np.ndarray]:
+        """What the first shard takes beside the cache, padded to the bucket."""
+        count = len(run)
+        positions = np.asarray(rows.positions)[run]
+        self._extend_angles(int(positions.max()) + 1)
+
+        def padded(values: np.ndarray) -> np.ndarray:
+            out = np.zeros((bucket.rows, values.shape[1]), np.float32)
+            out[:count] = values
+            return out
+
+        bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
+        bias[:count, : self._length][np.asarray(rows.sees_cache)[run]] = 0
+        bias[:count, bucket.cache : bucket.cache + count][
+            np.asarray(rows.sees_rows)[np.ix_(run, run)]
+        ] = 0
+        return {
+            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run])),
+            "cos": padded(self._cos[positions]),
+            "sin": padded(self._sin[positions]),
+            "bias": bias,
+        }
+
+    def _extend_angles(self, length: int) -> None:
+        if len(self._cos) < length:
+            length = max(length, 2 * len(self._cos))
+            angles = rotation(self._program.config, jnp.arange(length, dtype=jnp.int32)[None])
+            self._cos, self._sin = (np.asarray(a, np.float32)[0, :, 0] for a in angles)
+
+    def score_rows(
+        self, params: Params, hidden: Float[Array, "B C D"], noise_keys: Key[Array, "B C"] | None
+    ) -> Scores:
+        """As the model's `score_rows`, from the compiled head."""
+        batch, count, width = hidden.shape
+        flat = np.asarray(hidden, np.float32).reshape(-1, width)
+        plain = self._rules.plain and noise_keys is None
+        keys = None if noise_keys is None else noise_keys.reshape(-1)
+        size = self._program.largest_head
+        parts = []
+        for start in range(0, len(flat), size):
+            part = slice(start, start + size)
+            if plain:
+                parts.append(self._score_greedily(flat[part]))
+            else:
+                parts.append(
+                    self._score_in_chunks(flat[part], None if keys is None else keys[part])
+                )
+        joined = (
+            np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(len(Scores._fields))
+        )
+        return Scores(*(array.reshape(batch, count) for array in joined))  # pyright: ignore
+
+    def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:
+        count = len(hidden)
+        rows, steps = self._program.head(count)
+        out = steps[f"rows{rows}"].run({"hidden": _rows_of(hidden, rows), "penalty": self._penalty})
+        token, confidence = out["token"][:count].copy(), out["confidence"][:count].copy()
+        unknown = np.full(count, np.nan, np.float32)
+        return Scores(token, confidence, unknown, unknown)  # pyright: ignore
+
+    def _score_in_chunks(
+        self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, " r"] | None
+    ) -> Scores:
+        """Any rule of scoring: the head gives logits, a chunk at a time, and JAX does the rest."""
+        count = len(hidden)
+        rows, steps = self._program.head(count)
+        inputs = {"hidden": _rows_of(hidden, rows)}
+        keys = None if keys is None else keys[None]
+        running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
+        for chunk, (start, _) in enumerate(head_chunks(self._program.config)):
+            logits = steps[f"rows{rows}_chunk{chunk}"].run(inputs)["logits"]
+            chunk_logits = jnp.array(logits[None, :count], self._rules.confidence_dtype)
+            running = _absorb_chunk(running, chunk_logits, start, keys, self._rules)
+        return Scores(*(array[0] for array in finish_scores(running)))
+
+
+_absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
+
+
+def _rows_of(hidden: Float[np.ndarray, "r D"], rows: int) -> Float[np.ndarray, "R D"]:
+    out = np.zeros((rows, hidden.shape[1]), np.float32)
+    out[: len(hidden)] = hidden
+    return out
+
+
+def _allocate_cache(shard: Shard, bucket: Bucket) -> dict[str, np.ndarray]:
+    names = [f"{kind}_{layer}" for layer in shard.layers for kind in ("keys", "values")]
+    return {name: shard.executable.allocate(name) for name in names}
