@@ -14,8 +14,8 @@ from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.session import Session
-from llada_jax.backend.weights import Quant, quant_of
-from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
+from llada_jax.backend.weights import quant_of
+from llada_jax.config import Loop, ModelConfig, Quant, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
@@ -191,9 +191,7 @@ def backend_denoiser(model: Model, backend: str, rules: ScoreRules) -> Denoiser:
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
     allowed = ("xla", *_BACKENDS)
-    require(
-        backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
-    )
+    require(backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}")
     if backend == "xla":
         return denoiser_for(model.config, rules)
     return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()

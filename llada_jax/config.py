@@ -5,6 +5,7 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 """
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ TieBreak = Literal["lowest_index", "highest_index"]
 Progress = Literal["top1", "quota"]
 Loop = Literal["compiled", "host"]
 Router = Literal["softmax", "sigmoid"]
+Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -257,6 +259,38 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "threshold": 0.9,
     },
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What an exported model can run, and how its weights are stored."""
+
+    quant: Quant = "int8"
+    """`int8` and `int4` have one scale for each output row, the others one for each block of
+    inputs. The head is int8 where the layers are integers: it decides, and costs little."""
+    rows: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128)
+    """Rows of a forward, ascending. A forward takes the smallest bucket that holds it."""
+    caches: tuple[int, ...] = (512,)
+    """Cached positions, ascending: the longest canvas that can be decoded, and shorter ones."""
+    shard_bytes: int = 2_000_000_000
+    """Largest file of layers; TFLite ends at 2 GiB."""
+
+    def __post_init__(self) -> None:
+        require_choice("quant", self.quant, Quant)
+        for name in ("rows", "caches"):
+            buckets = tuple(getattr(self, name))
+            object.__setattr__(self, name, buckets)
+            least = int(name == "rows")
+            ascending = all(a < b for a, b in itertools.pairwise(buckets))
+            require(
+                bool(buckets) and buckets[0] >= least and ascending,
+                f"{name} is {list(buckets)}; allowed: ascending, from {least} on, at least one",
+            )
+        require(
+            0 < self.shard_bytes < 2**31,
+            f"shard_bytes is {self.shard_bytes}; allowed: 1 to {2**31 - 1}",
+        )
+
 
 Optimizer = Literal["adamw", "muon"]
 Objective = Literal["finetune", "pretrain"]

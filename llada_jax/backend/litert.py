@@ -19,7 +19,7 @@ from llada_jax.backend import tflite
 from llada_jax.backend.install import litert_runtime, quietly
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Executable, Step, Weights
-from llada_jax.backend.weights import Quant
+from llada_jax.config import Quant
 
 _CAPSULE = b"LiteRtTensorBuffer"
 _POINTERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}

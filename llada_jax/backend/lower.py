@@ -13,8 +13,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import chlo, stablehlo
 
 from llada_jax.backend.protocol import Step
-from llada_jax.backend.weights import Quant, stored_as
-from llada_jax.config import require
+from llada_jax.backend.weights import stored_as
+from llada_jax.config import Quant, require
 from llada_jax.lowered import Lowered, Operation, TensorType
 
 CANNOT: dict[str, dict[str, str]] = {

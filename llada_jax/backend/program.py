@@ -1,15 +1,20 @@
-"""A model in memory, compiled by a backend for the buckets that its runs turn out to need."""
+"""Compiled models: one in memory, compiled as its runs need it, and one from an exported folder."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-import jax
+import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 from jaxtyping import Float, Int
 
+from llada_jax.backend.export import buckets
+from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.manifest import Manifest
 from llada_jax.backend.protocol import Backend, Bucket, Executable
+from llada_jax.backend.resources import require_memory
 from llada_jax.backend.session import Shard
-from llada_jax.backend.steps import body_step, head_parts, head_steps, weight_name
-from llada_jax.backend.weights import ParamsInMemory
+from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams
 
@@ -25,9 +30,8 @@ class CompiledOnDemand:
     def __init__(self, config: ModelConfig, params: ModelParams, backend: Backend):
         self.config = config
         self._backend = backend
-        leaves = {weight_name(path): leaf for path, leaf in _leaves(params)}
         self._embedding = np.asarray(params.embedding)
-        self._weights = ParamsInMemory(leaves, head_parts(config))
+        self._weights = InMemory(params)
         self._bodies: dict[Bucket, list[Shard]] = {}
         self._heads: dict[int, Mapping[str, Executable]] = {}
 
@@ -51,13 +55,65 @@ class CompiledOnDemand:
         return rounded, self._heads[rounded]
 
 
-def _leaves(params: ModelParams):
-    from llada_jax.model.quantize import QuantArray
-
-    return jax.tree.leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
-
-
 def _rounded(rows: int) -> int:
     """The smallest bucket that holds the rows; beyond the buckets, a multiple of 32."""
     larger = -(-rows // _MULTIPLE) * _MULTIPLE
     return next((bucket for bucket in ROW_BUCKETS if bucket >= rows), larger)
+
+
+class Exported:
+    """A `Program` from a folder that `export` wrote, run by LiteRT.
+
+    `packed` is where LiteRT keeps the weights in the order of this CPU's kernels; the first run
+    writes as many bytes there as the weights have.
+    """
+
+    def __init__(self, folder: Path, threads: int | None = None, packed: Path | None = None):
+        """Raises FileNotFoundError or ValueError where a file is not what the manifest says, or the
+        weights do not fit into memory."""
+        manifest = Manifest.load(folder)
+        self.config = manifest.model
+        self.largest_head = manifest.settings.rows[-1]
+        self._folder = folder
+        self._settings = manifest.settings
+        self._buckets = buckets(manifest.settings)
+        weights = [shard.file for shard in manifest.shards] + [manifest.head]
+        require_memory(sum(file.bytes for file in weights), f"running {folder}")
+        for file in manifest.files:
+            file.check(folder)
+        self._embedding = np.memmap(
+            folder / manifest.embedding.name,
+            dtype=np.dtype(manifest.embedding_dtype),
+            mode="r",
+            shape=(self.config.vocab_size, self.config.width),
+        )
+        runtime = LiteRT(threads=threads)
+        packed = packed or folder / "packed"
+        packed.mkdir(exist_ok=True)
+        self._shards = [
+            (
+                range(shard.start, shard.stop),
+                runtime.open(folder / shard.file.name, packed / f"{shard.file.name}.xnnpack"),
+            )
+            for shard in manifest.shards
+        ]
+        self._head = runtime.open(
+            folder / manifest.head.name, packed / f"{manifest.head.name}.xnnpack"
+        )
+
+    def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
+        return self._embedding[tokens].astype(np.float32)
+
+    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
+        bucket = next((b for b in self._buckets if b.rows >= rows and b.cache >= cache), None)
+        if bucket is None:
+            raise ValueError(
+                f"a forward of {rows} rows against {cache} cached positions is beyond the buckets "
+                f"of {self._folder}; allowed: up to {max(self._settings.rows)} rows (of "
+                f"{list(self._settings.rows)}) and {max(self._settings.caches)} positions (of "
+                f"{list(self._settings.caches)})"
+            )
+        return bucket, [Shard(layers, steps[bucket.name]) for layers, steps in self._shards]
+
+    def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
+        return next(size for size in self._settings.rows if size >= rows), self._head

@@ -32,14 +32,15 @@ class Step:
     name: str
     function: Callable[[Mapping[str, Array], Mapping[str, Array]], dict[str, Array]]
     weights: Shapes
+    """By the names of the parameters; `head[0:8192]` is some rows of one."""
     inputs: Shapes
 
 
 class Weights(Protocol):
     """Where a backend takes the weights from, one at a time: a model in memory, or a checkpoint."""
 
-    def pieces(self, name: str) -> Iterator[Any]:
-        """The weight in order, some rows of its first axis at a time.
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Rows of a parameter's first axis, in order, in pieces.
 
         Each piece is a float array, or a `QuantArray` where the source is quantized already.
         """

@@ -9,9 +9,7 @@ They are the model's own functions with static shapes, one canvas (B = 1), and n
 - `logits`: `hidden` [R, D] to one chunk of the logits, for every other rule of scoring.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from jaxtyping import Array
@@ -21,32 +19,20 @@ from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layers
 from llada_jax.model.head import score_greedily
 from llada_jax.model.layers import Rotation, rms_norm
-from llada_jax.model.params import ParamSpec, abstract_params
+from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
 HEAD_CHUNK = 8192
 """Vocabulary entries whose logits exist at one time."""
 
 
-def weight_name(path: Sequence[Any]) -> str:
-    """A leaf's path in the parameter tree as one name: `layers.3.attention.query`."""
-    return ".".join(str(getattr(key, "name", getattr(key, "idx", None))) for key in path)
-
-
-def weight_specs(config: ModelConfig) -> dict[str, ParamSpec]:
-    """Every parameter by name, in the order of the tree."""
-    leaves = jax.tree.leaves_with_path(abstract_params(config))
-    return {weight_name(path): spec for path, spec in leaves}
-
-
 def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     """Some consecutive layers; with the last one comes the final norm."""
-    tree = abstract_params(config).layers[layers.start : layers.stop]
-    names = [weight_name(path) for path, _ in jax.tree.leaves_with_path(tree)]
-    names = [f"layers.{layers.start + int(n.split('.')[0])}.{n.split('.', 1)[1]}" for n in names]
-    treedef = jax.tree.structure(tree)
+    specs = named_specs(config)
+    prefixes = tuple(f"layers.{layer}." for layer in layers)
+    names = [name for name in specs if name.startswith(prefixes)]
+    tree = jax.tree.structure(abstract_params(config).layers[layers.start : layers.stop])
     last = layers.stop == config.n_layers
-    used = [*names, "final_norm"] if last else names
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         def cached(kind: str) -> list[Array]:
@@ -56,7 +42,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
 
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(
-            jax.tree.unflatten(treedef, [weights[name] for name in names]),
+            jax.tree.unflatten(tree, [weights[name] for name in names]),
             config,
             inputs["hidden"][None],
             angles,
@@ -72,7 +58,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             outputs[f"new_values_{i}"] = value[0].swapaxes(0, 1)
         return outputs
 
-    specs = weight_specs(config)
+    used = [*names, "final_norm"] if last else names
     return Step(
         name=bucket.name,
         function=function,
@@ -101,40 +87,41 @@ def head_chunks(config: ModelConfig) -> list[tuple[int, int]]:
     return [(start, min(start + HEAD_CHUNK, size)) for start in range(0, size, HEAD_CHUNK)]
 
 
-def head_parts(config: ModelConfig) -> dict[str, tuple[str, int, int]]:
-    """The head's weight as chunks: name -> (name in the parameter tree, first row, end)."""
+def _head_weights(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """The head's chunks as weights: some rows of its matrix each."""
     source = "embedding" if config.tied_embeddings else "head"
-    return {f"head.{i}": (source, *rows) for i, rows in enumerate(head_chunks(config))}
+    chunks = head_chunks(config)
+    return {f"{source}[{start}:{stop}]": (stop - start, config.width) for start, stop in chunks}
 
 
 def head_step(config: ModelConfig, rows: int) -> Step:
     """Token and confidence of rows, by LLaDA's plain rule: the most probable id."""
-    chunks = head_chunks(config)
+    parts = _head_weights(config)
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        parts = [weights[f"head.{i}"] for i in range(len(chunks))]
-        token, confidence = score_greedily(parts, inputs["hidden"], inputs["penalty"])
+        matrix = [weights[name] for name in parts]
+        token, confidence = score_greedily(matrix, inputs["hidden"], inputs["penalty"])
         return {"token": token, "confidence": confidence}
 
     return Step(
         name=f"rows{rows}",
         function=function,
-        weights={f"head.{i}": (b - a, config.width) for i, (a, b) in enumerate(chunks)},
+        weights=parts,
         inputs={"hidden": (rows, config.width), "penalty": (config.vocab_size,)},
     )
 
 
 def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
     """The logits of one chunk of the vocabulary."""
-    start, stop = head_chunks(config)[chunk]
+    name, shape = list(_head_weights(config).items())[chunk]
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {"logits": linear(inputs["hidden"], weights[f"head.{chunk}"])}
+        return {"logits": linear(inputs["hidden"], weights[name])}
 
     return Step(
         name=f"rows{rows}_chunk{chunk}",
         function=function,
-        weights={f"head.{chunk}": (stop - start, config.width)},
+        weights={name: shape},
         inputs={"hidden": (rows, config.width)},
     )
 
@@ -144,9 +131,3 @@ def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:
     steps = [head_step(config, n) for n in rows]
     chunks = range(len(head_chunks(config)))
     return steps + [logits_step(config, n, chunk) for n in rows for chunk in chunks]
-
-
-def parameter_count(steps: Sequence[Step]) -> int:
-    """Numbers in the weights that the steps share."""
-    shared = {name: shape for step in steps for name, shape in step.weights.items()}
-    return sum(math.prod(shape) for shape in shared.values())

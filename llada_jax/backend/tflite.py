@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from llada_jax.backend.install import litert_converter, litert_schema, quietly
 from llada_jax.backend.protocol import Weights
-from llada_jax.backend.weights import store
+from llada_jax.backend.weights import pieces_of, store
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight
 
@@ -118,7 +118,7 @@ def _write_numbers(
     """The numbers go to the file; the scales come back."""
     file.seek(constants.offset(name))
     scales, written = [], 0
-    for numbers, scale in store(weights.pieces(name), spec):
+    for numbers, scale in store(pieces_of(weights, name), spec):
         numbers.tofile(file)
         written += numbers.nbytes
         if scale is not None:

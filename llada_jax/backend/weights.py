@@ -1,33 +1,20 @@
 """How weights are stored in a file that runs: numbers, scales, and where they come from."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from llada_jax.config import require_choice
+from llada_jax.backend.protocol import Weights
+from llada_jax.config import Quant
 from llada_jax.lowered import LoweredWeight
-from llada_jax.model.params import ModelParams
+from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize, quantize
-
-Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
-"""How matrices are stored. `int8` and `int4` have one scale for each output row. The head is int8
-where the layers are integers: it decides, and costs little."""
 
 _BITS: Mapping[str, int] = {"float32": 32, "int8": 8}
 _GROUPS: Mapping[str, int] = {"int4_block32": 32, "int4_block128": 128}
 _PIECE_ELEMENTS = 1 << 22
-
-
-def check_quant(quant: str) -> None:
-    """Raise ValueError unless `quant` is known."""
-    require_choice("quant", quant, Quant)
-
-
-def quants() -> tuple[str, ...]:
-    """Every way to store weights."""
-    return get_args(Quant)
 
 
 def quant_of(params: ModelParams) -> Quant:
@@ -45,7 +32,7 @@ def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
     """
     if quant == "float32" or len(shape) < 2:
         return LoweredWeight(shape, 32)
-    if name.startswith("head."):
+    if name.startswith(("head", "embedding")):
         return LoweredWeight(shape, 8)
     group = _GROUPS.get(quant)
     if group is not None and shape[-1] % group:
@@ -76,9 +63,7 @@ def _split(piece: Any, columns: int) -> Iterator[Any]:
     if isinstance(piece, QuantArray):
         for start in range(0, len(piece.values), step):
             stop = start + step
-            yield piece._replace(
-                values=piece.values[start:stop], scale=piece.scale[start:stop]
-            )
+            yield piece._replace(values=piece.values[start:stop], scale=piece.scale[start:stop])
     else:
         for start in range(0, len(piece), step):
             yield piece[start : start + step]
@@ -109,19 +94,19 @@ def pack_int4(values: np.ndarray) -> np.ndarray:
     return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
 
 
-class ParamsInMemory:
-    """`Weights` of a parameter tree that is loaded."""
+def pieces_of(weights: Weights, name: str) -> Iterator[Any]:
+    """A step's weight by name, which may stand for some rows: `head[0:8192]`."""
+    parameter, _, part = name.partition("[")
+    start, stop = map(int, part.rstrip("]").split(":")) if part else (0, None)
+    return weights.rows(parameter, start, stop)
 
-    def __init__(self, leaves: Mapping[str, Any], parts: Mapping[str, tuple[str, int, int]]):
-        """`leaves` by name; `parts` are names for some rows of a leaf."""
-        self._leaves, self._parts = leaves, parts
 
-    def pieces(self, name: str) -> Iterator[Any]:
-        source, start, stop = self._parts.get(name, (name, 0, None))
-        leaf = self._leaves[source]
-        if isinstance(leaf, QuantArray):
-            yield QuantArray(
-                np.asarray(leaf.values[start:stop]), np.asarray(leaf.scale[start:stop])
-            )
-        else:
-            yield np.asarray(leaf[start:stop])
+class InMemory:
+    """`Weights` of parameters that are loaded."""
+
+    def __init__(self, params: ModelParams):
+        leaves = jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, QuantArray))
+        self._leaves = {parameter_name(path): leaf for path, leaf in leaves}
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        yield jax.tree.map(lambda array: np.asarray(array[start:stop]), self._leaves[name])

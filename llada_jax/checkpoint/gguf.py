@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from llada_jax.checkpoint.streamed import StreamedParams
 from llada_jax.checkpoint.tensors import (
     Placement,
     Stored,
@@ -49,7 +50,20 @@ def load_gguf(
     Raises ImportError without the extra, FileNotFoundError or ValueError before any tensor is read.
     """
     check_dtype(dtype)
-    path = Path(path)
+    config, placed, stored = _checked(Path(path), dtype)
+    row_order = partial(_row_order, config)
+    return config, read_params(config, placed, stored, dtype, Path(path), row_order)
+
+
+def stream_gguf(path: str | PathLike[str]) -> tuple[ModelConfig, StreamedParams]:
+    """As `load_gguf`, but nothing is read yet."""
+    config, placed, stored = _checked(Path(path), None)
+    return config, StreamedParams(config, placed, stored, partial(_row_order, config))
+
+
+def _checked(
+    path: Path, dtype: str | None
+) -> tuple[ModelConfig, list[Placement], dict[str, Stored]]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     metadata, stored = _contents(path)
@@ -59,8 +73,7 @@ def load_gguf(
     config = config.replace(tied_embeddings=GGUF_NAMES["head"] not in stored)
     placed = placements(config, GGUF_NAMES)
     check_tensors(placed, stored, dtype, path, tuple(_KINDS))
-    row_order = partial(_row_order, config)
-    return config, read_params(config, placed, stored, dtype, path, row_order)
+    return config, placed, stored
 
 
 def _row_order(config: ModelConfig, place: Placement) -> np.ndarray | None:

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint.atomic import new_folder
+from llada_jax.checkpoint.streamed import StreamedParams
 from llada_jax.checkpoint.tensors import (
     Placement,
     Stored,
@@ -55,7 +56,19 @@ def load_huggingface(
     cut short or unparsable, an unknown family, a tensor that is missing or of the wrong shape.
     """
     check_dtype(dtype)
-    folder = Path(folder)
+    config, placed, stored = _contents(Path(folder), dtype)
+    return config, read_params(config, placed, stored, dtype, Path(folder))
+
+
+def stream_huggingface(folder: str | PathLike[str]) -> tuple[ModelConfig, StreamedParams]:
+    """As `load_huggingface`, but nothing is read yet."""
+    config, placed, stored = _contents(Path(folder), None)
+    return config, StreamedParams(config, placed, stored)
+
+
+def _contents(
+    folder: Path, dtype: str | None
+) -> tuple[ModelConfig, list[Placement], dict[str, Stored]]:
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     hf = read_json(folder / CONFIG_FILE)
@@ -65,7 +78,7 @@ def load_huggingface(
     config = config_from_hf(hf, stored)
     placed = placements(config, FAMILIES[config.family].names)
     check_tensors(placed, stored, dtype, folder, tuple(_KINDS))
-    return config, read_params(config, placed, stored, dtype, folder)
+    return config, placed, stored
 
 
 def read_json(file: Path) -> dict[str, Any]:

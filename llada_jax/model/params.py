@@ -6,6 +6,7 @@ Matrices are stored [out, in], as in PyTorch checkpoints: no transposes while lo
 layout that XLA's CPU matrix products are fastest with.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -86,6 +87,17 @@ def abstract_params(config: ModelConfig) -> ModelParams:
         final_norm=_ones(config.width, "width"),
         head=head,
     )
+
+
+def parameter_name(path: Sequence[Any]) -> str:
+    """A leaf's path in the tree as one name: `layers.3.attention.query`."""
+    return ".".join(str(getattr(key, "name", getattr(key, "idx", None))) for key in path)
+
+
+def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    """Every parameter by name, in the order of the tree's leaves."""
+    leaves = jax.tree.leaves_with_path(abstract_params(config))
+    return {parameter_name(path): spec for path, spec in leaves}
 
 
 def _tree(record: Any, **leaves: Leaf) -> Any:

@@ -1,0 +1,238 @@
+"""A model as a folder of `.tflite` files that phones and this machine run.
+
+    shard-00.tflite ...   layers, some hundred megabytes to 2 GB each, every bucket a signature
+    head.tflite           scores, streamed over the vocabulary
+    embedding.bin         [V, D], read row by row
+    manifest.json         what the host passes and does, hashes, versions
+
+Weights come tensor by tensor, so the peak of memory is that of the largest one. The folder has its
+name only once it is complete. Until then an interrupted export goes on where it stopped: each file
+that is finished is recorded with the settings it was made with.
+"""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from llada_jax.backend import tflite
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.manifest import BodyShard, File, Manifest
+from llada_jax.backend.protocol import Bucket, Weights
+from llada_jax.backend.resources import require_disk
+from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.backend.weights import stored_as
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.lowered import Lowered
+from llada_jax.model.params import named_specs
+
+PROGRESS = "progress.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
+PACKAGES = ("jax", "litert-converter", "ai-edge-litert", "llada_jax")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is exported, from where, and how."""
+
+    model: ModelConfig
+    weights: Weights
+    settings: ExportConfig
+    source: str
+    """Names the weights: an export that was interrupted goes on only with the same."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer's files."""
+
+
+def export(folder: Path, what: Export) -> Manifest:
+    """Write the folder; show progress; go on where an interrupted export stopped.
+
+    Raises ValueError, before anything is written: for a model that the target cannot take, where
+    the folder exists, where the disk is too small, or where an interrupted export had other
+    settings.
+    """
+    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
+    _check_operations(what)
+    shards = shard_layers(what.model, what.settings)
+    size = sum(_layer_bytes(what.model, what.settings)) + _outer_bytes(what.model, what.settings)
+    done = _Done(folder.with_name(f".{folder.name}.partial"), what)
+    require_disk(folder.parent, size - done.bytes, f"the export of {what.source}")
+    done.begin()
+    with tqdm(total=size, initial=done.bytes, unit="B", unit_scale=True, desc=folder.name) as bar:
+        bodies = []
+        for index, layers in enumerate(shards):
+            file = done.file(f"shard-{index:02}.tflite", partial(_write_body, what, layers, bar))
+            bodies.append(BodyShard(file, layers.start, layers.stop))
+        head = done.file("head.tflite", partial(_write_head, what, bar))
+        embedding = done.file("embedding.bin", partial(_write_embedding, what, bar))
+    manifest = Manifest(
+        model=what.model,
+        settings=what.settings,
+        source=what.source,
+        shards=tuple(bodies),
+        head=head,
+        embedding=embedding,
+        embedding_dtype=_embedding_dtype(what),
+        others=tuple(_copy_tokenizer(done.folder, what.tokenizer)),
+        versions={package: version(package) for package in PACKAGES},
+    )
+    manifest.save(done.folder)
+    done.finish(folder)
+    return manifest
+
+
+def shard_layers(model: ModelConfig, settings: ExportConfig) -> list[range]:
+    """Layers cut into the fewest files of `shard_bytes` at the most, as equal as can be.
+
+    Raises ValueError where one layer is larger than that.
+    """
+    sizes = _layer_bytes(model, settings)
+    require(
+        max(sizes) <= settings.shard_bytes,
+        f"shard_bytes is {settings.shard_bytes}; allowed: at least one layer ({max(sizes)})",
+    )
+    for count in range(1, model.n_layers + 1):
+        cuts = [model.n_layers * i // count for i in range(count + 1)]
+        shards = [range(a, b) for a, b in itertools.pairwise(cuts)]
+        if all(sum(sizes[layers.start : layers.stop]) <= settings.shard_bytes for layers in shards):
+            return shards
+    raise AssertionError("a file for each layer fits")
+
+
+def buckets(settings: ExportConfig) -> list[Bucket]:
+    """Every shape of a forward that the folder can run."""
+    return [Bucket(rows, cache) for rows in settings.rows for cache in settings.caches]
+
+
+class _Done:
+    """The unfinished folder, and what is finished in it."""
+
+    def __init__(self, folder: Path, what: Export):
+        self.folder = folder
+        self._record = folder / PROGRESS
+        self._settings = {
+            "source": what.source, "model": asdict(what.model), "settings": asdict(what.settings),
+            "versions": {package: version(package) for package in PACKAGES},
+        }  # fmt: skip
+        self._settings = json.loads(json.dumps(self._settings))  # tuples become lists
+        self._files: dict[str, File] = {}
+        if self._record.is_file():
+            self._resume()
+
+    def _resume(self) -> None:
+        record = json.loads(self._record.read_text())
+        for part, ours in self._settings.items():
+            theirs = record["made_with"][part]
+            require(
+                theirs == ours,
+                f"{self.folder} is an interrupted export with other {part}: "
+                f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
+            )
+        self._files = {name: File(**file) for name, file in record["files"].items()}
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self._files.values())
+
+    def begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._save()
+
+    def file(self, name: str, write: Callable[[Path], None]) -> File:
+        """The file, written unless it is there from an earlier attempt."""
+        known = self._files.get(name)
+        path = self.folder / name
+        if known is None or not path.is_file() or path.stat().st_size != known.bytes:
+            write(path)
+            self._files[name] = File.of(path)
+            self._save()
+        return self._files[name]
+
+    def finish(self, target: Path) -> None:
+        self._record.unlink()
+        self.folder.rename(target)
+
+    def _save(self) -> None:
+        files = {name: asdict(file) for name, file in self._files.items()}
+        part = self._record.with_suffix(".part")
+        part.write_text(json.dumps({"made_with": self._settings, "files": files}, indent=2))
+        part.replace(self._record)
+
+
+def _difference(theirs: object, ours: object) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = [key for key in ours if theirs.get(key) != ours[key]]
+        return ", ".join(f"{key} was {theirs.get(key)!r}, is {ours[key]!r}" for key in keys)
+    return f"was {theirs!r}, is {ours!r}"
+
+
+def _check_operations(what: Export) -> None:
+    """One bucket stands for all: they differ in sizes only."""
+    bucket = buckets(what.settings)[0]
+    for step in (
+        body_step(what.model, range(what.model.n_layers), bucket),
+        *head_steps(what.model, [bucket.rows])[:2],
+    ):
+        check(lower(step, what.settings.quant), "litert")
+
+
+def _layer_bytes(model: ModelConfig, settings: ExportConfig) -> list[int]:
+    specs = named_specs(model)
+    return [
+        tflite.file_bytes({
+            name: stored_as(name, spec.shape, settings.quant)
+            for name, spec in specs.items()
+            if name.startswith(f"layers.{layer}.")
+        })
+        for layer in range(model.n_layers)
+    ]  # fmt: skip
+
+
+def _outer_bytes(model: ModelConfig, settings: ExportConfig) -> int:
+    """Head and embedding, the latter at two bytes a number."""
+    shape = (model.vocab_size, model.width)
+    head = tflite.file_bytes({"head": stored_as("head", shape, settings.quant)})
+    return head + 2 * model.vocab_size * model.width
+
+
+def _write_body(what: Export, layers: range, bar: tqdm, path: Path) -> None:
+    steps = [body_step(what.model, layers, bucket) for bucket in buckets(what.settings)]
+    _write_steps(what, [lower(step, what.settings.quant) for step in steps], bar, path)
+
+
+def _write_head(what: Export, bar: tqdm, path: Path) -> None:
+    steps = head_steps(what.model, what.settings.rows)
+    _write_steps(what, [lower(step, what.settings.quant) for step in steps], bar, path)
+
+
+def _write_steps(what: Export, steps: Sequence[Lowered], bar: tqdm, path: Path) -> None:
+    tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), what.weights, bar)
+
+
+def _write_embedding(what: Export, bar: tqdm, path: Path) -> None:
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        for piece in what.weights.rows("embedding"):
+            np.ascontiguousarray(piece).tofile(file)
+            bar.update(piece.nbytes)
+    part.replace(path)
+
+
+def _embedding_dtype(what: Export) -> str:
+    return next(what.weights.rows("embedding", 0, 1)).dtype.name
+
+
+def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:
+    for name in TOKENIZER_FILES:
+        if tokenizer is not None and (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+            yield File.of(folder / name)

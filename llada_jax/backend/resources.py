@@ -1,0 +1,35 @@
+"""Whether this machine has the room that a job needs, asked before the job starts."""
+
+import shutil
+from pathlib import Path
+
+from llada_jax.config import require
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def require_disk(folder: Path, size: int, what: str) -> None:
+    """Raise ValueError unless the disk of `folder` has `size` bytes left."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    require(
+        size <= free,
+        f"{what} takes {size / 1e9:.1f} GB, but the disk of {folder} has {free / 1e9:.1f} GB left",
+    )
+
+
+def require_memory(size: int, what: str) -> None:
+    """Raise ValueError where the system says that fewer than `size` bytes of memory are left."""
+    available = available_memory()
+    require(
+        available is None or size <= available,
+        f"{what} takes {size / 1e9:.1f} GB of memory, but {(available or 0) / 1e9:.1f} GB are left",
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes that could be used without swapping; None where the system does not tell."""
+    if not _MEMINFO.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
