@@ -1,16 +1,18 @@
 """Diffusion language models in JAX, for phones with an NPU."""
 
-from llada_jax.build import Model, forward, generate, infill, load
-from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.build import Model, export, forward, generate, infill, load
+from llada_jax.config import ExportConfig, ModelConfig, SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
 
 __all__ = [
+    "ExportConfig",
     "Model",
     "ModelConfig",
     "Result",
     "SamplerConfig",
     "Trace",
+    "export",
     "forward",
     "generate",
     "infill",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.backend.export import Export
+from llada_jax.backend.export import export as write_export
 from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.manifest import MANIFEST, Manifest
+from llada_jax.backend.program import CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
-from llada_jax.config import Loop, ModelConfig, Quant, SamplerConfig, require
+from llada_jax.config import ExportConfig, Loop, ModelConfig, Quant, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
@@ -23,15 +27,19 @@ from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.loops import OnStep
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.text import Tokenizer
-from llada_jax.types import Denoiser
+from llada_jax.types import Denoiser, Params
 
 
 class Model(NamedTuple):
-    """A model that is ready to run. `tokenizer` is None where the checkpoint brings none."""
+    """A model that is ready to run. `tokenizer` is None where the checkpoint brings none.
+
+    An exported model has an `artifact`, the folder that its backend runs, and None for `params`.
+    """
 
     config: ModelConfig
-    params: ModelParams
+    params: Params
     tokenizer: Tokenizer | None
+    artifact: Path | None = None
 
 
 def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
@@ -39,7 +47,7 @@ def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
 
     Args:
       source: a bundled name (`"tiny"`), a folder in the Hugging Face layout or written by
-        `llada_jax.checkpoint.save_orbax`, or a `.gguf` file.
+        `llada_jax.checkpoint.save_orbax`, a `.gguf` file, or a folder that `export` wrote.
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
         and float32 for bundled models.
 
@@ -47,11 +55,43 @@ def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
         before any tensor is read.
     """
+    if (Path(source) / MANIFEST).is_file():
+        return _load_exported(Path(source), dtype)
     config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
     tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
     if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
         config = config.replace(mask_id=tokenizer.mask_id)
     return Model(config, params, tokenizer)
+
+
+def _load_exported(folder: Path, dtype: str | None) -> Model:
+    manifest = Manifest.load(folder)
+    quant = manifest.settings.quant
+    require(
+        dtype in (None, quant),
+        f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
+    )
+    has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
+    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
+    return Model(manifest.model, None, tokenizer, folder)
+
+
+def export(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], settings: ExportConfig
+) -> Manifest:
+    """Write a model as a folder of `.tflite` files, which `load` takes.
+
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.export`.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names what is wrong, before anything is
+        written; an export that was interrupted goes on with the same call.
+      ImportError: the extra `npu` is not installed.
+    """
+    config, weights, tokenizer = checkpoint.stream_params(source)
+    if config.mask_id is None and tokenizer is not None:
+        config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
+    return write_export(Path(folder), Export(config, weights, settings, str(source), tokenizer))
 
 
 def forward(
@@ -62,6 +102,7 @@ def forward(
     Attention is bidirectional, or block-causal where the family is; `block_length` makes it
     block-causal with blocks of that length, counted from position 0.
     """
+    require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
     array = jnp.asarray(tokens)
     vocab = model.config.vocab_size
     require(
@@ -190,11 +231,16 @@ def backend_denoiser(model: Model, backend: str, rules: ScoreRules) -> Denoiser:
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
-    allowed = ("xla", *_BACKENDS)
+    allowed = ("litert",) if model.artifact else ("xla", *_BACKENDS)
     require(backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}")
     if backend == "xla":
         return denoiser_for(model.config, rules)
+    if model.artifact:
+        return Session(_exported(model.artifact), rules).denoiser()
     return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
+
+
+_exported = lru_cache(maxsize=1)(Exported)
 
 
 class _Same(NamedTuple):

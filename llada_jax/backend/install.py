@@ -15,7 +15,7 @@ def litert_converter() -> tuple[Any, Any, Any, Any]:
     """MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
     try:
         with quietly("litert-converter"):
-            from litert_converter import converter_api_ext
+            from litert_converter import converter_api_ext  # pyright: ignore
             from litert_converter.mlir import ir, passmanager
             from litert_converter.mlir.dialects import stablehlo
     except ImportError as error:

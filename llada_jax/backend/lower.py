@@ -115,7 +115,7 @@ def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
             for op in parsed.body.operations
         }
         main = functions["main"]
-        named = dict(zip(main.arguments, weights, strict=False))
+        named: dict[ir.Value, str] = dict(zip(main.arguments, weights, strict=False))
         yield from _walk(main, functions, named, "")
 
 

@@ -4,11 +4,17 @@ from os import PathLike
 from pathlib import Path
 
 from llada_jax.checkpoint.bundled import bundled_folder, bundled_names
-from llada_jax.checkpoint.gguf import load_gguf
-from llada_jax.checkpoint.huggingface import CONFIG_FILE, load_huggingface, save_huggingface
+from llada_jax.checkpoint.gguf import load_gguf, stream_gguf
+from llada_jax.checkpoint.huggingface import (
+    CONFIG_FILE,
+    load_huggingface,
+    save_huggingface,
+    stream_huggingface,
+)
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
+from llada_jax.checkpoint.streamed import StreamedParams
 from llada_jax.checkpoint.tensors import cast_params, check_dtype
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import ModelParams
 
 __all__ = [
@@ -20,6 +26,7 @@ __all__ = [
     "load_params",
     "save_huggingface",
     "save_orbax",
+    "stream_params",
 ]
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -53,6 +60,27 @@ def load_params(
         config, params = load_orbax(path)
         return config, cast_params(config, params, dtype), _tokenizer_folder(path)
     return *load_huggingface(path, dtype), _tokenizer_folder(path)
+
+
+def stream_params(
+    source: str | PathLike[str],
+) -> tuple[ModelConfig, StreamedParams, Path | None]:
+    """As `load_params`, but tensors are read when they are asked for, a few rows at a time.
+
+    Raises ValueError for Orbax folders, which hold whole arrays.
+    """
+    if str(source) in bundled_names():
+        folder = bundled_folder(str(source))
+        return *stream_huggingface(folder), _tokenizer_folder(folder)
+    path = Path(source)
+    if path.suffix == ".gguf":
+        return *stream_gguf(path), _tokenizer_folder(path.parent)
+    _check_source(path)
+    require(
+        not (path / DESCRIPTION_FILE).is_file(),
+        f"{path} is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a .gguf file",
+    )
+    return *stream_huggingface(path), _tokenizer_folder(path)
 
 
 def _check_source(path: Path) -> None:

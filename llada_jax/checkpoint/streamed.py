@@ -38,15 +38,16 @@ class StreamedParams:
         place = self._placed[name]
         if len(place.tensors) > 1:
             for tensor in place.tensors[start:stop]:
-                pieces = list(_pieces(self._stored[tensor], 0, place.part[0]))
+                pieces = list(_pieces(self._stored[tensor], 0, self._stored[tensor].shape[0]))
                 yield jax.tree.map(lambda *parts: np.concatenate(parts)[None], *pieces)
             return
-        stop = place.part[0] if stop is None else stop
+        n_rows = place.part[0]
+        stop = n_rows if stop is None else stop
         stored, order = self._stored[place.tensors[0]], self._row_order(place)
         if order is None:
             yield from _pieces(stored, place.start + start, place.start + stop)
             return
-        pieces = list(_pieces(stored, place.start, place.start + place.part[0]))
+        pieces = list(_pieces(stored, place.start, place.start + n_rows))
         stored_row = np.argsort(order)[start:stop]
         yield jax.tree.map(lambda *parts: np.concatenate(parts)[stored_row], *pieces)
 

@@ -176,7 +176,9 @@ def finish_scores(seen: RunningScores) -> Scores:
 
 
 def score_greedily(
-    chunks: Sequence[Weight], hidden: Float[Array, "R D"], penalty: Float[Array, " V"]
+    chunks: Sequence[Float[Array, "chunk D"]],
+    hidden: Float[Array, "R D"],
+    penalty: Float[Array, " V"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """The most probable id of each row and its probability, in the operations that NPUs have.
 

@@ -35,7 +35,7 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
     in pieces, so that it never holds a float32 copy of the whole weight. Raises ValueError where
     `In` is no multiple of the group.
     """
-    length = weight.shape[-1]
+    length: int = weight.shape[-1]
     group = group or (length if bits == 8 else INT4_GROUP)
     if length % group:
         raise ValueError(f"int{bits} weight has {length} inputs; allowed: a multiple of {group}")
@@ -49,8 +49,8 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
         groups = rows[part].astype(np.float32).reshape(-1, length // group, group)
         absmax = np.abs(groups).max(axis=-1)
         scale[part] = np.where(absmax > 0, absmax, 1.0) / limit
-        integers = np.rint(groups / scale[part][..., None])
-        values[part] = integers.reshape(-1, length).astype(values.dtype)
+        integers = np.rint(groups / scale[part][..., None]).astype(values.dtype)
+        values[part] = integers.reshape(-1, length)
     shape = weight.shape[:-1]
     return QuantArray(
         jnp.asarray(values.reshape(*shape, length)), jnp.asarray(scale.reshape(*shape, -1))
