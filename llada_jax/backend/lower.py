@@ -6,6 +6,7 @@ backend writes. `check` names what a target cannot take before its converter sta
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,14 +116,14 @@ def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
             for op in parsed.body.operations
         }
         main = functions["main"]
-        named: dict[ir.Value, str] = dict(zip(main.arguments, weights, strict=False))
+        named = dict(zip(main.arguments, weights, strict=False))
         yield from _walk(main, functions, named, "")
 
 
 def _walk(
     block: ir.Block,
     functions: Mapping[str, ir.Block],
-    weights: Mapping[ir.Value, str],
+    weights: Mapping[Any, str],
     outer: str,
 ) -> Iterator[Operation]:
     for op in block.operations:
@@ -143,7 +144,7 @@ def _walk(
             yield _record(op, name, scope, weights)
 
 
-def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[ir.Value, str]) -> Operation:
+def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[Any, str]) -> Operation:
     inputs = tuple(_tensor_type(value.type) for value in op.operands)
     contraction = 0
     if name == "dot_general":

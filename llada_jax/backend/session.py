@@ -119,7 +119,7 @@ class Session:
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         for b, canvas in enumerate(self._canvases):
             (run,) = np.nonzero(arrays.live[b])
-            canvas.write_left(arrays.positions[b, run])
+            canvas.write_left(np.asarray(arrays.positions[b])[run])
             if len(run):
                 hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
