@@ -2,6 +2,7 @@
 
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
+    python -m experiments.bench suite=llada8b_step
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -11,9 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import hydra
 import jax
@@ -22,20 +23,24 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from llada_jax.config import Cache, ModelConfig, SamplerConfig, require
+from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.params import init_params
 from llada_jax.rows import make_rows
 from llada_jax.types import Scores
 
+Suite = Literal["hot_paths", "llada8b_step"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """What to time. The comments are in conf/bench.yaml."""
 
+    suite: Suite = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
     prompt_length: int = 64
@@ -44,8 +49,10 @@ class BenchConfig:
     steps: int = 128
     repeats: int = 5
     seed: int = 0
+    llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
 
     def __post_init__(self) -> None:
+        require_choice("suite", self.suite, Suite)
         for name in ("prompt_length", "repeats"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
@@ -59,7 +66,23 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """Every suite, one after the other."""
+    """One suite: the hot paths of a small model, or the step of an exported LLaDA-8B."""
+    if config.suite == "hot_paths":
+        run.finish(list(time_hot_paths(config, run)))
+        return
+    model = config.architecture
+    if model is None:
+        raise ValueError("suite=llada8b_step needs architecture=llada_8b")
+    run.begin()
+    rows = []
+    for row in time_llada8b(model, config.llada8b_step, config.repeats):
+        run.record(row.as_dict())
+        rows.append(row)
+    run.finish(rows)
+
+
+def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
+    """Decoding, loops, forwards, heads and imports."""
     model = model_of(config)
     length = config.prompt_length + config.gen_length
     require(
@@ -68,10 +91,8 @@ def bench(config: BenchConfig, run: Run) -> None:
     )
     run.begin()
     suites = (decoding, loops, forwards, heads, imports)
-    rows = [
-        row for suite in tqdm(suites, desc="bench", unit="suite") for row in suite(model, config)
-    ]
-    run.finish(rows)
+    for suite in tqdm(suites, desc="bench", unit="suite"):
+        yield from suite(model, config)
 
 
 def model_of(config: BenchConfig) -> lj.Model:

@@ -53,6 +53,9 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
     if get_origin(hint) is Literal:
         require_choice(name, value, hint)
         return value
+    if get_origin(hint) is tuple:  # only `tuple[X, ...]` is in use
+        require(isinstance(value, list), f"{name} is {value!r}; allowed: a list")
+        return tuple(_checked(options[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     if hint is float and type(value) is int:
         return float(value)
     require(type(value) is hint, f"{name} is {value!r}; allowed: {_ALLOWED.get(hint, hint)}")

@@ -43,7 +43,7 @@ class StreamedParams:
             return
         n_rows = place.part[0]
         stop = n_rows if stop is None else stop
-        (tensor,) = place.tensors
+        tensor = next(iter(place.tensors))
         stored, order = self._stored[tensor], self._row_order(place)
         if order is None:
             yield from _pieces(stored, place.start + start, place.start + stop)

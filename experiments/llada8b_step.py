@@ -1,0 +1,177 @@
+"""The suite `llada8b_step`: a model of LLaDA-8B's shape with random weights, run for real.
+
+Each quantization is exported to a scratch folder, timed in processes of its own, and removed. The
+baselines are the same layer in JAX and, where it is installed, in PyTorch, and the machine's own
+peak of int8 arithmetic.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.int8_peak import measure_int8_peak
+from experiments.random_weights import RandomWeights
+from experiments.results import ResultRow
+from llada_jax.backend.export import Export, export
+from llada_jax.backend.resources import require_disk, require_memory
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.model.forward import run_layers
+from llada_jax.model.layers import rotation
+from llada_jax.model.params import abstract_params, init_params, param_count
+from llada_jax.model.quantize import quantize
+
+NO_TORCH = 3
+CACHE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBenchConfig:
+    """What the suite times. The comments are in conf/bench.yaml."""
+
+    rows: tuple[int, ...] = (32, 128)
+    quants: tuple[str, ...] = ("int8", "int4_block32", "int4_block128")
+    scratch: str = "outputs/llada8b_step"
+    torch_python: str | None = None
+    tokens_per_step: float = 4.0
+
+    def __post_init__(self) -> None:
+        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
+        for quant in self.quants:
+            ExportConfig(quant=quant)  # pyright: ignore[reportArgumentType]
+        require(
+            1 <= self.tokens_per_step <= 32,
+            f"tokens_per_step is {self.tokens_per_step}; allowed: 1 to 32",
+        )
+
+
+def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> Iterator[ResultRow]:
+    """All rows of the suite."""
+    size = 3 * param_count(model)  # the exported weights, and once more in the kernels' order
+    require_disk(Path(config.scratch), size, "an exported model")
+    require_memory(int(1.25 * param_count(model)), "running the exported model")
+    yield ResultRow(name="load_average", value=os.getloadavg()[0], unit="processes")
+    peak = measure_int8_peak(len(os.sched_getaffinity(0)))
+    yield ResultRow(name=f"int8_peak ({peak.how})", value=peak.ops_per_second / 1e9, unit="GOP/s")
+    for quant in config.quants:
+        yield from _exported(model, config, quant, peak.ops_per_second)
+    for rows in config.rows:
+        yield from _jax_layers(model, rows, repeats)
+    yield from _torch_layers(config)
+
+
+def _exported(
+    model: ModelConfig, config: StepBenchConfig, quant: str, peak: float
+) -> Iterator[ResultRow]:
+    folder = Path(config.scratch) / quant
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        settings = ExportConfig(
+            quant=quant,  # pyright: ignore[reportArgumentType]
+            rows=tuple(sorted({32, 64, 128, *config.rows})),
+            caches=(CACHE,),
+        )
+        weights = RandomWeights(model, settings.quant)
+        export(folder, Export(model, weights, settings, "random weights"))
+        _in_own_process(folder, "steps", "32")  # packs the weights for this CPU
+        times = _in_own_process(folder, "steps", ",".join(map(str, config.rows)))
+        for rows, parts in times.items():
+            yield from _step_rows(model, quant, int(rows), parts)
+        if quant == "int8" and "128" in times:
+            operations = 2 * 128 * _layer_weights(model) * model.n_layers
+            share = operations / times["128"]["layers"] / peak
+            yield ResultRow(name="peak_share/int8/128", value=share, unit="of the int8 peak")
+        yield from _generation(folder, config, quant)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.exported_run", str(folder), what, value]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _step_rows(
+    model: ModelConfig, quant: str, rows: int, parts: dict[str, float]
+) -> Iterator[ResultRow]:
+    name = f"litert/{quant}/{rows}"
+    yield ResultRow(name=f"step/{name}", value=sum(parts.values()), unit="s")
+    yield ResultRow(name=f"head/{name}", value=parts["head"], unit="s")
+    yield ResultRow(name=f"layer/{name}", value=parts["layers"] / model.n_layers, unit="s")
+
+
+def _layer_weights(model: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    return sum(
+        spec.shape[0] * spec.shape[1]
+        for spec in jax.tree.leaves(abstract_params(model).layers[0])
+        if spec.quantizable
+    )
+
+
+def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[ResultRow]:
+    run = _in_own_process(folder, "generate", str(config.tokens_per_step))
+    name = f"generate/litert/{quant}"
+    yield ResultRow(name=f"{name}/seconds", value=run["seconds"], unit="s")
+    yield ResultRow(name=f"{name}/tokens_per_second", value=128 / run["seconds"], unit="tokens/s")
+    yield ResultRow(name=f"{name}/peak_gb", value=run["peak_gb"], unit="GB")
+    yield ResultRow(name=f"{name}/tokens_per_step", value=run["tokens_per_forward"], unit="tokens")
+    yield ResultRow(name=f"{name}/threshold", value=run["threshold"], unit="confidence")
+    for part in ("layers", "head"):
+        yield ResultRow(name=f"{name}/{part}", value=run[part], unit="s")
+    share = "host_share" if quant == "int8" else f"host_share/{quant}"
+    yield ResultRow(name=share, value=run["host_share"], unit="of the steps' time")
+
+
+def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
+    """One layer by XLA, against the same cache."""
+    from experiments.bench import best_times
+
+    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
+                        pad_id=None)  # fmt: skip
+    wide = init_params(one, jax.random.key(0), jnp.bfloat16)
+    integers = jax.tree.map(
+        lambda spec, leaf: quantize(leaf, 8) if spec.quantizable else leaf,
+        abstract_params(one).layers,
+        wide.layers,
+    )
+    positions = jnp.arange(CACHE, CACHE + rows, dtype=jnp.int32)[None]
+    cached = (jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16),)
+    arguments = (
+        jax.random.normal(jax.random.key(1), (1, rows, one.width), jnp.bfloat16),
+        rotation(one, positions),
+        jnp.zeros((1, rows, CACHE + rows)),
+        cached,
+        cached,
+    )
+    layer = jax.jit(run_layers, static_argnums=1)
+    candidates = {
+        "bfloat16": partial(layer, wide.layers, one, *arguments),
+        "int8": partial(layer, integers, one, *arguments),
+    }
+    for name, seconds in best_times(candidates, repeats).items():
+        yield ResultRow(name=f"layer/xla/{name}/{rows}", value=seconds, unit="s")
+
+
+def _torch_layers(config: StepBenchConfig) -> Iterator[ResultRow]:
+    python = config.torch_python or sys.executable
+    rows = ",".join(map(str, config.rows))
+    command = [python, "-m", "experiments.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == NO_TORCH:
+        print(f"PyTorch's layers are left out: {done.stderr.strip()}", file=sys.stderr)
+        return
+    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    for row in json.loads(done.stdout):
+        yield ResultRow(**row)
