@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.export import Export
 from llada_jax.backend.export import export as write_export
 from llada_jax.backend.litert import LiteRT
@@ -19,7 +21,7 @@ from llada_jax.backend.program import CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.session import Session
 from llada_jax.backend.weights import quant_of
-from llada_jax.config import ExportConfig, Loop, ModelConfig, Quant, SamplerConfig, require
+from llada_jax.config import ExportConfig, Loop, ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
@@ -135,7 +137,7 @@ def generate(
     prompts: Prompts,
     config: SamplerConfig | None = None,
     *,
-    backend: str = "xla",
+    backend: str | Backend = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
     on_step: OnStep | None = None,
@@ -145,8 +147,9 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: where the forward runs: `xla`, or `litert` (the extra `npu`), with the numbers that
-        the parameters have: float32, int8 or int4.
+      backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
+        parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
+        float16; or a `Backend`, for example an `EmulatedNpu` of another SoC.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
@@ -163,7 +166,7 @@ def infill(
     canvases: Prompts,
     config: SamplerConfig | None = None,
     *,
-    backend: str = "xla",
+    backend: str | Backend = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
     on_step: OnStep | None = None,
@@ -181,7 +184,7 @@ def _decode(
     model: Model,
     prompts: Prompts,
     config: SamplerConfig | None,
-    backend: str,
+    backend: str | Backend,
     seed: int | Sequence[int],
     trace: bool,
     on_step: OnStep | None,
@@ -220,19 +223,23 @@ def score_rules(config: SamplerConfig) -> ScoreRules:
     )
 
 
-_BACKENDS: dict[str, Callable[[Quant], Backend]] = {
-    "litert": LiteRT,
+_BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
+    "litert": lambda params: LiteRT(quant_of(params)),
+    "qnn": lambda params: EmulatedNpu(),
 }
 """Backends that run compiled steps outside JAX, by name."""
 
 
-def backend_denoiser(model: Model, backend: str, rules: ScoreRules) -> Denoiser:
+def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
     """The model's functions on a backend.
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
-    allowed = ("litert",) if model.artifact else ("xla", *_BACKENDS)
-    require(backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}")
+    if isinstance(backend, str) or model.artifact:
+        allowed = ("litert",) if model.artifact else ("xla", *_BACKENDS)
+        require(
+            backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
+        )
     if backend == "xla":
         return denoiser_for(model.config, rules)
     if model.artifact:
@@ -256,8 +263,13 @@ class _Same(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _program(backend: str, config: ModelConfig, same: _Same) -> CompiledOnDemand:
-    return CompiledOnDemand(config, same.params, _BACKENDS[backend](quant_of(same.params)))
+def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> CompiledOnDemand:
+    if isinstance(backend, str):
+        backend = _BACKENDS[backend](same.params)
+    if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
+        head = LiteRT(quant_of(same.params))
+        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS)
+    return CompiledOnDemand(config, same.params, backend)
 
 
 @lru_cache(maxsize=64)

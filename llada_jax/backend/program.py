@@ -27,9 +27,19 @@ class CompiledOnDemand:
 
     largest_head = ROW_BUCKETS[-1]
 
-    def __init__(self, config: ModelConfig, params: ModelParams, backend: Backend):
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: ModelParams,
+        backend: Backend,
+        head: Backend | None = None,
+        row_buckets: Sequence[int] = ROW_BUCKETS,
+    ):
+        """`head`: the backend of the head, where it is another one. Rows beyond the buckets are
+        rounded up to multiples of 32."""
         self.config = config
-        self._backend = backend
+        self._backend, self._head_backend = backend, head or backend
+        self._row_buckets = row_buckets
         self._embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
         self._bodies: dict[Bucket, list[Shard]] = {}
@@ -39,7 +49,7 @@ class CompiledOnDemand:
         return self._embedding[tokens].astype(np.float32)
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = Bucket(_rounded(rows), -(-cache // _MULTIPLE) * _MULTIPLE)
+        bucket = Bucket(_rounded(rows, self._row_buckets), _rounded(cache, ()))
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
             step = body_step(self.config, layers, bucket)
@@ -48,17 +58,17 @@ class CompiledOnDemand:
         return bucket, self._bodies[bucket]
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
-        rounded = _rounded(rows)
+        rounded = _rounded(rows, ROW_BUCKETS)
         if rounded not in self._heads:
             steps = head_steps(self.config, [rounded])
-            self._heads[rounded] = self._backend.compile(steps, self._weights)
+            self._heads[rounded] = self._head_backend.compile(steps, self._weights)
         return rounded, self._heads[rounded]
 
 
-def _rounded(rows: int) -> int:
-    """The smallest bucket that holds the rows; beyond the buckets, a multiple of 32."""
-    larger = -(-rows // _MULTIPLE) * _MULTIPLE
-    return next((bucket for bucket in ROW_BUCKETS if bucket >= rows), larger)
+def _rounded(count: int, sizes: Sequence[int]) -> int:
+    """The smallest of the sizes that holds the count; beyond them, a multiple of 32."""
+    larger = -(-count // _MULTIPLE) * _MULTIPLE
+    return next((size for size in sizes if size >= count), larger)
 
 
 class Exported:

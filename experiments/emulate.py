@@ -1,0 +1,212 @@
+"""Decodes word problems on emulated phones' NPUs, and compares with float32.
+
+    python -m experiments.emulate
+    python -m experiments.emulate items=10 socs=[SM8750] precisions=[fp16,a16w4]
+
+The context binaries are those that a phone would load; the numbers come from the vendor's own
+arithmetic. A SoC whose binaries give the same bits as an earlier SoC's in every recorded forward is
+not decoded again: it would give the same tokens. The result says so by `same_bits_as`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, get_args
+
+import hydra
+import numpy as np
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax import build
+from llada_jax.backend.calibration import Inputs, Recorder, narrowed
+from llada_jax.backend.emulated import EmulatedNpu
+from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.qnn import SOCS, Precision
+from llada_jax.backend.session import Session
+from llada_jax.backend.steps import body_step
+from llada_jax.backend.weights import InMemory
+from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.evaluation.tasks import word_problems
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+
+_COMPARED_ROWS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulateConfig:
+    """What to decode, and on what. The comments are in conf/emulate.yaml."""
+
+    model: str = "tiny"
+    seed: int = 9001
+    items: int = 100
+    calibration_forwards: int = 64
+    socs: tuple[str, ...] = tuple(SOCS)
+    precisions: tuple[str, ...] = get_args(Precision)
+    sampler: SamplerConfig
+
+    def __post_init__(self) -> None:
+        for name in ("items", "calibration_forwards"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        for soc in self.socs:
+            require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
+        for precision in self.precisions:
+            require_choice("precision", precision, Precision)
+
+
+class Decoded(NamedTuple):
+    """What became of the problems."""
+
+    tokens: list[np.ndarray]
+    right: int
+
+
+def emulate(config: EmulateConfig, run: Run) -> None:
+    """Every precision on every SoC."""
+    model = lj.load(config.model)
+    require(model.tokenizer is not None, f"{config.model} has no tokenizer")
+    run.begin()
+    samples = record(model, config)
+    wanted = _decode(model, config, "litert", "float32")
+    rows = [
+        ResultRow(name="float32/exact_match", value=wanted.right / config.items, unit="of problems",
+                  n=config.items)
+    ]  # fmt: skip
+    for precision in config.precisions:
+        for row in _one_precision(model, config, precision, samples, wanted):
+            run.record(row.as_dict())
+            rows.append(row)
+    run.finish(rows)
+
+
+def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
+    """Inputs of float32 forwards, in one shape that holds every forward of these problems."""
+    prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
+    length = max(map(len, prompts)) + config.sampler.gen_length
+    program = CompiledOnDemand(model.config, model.params, LiteRT())
+    recorder = Recorder(
+        program, Bucket(_multiple(length), _multiple(length)), config.calibration_forwards
+    )
+    sampler = with_ids(config.sampler, model.config)
+    denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
+    for prompt in prompts:
+        decode(denoiser, None, model.config, [prompt], sampler, loop="host")
+    (samples,) = recorder.samples.values()
+    return samples
+
+
+def _multiple(length: int) -> int:
+    return -(-length // 32) * 32
+
+
+def _prompts(
+    model: lj.Model, config: EmulateConfig, split: word_problems.Split, indices: Sequence[int]
+) -> list[list[int]]:
+    assert model.tokenizer is not None
+    problems = [word_problems.problem(config.seed, index, split) for index in indices]
+    return [
+        model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])
+        for problem in problems
+    ]
+
+
+def _one_precision(
+    model: lj.Model,
+    config: EmulateConfig,
+    precision: str,
+    samples: Sequence[Inputs],
+    wanted: Decoded,
+) -> Iterator[ResultRow]:
+    seen: dict[str, tuple[list[np.ndarray], Decoded]] = {}
+    for soc in config.socs:
+        npu = EmulatedNpu(soc, precision, samples)
+        bits = _forwards(model, npu, samples)
+        same = next((other for other, (theirs, _) in seen.items() if _equal(theirs, bits)), None)
+        done = seen[same][1] if same else _decode(model, config, npu, f"{soc} {precision}")
+        seen[soc] = bits, done
+        name = f"qnn/{soc}/{precision}"
+        note = f"same_bits_as/{same}" if same else "decoded"
+        yield ResultRow(
+            name=f"{name}/token_agreement",
+            value=_agreement(wanted.tokens, done.tokens, model.config.eos_id),
+            unit="of tokens",
+            n=config.items,
+        )
+        yield ResultRow(
+            name=f"{name}/exact_match",
+            value=done.right / config.items,
+            unit="of problems",
+            n=config.items,
+            reference=wanted.right / config.items,
+            source="the same problems in float32 on LiteRT",
+        )
+        yield ResultRow(name=f"{name}/{note}", value=len(bits), unit="forwards compared")
+        (traffic,) = npu.compiled[_compared_step(model, samples).name].traffic.values()
+        yield ResultRow(
+            name=f"{name}/ddr_read", value=traffic.read / 1e6, unit="MB", kind="modelled"
+        )
+
+
+def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
+    cache = samples[0]["bias"].shape[1] - len(samples[0]["bias"])
+    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED_ROWS, cache))
+
+
+def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:
+    """All outputs of some recorded forwards."""
+    step = _compared_step(model, samples)
+    executable = npu.compile([step], InMemory(model.params))[step.name]
+    rows, width = step.inputs["bias"]
+    bucket = Bucket(rows, width - rows)
+    chosen = samples[:: max(1, len(samples) // 8)]
+    return [
+        np.concatenate([output.ravel() for output in executable.run(narrowed(s, bucket)).values()])
+        for s in chosen
+    ]
+
+
+def _equal(theirs: list[np.ndarray], ours: list[np.ndarray]) -> bool:
+    return all(map(np.array_equal, theirs, ours))
+
+
+def _decode(
+    model: lj.Model, config: EmulateConfig, backend: str | EmulatedNpu, label: str
+) -> Decoded:
+    assert model.tokenizer is not None
+    prompts = _prompts(model, config, "test", range(config.items))
+    generate = partial(build.generate, model, config=config.sampler, backend=backend)
+    tokens = [
+        generate([prompt]).generated[0] for prompt in tqdm(prompts, desc=label, unit="problem")
+    ]
+    problems = [word_problems.problem(config.seed, i, "test") for i in range(config.items)]
+    texts = map(model.tokenizer.decode, tokens)
+    return Decoded(tokens, sum(map(word_problems.verify, problems, texts)))
+
+
+def _agreement(
+    wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], eos_id: int | None
+) -> float:
+    """Share of the wanted tokens that are found in their place, up to each text's first EOS."""
+    equal = total = 0
+    for ours, theirs in zip(wanted, found, strict=True):
+        (ends,) = np.nonzero(ours == eos_id)
+        length = ends[0] + 1 if len(ends) else len(ours)
+        equal += int((ours[:length] == theirs[:length]).sum())
+        total += int(length)
+    return equal / total
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="emulate")
+def main(config: DictConfig) -> None:
+    launch(emulate, EmulateConfig, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Real inputs of a body step, recorded while a model decodes, for static quantization."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from llada_jax.backend.protocol import Bucket, Executable
+from llada_jax.backend.session import Program, Shard
+from llada_jax.config import ModelConfig
+
+Inputs = dict[str, np.ndarray]
+
+
+class Recorder:
+    """A `Program` that runs another one in its largest shape, and keeps what its shards are given.
+
+    Each shard has its own samples, in the order of the forwards.
+    """
+
+    def __init__(self, program: Program, bucket: Bucket, limit: int):
+        """Keeps the first `limit` forwards, of rows and canvases that fit the bucket."""
+        self._program = program
+        self._bucket = bucket
+        self._limit = limit
+        self.config: ModelConfig = program.config
+        self.largest_head = program.largest_head
+        self.embed, self.head = program.embed, program.head
+        self.samples: dict[range, list[Inputs]] = {}
+
+    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
+        bucket, shards = self._program.body(max(rows, self._bucket.rows), self._bucket.cache)
+        return bucket, [Shard(shard.layers, self._recorded(shard)) for shard in shards]
+
+    def _recorded(self, shard: Shard) -> Executable:
+        kept = self.samples.setdefault(shard.layers, [])
+        return _Recorded(shard.executable, kept, self._limit)
+
+
+class _Recorded:
+    def __init__(self, executable: Executable, kept: list[Inputs], limit: int):
+        self._executable, self._kept, self._limit = executable, kept, limit
+        self.allocate = executable.allocate
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        if len(self._kept) < self._limit:
+            self._kept.append({name: array.copy() for name, array in arrays.items()})
+        return self._executable.run(arrays)
+
+
+def narrowed(inputs: Inputs, bucket: Bucket) -> Inputs:
+    """A sample's first rows and cached positions: inputs of the same step in a smaller bucket."""
+    rows, cache = bucket.rows, bucket.cache
+    cached = inputs["bias"].shape[1] - len(inputs["bias"])
+    bias = inputs["bias"][:rows]
+    out = {name: inputs[name][:rows] for name in ("hidden", "cos", "sin")}
+    out["bias"] = np.concatenate([bias[:, :cache], bias[:, cached : cached + rows]], axis=1)
+    for name, array in inputs.items():
+        if name.startswith(("keys_", "values_")):
+            out[name] = np.ascontiguousarray(array[:, :cache])
+    return out

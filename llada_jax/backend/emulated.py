@@ -1,0 +1,94 @@
+"""A Snapdragon's NPU on this machine: compiled for the phone, run by the vendor's emulator.
+
+Slow, and without a word about a phone's speed; but the numbers are the NPU's own.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from llada_jax.backend import tflite
+from llada_jax.backend.calibration import Inputs, narrowed
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
+from llada_jax.backend.qnn import (
+    Compiled,
+    Emulator,
+    Precision,
+    compile_contexts,
+    quantize,
+    require_qnn,
+)
+from llada_jax.backend.qnn_context import check_soc
+from llada_jax.config import require, require_choice
+
+ROW_BUCKETS = (32, 64, 96, 128)
+"""Each compiles for seconds; int16 activations are wrong for 16 rows (see `qnn.Precision`)."""
+
+
+class EmulatedNpu:
+    """The backend. Each step becomes a context binary of its own."""
+
+    def __init__(
+        self,
+        soc: str = "SM8750",
+        precision: str = "fp16",
+        samples: Sequence[Inputs] = (),
+    ):
+        """`samples`: a recorder's inputs, for a16w8, a8w8 and a16w4, of a bucket at least as large.
+
+        Raises ValueError for an unknown SoC or precision, or where samples are needed; ImportError
+        or RuntimeError where the extra `qnn` is missing or cannot run.
+        """
+        check_soc(soc)
+        require_choice("precision", precision, Precision)
+        needs_samples = precision in ("a16w8", "a8w8", "a16w4")
+        require(
+            bool(samples) or not needs_samples,
+            f"precision is {precision!r} without samples; allowed: samples of real forwards "
+            "(llada_jax.backend.calibration), or fp16 and int8 without",
+        )
+        require_qnn()
+        self._soc = soc
+        self._precision: Precision = precision  # pyright: ignore[reportAttributeAccessIssue]
+        self._samples = samples if needs_samples else ()
+        self._folder = tempfile.TemporaryDirectory(prefix="llada_jax_qnn_")
+        self.compiled: dict[str, Compiled] = {}
+        """By step: sizes, seconds, and the compiler's account of DRAM traffic."""
+
+    def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
+        return {step.name: self._compiled(step, weights) for step in steps}
+
+    def _compiled(self, step: Step, weights: Weights) -> Executable:
+        lowered = lower(step)
+        check(lowered, "qnn")
+        wide, narrow, out = (
+            Path(self._folder.name) / f"{step.name}.{kind}.tflite"
+            for kind in ("float32", self._precision, self._soc)
+        )
+        tflite.write(wide, tflite.convert([lowered]), lowered.weights, weights)
+        bucket = _bucket_of(step)
+        samples = {step.name: [narrowed(sample, bucket) for sample in self._samples]}
+        quantize(wide, narrow, self._precision, samples if self._samples else None)
+        self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
+        return _Graph(Emulator(out), step)
+
+
+class _Graph:
+    """One step on the emulator: an `Executable`."""
+
+    def __init__(self, emulator: Emulator, step: Step):
+        self._emulator, self._step = emulator, step
+
+    def allocate(self, name: str) -> np.ndarray:
+        return np.zeros(self._step.inputs[name], np.float32)
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return self._emulator.run(self._step.name, arrays)
+
+
+def _bucket_of(step: Step) -> Bucket:
+    rows, width = step.inputs["bias"]
+    return Bucket(rows, width - rows)
