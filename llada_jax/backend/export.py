@@ -18,16 +18,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.backend import tflite
+from llada_jax.backend import tflite, verify
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.manifest import BodyShard, File, Manifest
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.resources import require_disk
-from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.backend.steps import body_step, head_step, head_steps
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.lowered import Lowered
@@ -51,6 +52,8 @@ class Export:
     """Names the weights: an export that was interrupted goes on only with the same."""
     tokenizer: Path | None = None
     """Folder of the tokenizer's files."""
+    verify: bool = True
+    """Run every signature of every file against JAX before the folder gets its name."""
 
 
 def export(folder: Path, what: Export) -> Manifest:
@@ -74,6 +77,7 @@ def export(folder: Path, what: Export) -> Manifest:
             bodies.append(BodyShard(file, layers.start, layers.stop))
         head = done.file("head.tflite", partial(_write_head, what, bar))
         embedding = done.file("embedding.bin", partial(_write_embedding, what, bar))
+    checks = list(_check_files(done.folder, what, bodies)) if what.verify else []
     manifest = Manifest(
         model=what.model,
         settings=what.settings,
@@ -83,6 +87,7 @@ def export(folder: Path, what: Export) -> Manifest:
         embedding=embedding,
         embedding_dtype=_embedding_dtype(what),
         others=tuple(_copy_tokenizer(done.folder, what.tokenizer)),
+        checks=tuple(checks),
         versions={package: version(package) for package in PACKAGES},
     )
     manifest.save(done.folder)
@@ -202,6 +207,24 @@ def _outer_bytes(model: ModelConfig, settings: ExportConfig) -> int:
     shape = (model.vocab_size, model.width)
     head = tflite.file_bytes({"head": stored_as("head", shape, settings.quant)})
     return head + 2 * model.vocab_size * model.width
+
+
+def _check_files(
+    folder: Path, what: Export, bodies: Sequence[BodyShard]
+) -> Iterator[dict[str, Any]]:
+    quant = what.settings.quant
+    shapes = {name: spec.shape for name, spec in named_specs(what.model).items()}
+    shapes |= head_step(what.model, 1).weights
+    specs = {name: stored_as(name, shape, quant) for name, shape in shapes.items()}
+    stored = verify.StoredWeights(what.weights, specs)
+    for shard in bodies:
+        layers = range(shard.start, shard.stop)
+        path = folder / shard.file.name
+        yield from verify.check_body(
+            path, what.model, layers, buckets(what.settings), quant, stored
+        )
+    path = folder / "head.tflite"
+    yield from verify.check_head(path, what.model, what.settings.rows, quant, stored)
 
 
 def _write_body(what: Export, layers: range, bar: tqdm, path: Path) -> None:

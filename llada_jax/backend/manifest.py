@@ -92,6 +92,8 @@ class Manifest:
     """Tokenizer, instructions, and what else lies in the folder."""
     contexts: tuple[dict[str, Any], ...] = ()
     """Compiled for phones: see `llada_jax.backend.qnn`."""
+    checks: tuple[dict[str, Any], ...] = ()
+    """Each signature's error against JAX (relative, root mean square), as it was run here."""
     versions: dict[str, str] = field(default_factory=dict)
     contract: tuple[str, ...] = CONTRACT
 
@@ -137,6 +139,7 @@ class Manifest:
             embedding_dtype=record["embedding_dtype"],
             others=tuple(File(**other) for other in record["others"]),
             contexts=tuple(record["contexts"]),
+            checks=tuple(record["checks"]),
             versions=record["versions"],
             contract=tuple(record["contract"]),
         )

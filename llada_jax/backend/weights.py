@@ -88,6 +88,23 @@ def _fits(piece: QuantArray, spec: LoweredWeight) -> bool:
     return bits == spec.bits and piece.scale.shape[-1] == groups
 
 
+def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:
+    """The floats that a stored piece stands for."""
+    if piece.scale is None:
+        return piece.numbers
+    values = unpack_int4(piece.numbers) if spec.bits == 4 else piece.numbers
+    # TFLite keeps the scales of blocks in float16.
+    scale = piece.scale.astype(np.float16).astype(np.float32) if spec.group else piece.scale
+    groups = values.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
+    return groups.reshape(values.shape)
+
+
+def unpack_int4(packed: np.ndarray) -> np.ndarray:
+    """What `pack_int4` was given, as int8."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).astype(np.int8)
+    return ((nibbles ^ 8) - 8).reshape(*packed.shape[:-1], -1)
+
+
 def pack_int4(values: np.ndarray) -> np.ndarray:
     """int4 [..., n] to uint8 [..., n / 2]."""
     nibbles = values.view(np.uint8) & 15
