@@ -27,11 +27,11 @@ from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn import SOCS, Precision
+from llada_jax.backend.qnn import SOCS
 from llada_jax.backend.session import Session
 from llada_jax.backend.steps import body_step
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config import Precision, SamplerConfig, require, require_choice
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids

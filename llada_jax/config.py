@@ -18,6 +18,10 @@ Progress = Literal["top1", "quota"]
 Loop = Literal["compiled", "host"]
 Router = Literal["softmax", "sigmoid"]
 Quant = Literal["float32", "int8", "int4", "int4_block32", "int4_block128"]
+Soc = Literal["SM8550", "SM8650", "SM8750", "SM8850"]
+Precision = Literal["fp16", "int8", "a16w8", "a8w8", "a16w4"]
+STATIC_PRECISIONS = ("a16w8", "a8w8", "a16w4")
+"""Precisions whose activations are integers in ranges that recorded forwards fix."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -262,6 +266,22 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhoneConfig:
+    """Snapdragons whose NPU an export is compiled for."""
+
+    socs: tuple[str, ...] = ()
+    """`SM8550`, `SM8650`, `SM8750`, `SM8850`."""
+    precision: Precision = "fp16"
+    """How products with weights are computed; see `llada_jax.backend.qnn`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "socs", tuple(self.socs))
+        for soc in self.socs:
+            require_choice("soc", soc, Soc)
+        require_choice("precision", self.precision, Precision)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportConfig:
     """What an exported model can run, and how its weights are stored."""
 
@@ -274,6 +294,7 @@ class ExportConfig:
     """Cached positions, ascending: the longest canvas that can be decoded, and shorter ones."""
     shard_bytes: int = 2_000_000_000
     """Largest file of layers; TFLite ends at 2 GiB."""
+    phones: PhoneConfig = PhoneConfig()
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)

@@ -16,16 +16,15 @@ from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn import (
     Compiled,
     Emulator,
-    Precision,
     compile_contexts,
     quantize,
     require_qnn,
 )
 from llada_jax.backend.qnn_context import check_soc
-from llada_jax.config import require, require_choice
+from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
 
 ROW_BUCKETS = (32, 64, 96, 128)
-"""Each compiles for seconds; int16 activations are wrong for 16 rows (see `qnn.Precision`)."""
+"""Each compiles for seconds; int16 activations are wrong for 16 rows (see `llada_jax.backend.qnn`)."""
 
 
 class EmulatedNpu:
@@ -44,7 +43,7 @@ class EmulatedNpu:
         """
         check_soc(soc)
         require_choice("precision", precision, Precision)
-        needs_samples = precision in ("a16w8", "a8w8", "a16w4")
+        needs_samples = precision in STATIC_PRECISIONS
         require(
             bool(samples) or not needs_samples,
             f"precision is {precision!r} without samples; allowed: samples of real forwards "

@@ -3,7 +3,9 @@
     shard-00.tflite ...   layers, some hundred megabytes to 2 GB each, every bucket a signature
     head.tflite           scores, streamed over the vocabulary
     embedding.bin         [V, D], read row by row
+    context-....bin       the layers for one phone's NPU, where phones are asked for
     manifest.json         what the host passes and does, hashes, versions
+    PUSH.md               how it all gets to a phone
 
 Weights come tensor by tensor, so the peak of memory is that of the largest one. The folder has its
 name only once it is complete. Until then an interrupted export goes on where it stopped: each file
@@ -14,7 +16,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +26,12 @@ import numpy as np
 from tqdm import tqdm
 
 from llada_jax.backend import tflite, verify
+from llada_jax.backend.calibration import Inputs
+from llada_jax.backend.contexts import Job, check_job, compile_for_phones, float32_shards
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.manifest import BodyShard, File, Manifest
 from llada_jax.backend.protocol import Bucket, Weights
+from llada_jax.backend.push import PUSH, push_page
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_step, head_steps
 from llada_jax.backend.weights import stored_as
@@ -54,6 +59,8 @@ class Export:
     """Folder of the tokenizer's files."""
     verify: bool = True
     """Run every signature of every file against JAX before the folder gets its name."""
+    samples: Sequence[Inputs] = ()
+    """Recorded forwards, where phones need static quantization."""
 
 
 def export(folder: Path, what: Export) -> Manifest:
@@ -65,6 +72,9 @@ def export(folder: Path, what: Export) -> Manifest:
     """
     require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
     _check_operations(what)
+    phones = _phone_job(what)
+    if phones is not None:
+        check_job(phones, float32_shards(what.model))
     shards = shard_layers(what.model, what.settings)
     size = sum(_layer_bytes(what.model, what.settings)) + _outer_bytes(what.model, what.settings)
     done = _Done(folder.with_name(f".{folder.name}.partial"), what)
@@ -77,6 +87,7 @@ def export(folder: Path, what: Export) -> Manifest:
             bodies.append(BodyShard(file, layers.start, layers.stop))
         head = done.file("head.tflite", partial(_write_head, what, bar))
         embedding = done.file("embedding.bin", partial(_write_embedding, what, bar))
+    contexts = list(compile_for_phones(done.folder, phones)) if phones else []
     checks = list(_check_files(done.folder, what, bodies)) if what.verify else []
     manifest = Manifest(
         model=what.model,
@@ -86,13 +97,28 @@ def export(folder: Path, what: Export) -> Manifest:
         head=head,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(what),
-        others=tuple(_copy_tokenizer(done.folder, what.tokenizer)),
+        others=(
+            *_copy_tokenizer(done.folder, what.tokenizer),
+            *(file for file, _ in contexts),
+        ),
+        contexts=tuple(entry for _, entry in contexts),
         checks=tuple(checks),
         versions={package: version(package) for package in PACKAGES},
     )
+    push = done.folder / PUSH
+    push.write_text(push_page(manifest, folder.name))
+    manifest = replace(manifest, others=(*manifest.others, File.of(push)))
     manifest.save(done.folder)
     done.finish(folder)
     return manifest
+
+
+def _phone_job(what: Export) -> Job | None:
+    phones = what.settings.phones
+    if not phones.socs:
+        return None
+    shapes = buckets(what.settings)
+    return Job(what.model, what.weights, phones, shapes, what.samples, what.verify)
 
 
 def shard_layers(model: ModelConfig, settings: ExportConfig) -> list[range]:

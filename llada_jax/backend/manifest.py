@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, Quant, require
+from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, PhoneConfig, Quant, require
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -131,7 +131,7 @@ class Manifest:
         shards = [{**shard, "file": File(**shard["file"])} for shard in record["shards"]]
         return cls(
             model=ModelConfig(**{**record["model"], "moe": moe and MoEConfig(**moe)}),
-            settings=ExportConfig(**record["settings"]),
+            settings=_settings(record["settings"]),
             source=record["source"],
             shards=tuple(BodyShard(**shard) for shard in shards),
             head=File(**record["head"]),
@@ -143,3 +143,7 @@ class Manifest:
             versions=record["versions"],
             contract=tuple(record["contract"]),
         )
+
+
+def _settings(record: dict[str, Any]) -> ExportConfig:
+    return ExportConfig(**{**record, "phones": PhoneConfig(**record["phones"])})

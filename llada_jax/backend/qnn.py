@@ -2,6 +2,11 @@
 
 The compiler is LiteRT's Qualcomm plugin on the QNN libraries of the `onnxruntime-qnn` wheel, which
 also emulate the NPU on x86-64. All of it runs offline, and none of it says how long a phone takes.
+
+`Precision` says how products with constant weights are computed; the NPU does everything else in
+float16. `int8` is int8 weights with float16 activations. `a16w8` is int16 activations, in ranges
+that calibration fixes, with int8 weights; so are the others of that form. The NPU of QNN 2.50 gets
+a16 wrong for exactly 16 rows where a product of activations comes before: take another number.
 """
 
 import importlib.util
@@ -19,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,28 +42,20 @@ from llada_jax.backend.qnn_context import (
     signatures,
     silenced,
 )
-from llada_jax.config import require, require_choice
+from llada_jax.config import Precision, require, require_choice
 
 __all__ = [
     "SOCS",
     "Compiled",
     "Context",
     "Emulator",
-    "Precision",
+    "Graph",
     "Traffic",
     "compile_contexts",
     "extract_contexts",
     "quantize",
     "require_qnn",
 ]
-
-Precision = Literal["fp16", "int8", "a16w8", "a8w8", "a16w4"]
-"""How products with constant weights are computed; the NPU does everything else in float16.
-
-`int8` is int8 weights with float16 activations. `a16w8` is int16 activations, in ranges that
-calibration fixes, with int8 weights; so are the others of that form. The NPU of QNN 2.50 gets a16
-wrong for exactly 16 rows where a product of activations comes before: take another number of rows.
-"""
 
 Calibration = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Signature -> samples of all its inputs, by name."""
