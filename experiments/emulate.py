@@ -19,24 +19,20 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.calibration import record_forwards
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax import build
-from llada_jax.backend.calibration import Inputs, Recorder, narrowed
+from llada_jax.backend.calibration import Inputs, narrowed
 from llada_jax.backend.emulated import EmulatedNpu
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn import SOCS
-from llada_jax.backend.session import Session
 from llada_jax.backend.steps import body_step
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice
 from llada_jax.evaluation.tasks import word_problems
-from llada_jax.sampler.generate import decode
-from llada_jax.sampler.prompts import with_ids
 
-_COMPARED_ROWS = 32
+_COMPARED = Bucket(rows=32, cache=32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,23 +83,9 @@ def emulate(config: EmulateConfig, run: Run) -> None:
 
 
 def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
-    """Inputs of float32 forwards, in one shape that holds every forward of these problems."""
+    """Inputs of float32 forwards on problems of the training split."""
     prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
-    length = max(map(len, prompts)) + config.sampler.gen_length
-    program = CompiledOnDemand(model.config, model.params, LiteRT())
-    recorder = Recorder(
-        program, Bucket(_multiple(length), _multiple(length)), config.calibration_forwards
-    )
-    sampler = with_ids(config.sampler, model.config)
-    denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
-    for prompt in prompts:
-        decode(denoiser, None, model.config, [prompt], sampler, loop="host")
-    (samples,) = recorder.samples.values()
-    return samples
-
-
-def _multiple(length: int) -> int:
-    return -(-length // 32) * 32
+    return record_forwards(model, prompts, config.sampler, config.calibration_forwards, _COMPARED)
 
 
 def _prompts(
@@ -156,7 +138,7 @@ def _one_precision(
 
 def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
     cache = samples[0]["bias"].shape[1] - len(samples[0]["bias"])
-    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED_ROWS, cache))
+    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED.rows, cache))
 
 
 def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:

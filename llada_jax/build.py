@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.export import Export
@@ -79,11 +80,22 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
 
 
 def export(
-    source: str | os.PathLike[str], folder: str | os.PathLike[str], settings: ExportConfig
+    source: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    settings: ExportConfig | None = None,
+    *,
+    verify: bool = True,
+    samples: Sequence[Inputs] = (),
 ) -> Manifest:
     """Write a model as a folder of `.tflite` files, which `load` takes.
 
     A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.export`.
+
+    Args:
+      settings: default: int8, for the CPU.
+      verify: run every file against JAX before the folder gets its name.
+      samples: forwards that `llada_jax.backend.calibration` recorded, for phones with static
+        quantization.
 
     Raises:
       FileNotFoundError, ValueError: one message that names what is wrong, before anything is
@@ -93,7 +105,9 @@ def export(
     config, weights, tokenizer = checkpoint.stream_params(source)
     if config.mask_id is None and tokenizer is not None:
         config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
-    return write_export(Path(folder), Export(config, weights, settings, str(source), tokenizer))
+    settings = settings or ExportConfig()
+    what = Export(config, weights, settings, str(source), tokenizer, verify, samples)
+    return write_export(Path(folder), what)
 
 
 def forward(

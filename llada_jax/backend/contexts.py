@@ -8,7 +8,7 @@ the same file by the same compiler, is, with one bucket.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from tqdm import tqdm
 from llada_jax.backend import tflite, verify
 from llada_jax.backend.calibration import Inputs, narrowed
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.manifest import File
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.qnn import (
     Compiled,
@@ -89,17 +88,24 @@ def float32_shards(model: ModelConfig) -> list[range]:
     return shards
 
 
-def compile_for_phones(folder: Path, job: Job) -> Iterator[tuple[File, dict[str, Any]]]:
-    """Each binary, and its entry in the manifest."""
+def compile_for_phones(
+    folder: Path, job: Job, finished: Mapping[str, dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each binary's name, and its entry in the manifest; those that are `finished` stay."""
     for index, layers in enumerate(float32_shards(job.model)):
+        names = {soc: f"context-{soc}-{index:02}.bin" for soc in job.phones.socs}
+        yield from ((name, finished[name]) for name in names.values() if name in finished)
+        missing = {soc: name for soc, name in names.items() if name not in finished}
+        if not missing:
+            continue
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             quantized = _quantized(Path(scratch), job, layers, job.buckets)
             twin = _quantized(Path(scratch), job, layers, job.buckets[:1]) if job.verify else None
-            for soc in tqdm(job.phones.socs, desc=f"layers {layers.start}-{layers.stop - 1}"):
-                path = folder / f"context-{soc}-{index:02}.bin"
-                compiled, graphs = _compile(quantized, path, soc)
+            bar = tqdm(missing.items(), desc=f"layers {layers.start}-{layers.stop - 1}", unit="SoC")
+            for soc, name in bar:
                 error = _emulate(twin, soc, job, layers) if twin else None
-                yield File.of(path), _entry(path, layers, compiled, graphs, job, error)
+                compiled, graphs = _compile(quantized, folder / name, soc)
+                yield name, _entry(name, layers, compiled, graphs, job, error)
 
 
 def _quantized(scratch: Path, job: Job, layers: range, buckets: Sequence[Bucket]) -> Path:
@@ -148,7 +154,7 @@ def _emulate(twin: Path, soc: str, job: Job, layers: range) -> float:
 
 
 def _entry(
-    path: Path,
+    name: str,
     layers: range,
     compiled: Compiled,
     graphs: Sequence[Graph],
@@ -156,7 +162,7 @@ def _entry(
     error: float | None,
 ) -> dict[str, Any]:
     return {
-        "file": path.name,
+        "file": name,
         "soc": compiled.soc,
         "precision": job.phones.precision,
         "start": layers.start,

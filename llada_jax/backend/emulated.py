@@ -24,7 +24,7 @@ from llada_jax.backend.qnn_context import check_soc
 from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
 
 ROW_BUCKETS = (32, 64, 96, 128)
-"""Each compiles for seconds; int16 activations are wrong for 16 rows (see `llada_jax.backend.qnn`)."""
+"""Few, because each compiles for seconds; 16 rows are wrong with int16 activations (see `qnn`)."""
 
 
 class EmulatedNpu:

@@ -87,7 +87,7 @@ def export(folder: Path, what: Export) -> Manifest:
             bodies.append(BodyShard(file, layers.start, layers.stop))
         head = done.file("head.tflite", partial(_write_head, what, bar))
         embedding = done.file("embedding.bin", partial(_write_embedding, what, bar))
-    contexts = list(compile_for_phones(done.folder, phones)) if phones else []
+    contexts = done.contexts(phones) if phones else []
     checks = list(_check_files(done.folder, what, bodies)) if what.verify else []
     manifest = Manifest(
         model=what.model,
@@ -99,9 +99,9 @@ def export(folder: Path, what: Export) -> Manifest:
         embedding_dtype=_embedding_dtype(what),
         others=(
             *_copy_tokenizer(done.folder, what.tokenizer),
-            *(file for file, _ in contexts),
+            *(File.of(done.folder / entry["file"]) for entry in contexts),
         ),
-        contexts=tuple(entry for _, entry in contexts),
+        contexts=tuple(contexts),
         checks=tuple(checks),
         versions={package: version(package) for package in PACKAGES},
     )
@@ -156,6 +156,7 @@ class _Done:
         }  # fmt: skip
         self._settings = json.loads(json.dumps(self._settings))  # tuples become lists
         self._files: dict[str, File] = {}
+        self._contexts: dict[str, dict[str, Any]] = {}
         if self._record.is_file():
             self._resume()
 
@@ -169,6 +170,7 @@ class _Done:
                 f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
             )
         self._files = {name: File(**file) for name, file in record["files"].items()}
+        self._contexts = record["contexts"]
 
     @property
     def bytes(self) -> int:
@@ -188,6 +190,15 @@ class _Done:
             self._save()
         return self._files[name]
 
+    def contexts(self, phones: Job) -> list[dict[str, Any]]:
+        """Entries of the binaries for phones, compiled unless they are there."""
+        entries = []
+        for name, entry in compile_for_phones(self.folder, phones, dict(self._contexts)):
+            self._contexts[name] = entry
+            self._save()
+            entries.append(entry)
+        return entries
+
     def finish(self, target: Path) -> None:
         self._record.unlink()
         self.folder.rename(target)
@@ -195,7 +206,8 @@ class _Done:
     def _save(self) -> None:
         files = {name: asdict(file) for name, file in self._files.items()}
         part = self._record.with_suffix(".part")
-        part.write_text(json.dumps({"made_with": self._settings, "files": files}, indent=2))
+        record = {"made_with": self._settings, "files": files, "contexts": self._contexts}
+        part.write_text(json.dumps(record, indent=2))
         part.replace(self._record)
 
 

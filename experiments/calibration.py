@@ -1,0 +1,40 @@
+"""Forwards of a decoding run, recorded for static quantization."""
+
+from collections.abc import Sequence
+
+import llada_jax as lj
+from llada_jax import build
+from llada_jax.backend.calibration import Inputs, Recorder
+from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.session import Session
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+
+_MULTIPLE = 32
+
+
+def record_forwards(
+    model: lj.Model,
+    prompts: Sequence[Sequence[int]],
+    sampler: SamplerConfig,
+    limit: int,
+    smallest: Bucket,
+) -> list[Inputs]:
+    """Inputs of the first `limit` float32 forwards.
+
+    All have one shape, which holds every one of them and, so that they can be narrowed to it, the
+    bucket `smallest`.
+    """
+    length = max(map(len, prompts)) + sampler.gen_length
+    length = -(-length // _MULTIPLE) * _MULTIPLE
+    bucket = Bucket(max(length, smallest.rows), max(length, smallest.cache))
+    recorder = Recorder(CompiledOnDemand(model.config, model.params, LiteRT()), bucket, limit)
+    sampler = with_ids(sampler, model.config)
+    denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
+    for prompt in prompts:
+        decode(denoiser, None, model.config, [prompt], sampler, loop="host")
+    (samples,) = recorder.samples.values()
+    return samples
