@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 import hydra
@@ -90,7 +91,7 @@ def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         f"prompt_length + gen_length is {length}; allowed: up to {model.config.max_length}",
     )
     run.begin()
-    suites = (decoding, loops, forwards, heads, imports)
+    suites = (decoding, loops, backends, forwards, heads, imports)
     for suite in tqdm(suites, desc="bench", unit="suite"):
         yield from suite(model, config)
 
@@ -155,8 +156,20 @@ def loops(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
     yield from against(best_times(candidates, config.repeats), "host loop", "decode")
 
 
-def _decode(model: lj.Model, prompt: jax.Array, sampler: SamplerConfig, loop: Any) -> Any:
-    return lj.generate(model, prompt, sampler, loop=loop).tokens
+def _decode(
+    model: lj.Model, prompt: jax.Array, sampler: SamplerConfig, loop: Any, backend: str = "xla"
+) -> Any:
+    return lj.generate(model, prompt, sampler, loop=loop, backend=backend).tokens
+
+
+def backends(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """The host loop with each backend that is installed, block-wise, against XLA."""
+    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
+    names = ["xla", *(["litert"] if find_spec("ai_edge_litert") else [])]
+    candidates = {
+        f"{name} backend": partial(_decode, model, prompt, sampler, "host", name) for name in names
+    }
+    yield from against(best_times(candidates, config.repeats), "xla backend", "decode")
 
 
 def forwards(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:

@@ -75,7 +75,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
         with watcher_for(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
             result = decode(loop="host", on_step=watcher)
         speed += host_speed(result)
-    if config.loop != "host":
+    if config.loop == "compiled" or (config.loop == "both" and config.backend == "xla"):
         print("compiling the loop and timing it", flush=True)
         first, second = decode(loop="compiled"), decode(loop="compiled")
         result = result or second

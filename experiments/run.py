@@ -41,15 +41,16 @@ T = TypeVar("T")
 def launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
     """Run an experiment in the folder that Hydra made for it.
 
-    Bad input (ValueError, FileNotFoundError, a broken interpolation) ends in one line and exit
-    code 1; with HYDRA_FULL_ERROR=1, as in Hydra itself, in a traceback.
+    Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
+    installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra
+    itself, in a traceback.
     """
     for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         run = Run(Path(HydraConfig.get().runtime.output_dir), config)
         experiment(read_config(schema, config), run)
-    except (ValueError, FileNotFoundError, OmegaConfBaseException) as error:
+    except (ValueError, FileNotFoundError, ImportError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         raise SystemExit(f"error: {' '.join(str(error).split())}") from error

@@ -35,12 +35,14 @@ def litert_schema() -> ModuleType:
 def litert_runtime() -> Any:
     """LiteRT's `CompiledModel`, `Environment` and their options."""
     try:
-        import ai_edge_litert
-        from ai_edge_litert.compiled_model import CompiledModel
-        from ai_edge_litert.cpu_options import CpuOptions
-        from ai_edge_litert.environment import Environment
-        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
-        from ai_edge_litert.options import Options
+        with quietly("LiteRT"):
+            import ai_edge_litert
+            from ai_edge_litert.compiled_model import CompiledModel
+            from ai_edge_litert.cpu_options import CpuOptions
+            from ai_edge_litert.environment import Environment
+            from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+            from ai_edge_litert.options import Options
+            from ai_edge_litert.tensor_buffer import TensorBuffer
     except ImportError as error:
         raise ImportError(f"backend 'litert' needs ai-edge-litert ({error}); {_NPU}") from error
     return SimpleNamespace(
@@ -50,6 +52,7 @@ def litert_runtime() -> Any:
         Environment=Environment,
         HardwareAccelerator=HardwareAccelerator,
         Options=Options,
+        TensorBuffer=TensorBuffer,
     )
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -33,8 +34,6 @@ class LiteRT:
         self._quant: Quant = quant
         self._threads = threads or len(os.sched_getaffinity(0))
         self._runtime = litert_runtime()
-        with quietly("LiteRT"):
-            self._environment = self._runtime.Environment.create()
         self._buffers = _HostBuffers()
         self._folder = tempfile.TemporaryDirectory(prefix="llada_jax_litert_")
         self._count = 0
@@ -63,10 +62,20 @@ class LiteRT:
         )
         with quietly(f"LiteRT, opening {path.name},"):
             model = runtime.CompiledModel.from_file(
-                str(path), options=options, environment=self._environment
+                str(path), options=options, environment=_environment()
             )
             signatures = model.get_signature_list()
         return {name: _Signature(model, name, io, self._buffers) for name, io in signatures.items()}
+
+
+@cache
+def _environment() -> Any:
+    """One for the process. LiteRT writes to stderr whenever it makes one, and it makes another for
+    itself at the first look at a buffer, so that happens here too."""
+    runtime = litert_runtime()
+    with quietly("LiteRT"):
+        runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
+        return runtime.Environment.create()
 
 
 class _HostBuffers:
@@ -82,9 +91,8 @@ class _HostBuffers:
         self._pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
-    def array(self, buffer: Any) -> np.ndarray:
-        """The buffer's memory; it lives as long as the array."""
-        details = buffer.get_tensor_details()
+    def array(self, buffer: Any, details: Mapping[str, Any]) -> np.ndarray:
+        """The buffer's memory, with the dtype and shape in `details`; it lives as long as that."""
         address = ctypes.c_void_p()
         handle = ctypes.c_void_p(self._pointer(buffer.capsule, _CAPSULE))
         status = self._host_memory(handle, ctypes.byref(address))
@@ -112,10 +120,13 @@ class _Signature:
         self._names = list(io["inputs"])
         self._own: dict[str, np.ndarray] = {}
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
-        self._views = {o: buffers.array(buffer) for o, buffer in self._outputs.items()}
+        details = model.get_output_tensor_details(name)
+        self._views = {o: buffers.array(buffer, details[o]) for o, buffer in self._outputs.items()}
+        self._details = model.get_input_tensor_details(name)
 
     def allocate(self, name: str) -> np.ndarray:
-        array = self._buffers.array(self._model.create_input_buffer_by_name(self._name, name))
+        buffer = self._model.create_input_buffer_by_name(self._name, name)
+        array = self._buffers.array(buffer, self._details[name])
         array[...] = 0
         return array
 
