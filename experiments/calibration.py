@@ -21,17 +21,12 @@ def record_forwards(
     prompts: Sequence[Sequence[int]],
     sampler: SamplerConfig,
     limit: int,
-    smallest: Bucket,
 ) -> list[Inputs]:
-    """Inputs of the first `limit` float32 forwards.
-
-    All have one shape, which holds every one of them and, so that they can be narrowed to it, the
-    bucket `smallest`.
-    """
+    """Inputs of the first `limit` float32 forwards, in one shape that holds every one of them."""
     length = max(map(len, prompts)) + sampler.gen_length
     length = -(-length // _MULTIPLE) * _MULTIPLE
-    bucket = Bucket(max(length, smallest.rows), max(length, smallest.cache))
-    recorder = Recorder(CompiledOnDemand(model.config, model.params, LiteRT()), bucket, limit)
+    program = CompiledOnDemand(model.config, model.params, LiteRT())
+    recorder = Recorder(program, Bucket(length, length), limit)
     sampler = with_ids(sampler, model.config)
     denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
     for prompt in prompts:

@@ -23,16 +23,16 @@ from experiments.calibration import record_forwards
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax import build
-from llada_jax.backend.calibration import Inputs, narrowed
+from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn import SOCS
-from llada_jax.backend.steps import body_step
+from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice
 from llada_jax.evaluation.tasks import word_problems
 
-_COMPARED = Bucket(rows=32, cache=32)
+_COMPARED_ROWS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def emulate(config: EmulateConfig, run: Run) -> None:
 def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
     """Inputs of float32 forwards on problems of the training split."""
     prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
-    return record_forwards(model, prompts, config.sampler, config.calibration_forwards, _COMPARED)
+    return record_forwards(model, prompts, config.sampler, config.calibration_forwards)
 
 
 def _prompts(
@@ -138,7 +138,7 @@ def _one_precision(
 
 def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
     cache = samples[0]["bias"].shape[1] - len(samples[0]["bias"])
-    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED.rows, cache))
+    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED_ROWS, cache))
 
 
 def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:
@@ -149,7 +149,7 @@ def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> l
     bucket = Bucket(rows, width - rows)
     chosen = samples[:: max(1, len(samples) // 8)]
     return [
-        np.concatenate([output.ravel() for output in executable.run(narrowed(s, bucket)).values()])
+        np.concatenate([output.ravel() for output in executable.run(resized(s, bucket)).values()])
         for s in chosen
     ]
 

@@ -20,7 +20,6 @@ from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax import build
 from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.protocol import Bucket
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import word_problems
 
@@ -94,10 +93,9 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
     if config.phones.precision not in STATIC_PRECISIONS:
         return []
     model = lj.load(config.model, "float32")
-    largest = Bucket(max(config.rows), max(config.caches))
     calibration = config.calibration
     prompts = _prompts(model, calibration)
-    return record_forwards(model, prompts, calibration.sampler, calibration.forwards, largest)
+    return record_forwards(model, prompts, calibration.sampler, calibration.forwards)
 
 
 def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequence[int]]:

@@ -45,16 +45,3 @@ class _Recorded:
         if len(self._kept) < self._limit:
             self._kept.append({name: array.copy() for name, array in arrays.items()})
         return self._executable.run(arrays)
-
-
-def narrowed(inputs: Inputs, bucket: Bucket) -> Inputs:
-    """A sample's first rows and cached positions: inputs of the same step in a smaller bucket."""
-    rows, cache = bucket.rows, bucket.cache
-    cached = inputs["bias"].shape[1] - len(inputs["bias"])
-    bias = inputs["bias"][:rows]
-    out = {name: inputs[name][:rows] for name in ("hidden", "cos", "sin")}
-    out["bias"] = np.concatenate([bias[:, :cache], bias[:, cached : cached + rows]], axis=1)
-    for name, array in inputs.items():
-        if name.startswith(("keys_", "values_")):
-            out[name] = np.ascontiguousarray(array[:, :cache])
-    return out

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from llada_jax.backend import tflite, verify
-from llada_jax.backend.calibration import Inputs, narrowed
+from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.qnn import (
@@ -27,7 +27,7 @@ from llada_jax.backend.qnn import (
     quantize,
     require_qnn,
 )
-from llada_jax.backend.steps import body_step
+from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import STATIC_PRECISIONS, ModelConfig, PhoneConfig, require
 from llada_jax.model.params import named_specs
@@ -113,7 +113,7 @@ def _quantized(scratch: Path, job: Job, layers: range, buckets: Sequence[Bucket]
     wide, narrow = (scratch / f"{len(buckets)}.{kind}.tflite" for kind in ("wide", "narrow"))
     tflite.write(wide, tflite.convert(steps), tflite.shared_weights(steps), job.weights)
     samples = {
-        bucket.name: [narrowed(sample, bucket) for sample in job.samples] for bucket in buckets
+        bucket.name: [resized(sample, bucket) for sample in job.samples] for bucket in buckets
     }
     static = job.phones.precision in STATIC_PRECISIONS
     quantize(wide, narrow, job.phones.precision, samples if static else None)
@@ -139,7 +139,7 @@ def _emulate(twin: Path, soc: str, job: Job, layers: range) -> float:
     inputs = job.samples[0] if job.samples else None
     if inputs is None:
         inputs = verify.example(job.model, layers, bucket)
-    inputs = narrowed(inputs, bucket)
+    inputs = resized(inputs, bucket)
     specs = {name: stored_as(name, spec.shape, "float32")
              for name, spec in named_specs(job.model).items()}  # fmt: skip
     stored = verify.StoredWeights(job.weights, specs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from llada_jax.backend import tflite
-from llada_jax.backend.calibration import Inputs, narrowed
+from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.backend.qnn import (
@@ -21,6 +21,7 @@ from llada_jax.backend.qnn import (
     require_qnn,
 )
 from llada_jax.backend.qnn_context import check_soc
+from llada_jax.backend.steps import resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
 
 ROW_BUCKETS = (32, 64, 96, 128)
@@ -36,7 +37,7 @@ class EmulatedNpu:
         precision: str = "fp16",
         samples: Sequence[Inputs] = (),
     ):
-        """`samples`: a recorder's inputs, for a16w8, a8w8 and a16w4, of a bucket at least as large.
+        """`samples`: a recorder's inputs, for a16w8, a8w8 and a16w4.
 
         Raises ValueError for an unknown SoC or precision, or where samples are needed; ImportError
         or RuntimeError where the extra `qnn` is missing or cannot run.
@@ -69,7 +70,7 @@ class EmulatedNpu:
         )
         tflite.write(wide, tflite.convert([lowered]), lowered.weights, weights)
         bucket = _bucket_of(step)
-        samples = {step.name: [narrowed(sample, bucket) for sample in self._samples]}
+        samples = {step.name: [resized(sample, bucket) for sample in self._samples]}
         quantize(wide, narrow, self._precision, samples if self._samples else None)
         self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
         return _Graph(Emulator(out), step)

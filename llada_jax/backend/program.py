@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 
 from llada_jax.backend.export import buckets
 from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import Manifest
+from llada_jax.backend.manifest import File, Manifest
 from llada_jax.backend.protocol import Backend, Bucket, Executable
-from llada_jax.backend.resources import require_memory
+from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
@@ -65,6 +65,18 @@ class CompiledOnDemand:
         return rounded, self._heads[rounded]
 
 
+def _packed_folder(folder: Path, weights: Sequence[File]) -> Path:
+    """The folder of the packed weights, with room for those that are not there yet."""
+    missing = [file for file in weights if not (folder / _packed_name(file)).exists()]
+    require_disk(folder, sum(file.bytes for file in missing), "packing the weights for this CPU")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _packed_name(file: File) -> str:
+    return f"{file.name}.xnnpack"
+
+
 def _rounded(count: int, sizes: Sequence[int]) -> int:
     """The smallest of the sizes that holds the count; beyond them, a multiple of 32."""
     larger = -(-count // _MULTIPLE) * _MULTIPLE
@@ -74,8 +86,9 @@ def _rounded(count: int, sizes: Sequence[int]) -> int:
 class Exported:
     """A `Program` from a folder that `export` wrote, run by LiteRT.
 
-    `packed` is where LiteRT keeps the weights in the order of this CPU's kernels; the first run
-    writes as many bytes there as the weights have.
+    `packed` is the folder where LiteRT keeps the weights in the order of this CPU's kernels
+    (default: `packed` in the exported one); the first run writes as many bytes there as the weights
+    have.
     """
 
     def __init__(self, folder: Path, threads: int | None = None, packed: Path | None = None):
@@ -98,18 +111,15 @@ class Exported:
             shape=(self.config.vocab_size, self.config.width),
         )
         runtime = LiteRT(threads=threads)
-        packed = packed or folder / "packed"
-        packed.mkdir(exist_ok=True)
+        packed = _packed_folder(packed or folder / "packed", weights)
         self._shards = [
             (
                 range(shard.start, shard.stop),
-                runtime.open(folder / shard.file.name, packed / f"{shard.file.name}.xnnpack"),
+                runtime.open(folder / shard.file.name, packed / _packed_name(shard.file)),
             )
             for shard in manifest.shards
         ]
-        self._head = runtime.open(
-            folder / manifest.head.name, packed / f"{manifest.head.name}.xnnpack"
-        )
+        self._head = runtime.open(folder / manifest.head.name, packed / _packed_name(manifest.head))
 
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         return self._embedding[tokens].astype(np.float32)

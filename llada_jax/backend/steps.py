@@ -12,13 +12,14 @@ They are the model's own functions with static shapes, one canvas (B = 1), and n
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import Rotation, rms_norm
+from llada_jax.model.layers import HIDDEN_SCORE, Rotation, rms_norm
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -49,6 +50,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["bias"][None],
             cached("keys"),
             cached("values"),
+            first=layers.start,
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)
@@ -79,6 +81,25 @@ def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str
         shape = (config.n_kv_heads, bucket.cache, config.head_dim)
         inputs |= {f"{kind}_{i}": shape for i in layers for kind in ("keys", "values")}
     return inputs
+
+
+def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.ndarray]:
+    """A body step's inputs in another bucket: its first rows and cached positions, or padding."""
+    old_rows, width = inputs["bias"].shape
+    old_cache = width - old_rows
+    rows, cache = min(old_rows, bucket.rows), min(old_cache, bucket.cache)
+    bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
+    bias[:rows, :cache] = inputs["bias"][:rows, :cache]
+    bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
+    out: dict[str, np.ndarray] = {"bias": bias}
+    for name in ("hidden", "cos", "sin"):
+        out[name] = np.zeros((bucket.rows, inputs[name].shape[1]), np.float32)
+        out[name][:rows] = inputs[name][:rows]
+    for name, array in inputs.items():
+        if name.startswith(("keys_", "values_")):
+            out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
+            out[name][:, :cache] = array[:, :cache]
+    return out
 
 
 def head_chunks(config: ModelConfig) -> list[tuple[int, int]]:

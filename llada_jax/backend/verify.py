@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Weights
-from llada_jax.backend.steps import body_step, head_chunks, head_step
+from llada_jax.backend.steps import body_step, head_chunks, head_step, resized
 from llada_jax.backend.weights import pieces_of, restore, store
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.lowered import LoweredWeight
-from llada_jax.model.layers import HIDDEN_SCORE, rotation
+from llada_jax.model.layers import rotation
 
 TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
 """Largest root-mean-square error, relative to the reference's own; others: `_QUANTIZED`."""
@@ -40,24 +40,6 @@ def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.n
     inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
     cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
     return inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
-
-
-def padded(inputs: Mapping[str, np.ndarray], small: Bucket, large: Bucket) -> dict[str, np.ndarray]:
-    """The same forward in a larger bucket."""
-    out = {}
-    for name, array in inputs.items():
-        if name.startswith(("keys_", "values_")):
-            out[name] = np.zeros((array.shape[0], large.cache, array.shape[2]), np.float32)
-            out[name][:, : small.cache] = array
-        elif name == "bias":
-            out[name] = np.full((large.rows, large.cache + large.rows), HIDDEN_SCORE, np.float32)
-            out[name][: small.rows, : small.cache] = array[:, : small.cache]
-            rows = slice(large.cache, large.cache + small.rows)
-            out[name][: small.rows, rows] = array[:, small.cache :]
-        else:
-            out[name] = np.zeros((large.rows, array.shape[1]), np.float32)
-            out[name][: small.rows] = array
-    return out
 
 
 def reference(
@@ -118,7 +100,7 @@ def check_body(
     wanted = reference(model, layers, small, inputs, stored)
     for name, executable in _opened(path):
         bucket = next(b for b in buckets if b.name == name)
-        found = executable.run(padded(inputs, small, bucket))["hidden"][: small.rows]
+        found = executable.run(resized(inputs, bucket))["hidden"][: small.rows]
         error = relative_error(found, wanted)
         require_close(error, quant, f"{path.name}, signature {name},")
         yield {"file": path.name, "signature": name, "error": error}

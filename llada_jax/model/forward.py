@@ -54,6 +54,7 @@ def run_layers(
     bias: Float[Array, "B R T"],
     cached_keys: Sequence[Float[Array, "B L K Dh"]],
     cached_values: Sequence[Float[Array, "B L K Dh"]],
+    first: int = 0,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
     """Consecutive layers: the part of a step that is lowered for an NPU.
 
@@ -63,7 +64,7 @@ def run_layers(
     """
     keys, values = [], []
     for index, layer in enumerate(layers):
-        with jax.named_scope(f"layer_{index}"):
+        with jax.named_scope(f"layer_{first + index}"):
             mixed, key, value = attention(
                 rms_norm(hidden, layer.attention_norm, config.norm_eps),
                 layer.attention,
