@@ -60,7 +60,7 @@ def run_layers(
 
     What depends on token ids and positions alone (embeddings, angles, masks) comes from outside, so
     that the graph is matrix products and elementwise operations. Keys and values have one entry
-    per layer.
+    per layer. `first` is the first layer's number in the whole model.
     """
     keys, values = [], []
     for index, layer in enumerate(layers):
