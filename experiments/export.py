@@ -2,7 +2,7 @@
 
     python -m experiments.export
     python -m experiments.export model=path/to/LLaDA-8B-Instruct out=llada8b quant=int4_block128
-    python -m experiments.export out=tiny-phone phones.socs=[SM8650,SM8750] phones.precision=a16w8
+    python -m experiments.export out=tiny-phone phones.socs=[SM8650,SM8750] phones.precision=a8w8
 
 An export that was interrupted goes on with the same command.
 """

@@ -54,7 +54,6 @@ class EmulatedNpu:
         self._soc = soc
         self._precision: Precision = precision  # pyright: ignore[reportAttributeAccessIssue]
         self._samples = samples if needs_samples else ()
-        self._folder = tempfile.TemporaryDirectory(prefix="llada_jax_qnn_")
         self.compiled: dict[str, Compiled] = {}
         """By step: sizes, seconds, and the compiler's account of DRAM traffic."""
 
@@ -64,16 +63,14 @@ class EmulatedNpu:
     def _compiled(self, step: Step, weights: Weights) -> Executable:
         lowered = lower(step)
         check(lowered, "qnn")
-        wide, narrow, out = (
-            Path(self._folder.name) / f"{step.name}.{kind}.tflite"
-            for kind in ("float32", self._precision, self._soc)
-        )
-        tflite.write(wide, tflite.convert([lowered]), lowered.weights, weights)
         bucket = _bucket_of(step)
         samples = {step.name: [resized(sample, bucket) for sample in self._samples]}
-        quantize(wide, narrow, self._precision, samples if self._samples else None)
-        self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
-        return _Graph(Emulator(out), step)
+        with tempfile.TemporaryDirectory() as folder:
+            wide, narrow, out = (Path(folder) / name for name in ("wide", "narrow", "compiled"))
+            tflite.write(wide, tflite.convert([lowered]), lowered.weights, weights)
+            quantize(wide, narrow, self._precision, samples if self._samples else None)
+            self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
+            return _Graph(Emulator(out), step)
 
 
 class _Graph:

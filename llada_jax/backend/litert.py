@@ -35,17 +35,16 @@ class LiteRT:
         self._threads = threads or len(os.sched_getaffinity(0))
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
-        self._folder = tempfile.TemporaryDirectory(prefix="llada_jax_litert_")
-        self._count = 0
 
     def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
         lowered = [lower(step, self._quant) for step in steps]
         for step in lowered:
             check(step, "litert")
-        self._count += 1
-        path = Path(self._folder.name) / f"{self._count}.tflite"
-        tflite.write(path, tflite.convert(lowered), tflite.shared_weights(lowered), weights)
-        return self.open(path)
+        graph, specs = tflite.convert(lowered), tflite.shared_weights(lowered)
+        with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
+            path = Path(folder) / "steps.tflite"
+            tflite.write(path, graph, specs, weights)
+            return self.open(path)
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:
         """The executables of a `.tflite` file, by signature.
