@@ -154,9 +154,6 @@ def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
     assert context["soc"] == "SM8750" and context["emulated_error"] < 0.15
     signatures = {graph["signature"] for graph in context["graphs"]}
     assert signatures == {"rows8_cache64", "rows32_cache64"}
-        "rows8_cache64",
-        "rows32_cache64",
-    }
     assert context["ddr_bytes"]["rows32_cache64"]["read"] > 1e5
     page = (tmp_path / "phone" / "PUSH.md").read_text()
     assert f"adb push {context['file']} " in page and "libQnnHtp.so" in page
