@@ -1,0 +1,205 @@
+"""The steps against the model's own functions: same numbers from named, static, plain arrays."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.backend import steps
+from llada_jax.backend.lower import lower
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.session import FORBIDDEN_LOGIT
+from llada_jax.backend.steps import body_step, head_chunks, head_step, head_steps, logits_step
+from llada_jax.config import ModelConfig
+from llada_jax.model.forward import forward_rows
+from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from llada_jax.model.layers import attention_bias, rotation
+from llada_jax.rows import make_rows
+from llada_jax.types import KVCache
+from tests.backend.models import (
+    GQA,
+    VARIANTS,
+    Arrays,
+    expected_outputs,
+    float_weights,
+    random_inputs,
+    random_params,
+    relative_error,
+)
+
+ROWS = 8
+
+
+def a_forward(config: ModelConfig, cached: int):
+    """Rows in the middle of a canvas, some of it cached, and what the model makes of them."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, config.vocab_size, (1, ROWS)).astype(np.int32)
+    positions = np.arange(5, 5 + ROWS, dtype=np.int32)[None]
+    live = np.ones((1, ROWS), bool)
+    visible = rng.random((1, cached)) < 0.7
+    rows = make_rows(jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(live),
+                     jnp.asarray(visible))  # fmt: skip
+    shape = (config.n_layers, 1, cached, config.n_kv_heads, config.head_dim)
+    cache = KVCache(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2)))
+    out = jax.jit(forward_rows, static_argnums=1)(random_params(config), config, rows, cache)
+    return rows, cache, out
+
+
+def inputs_of(config: ModelConfig, rows, cache: KVCache, layers: range) -> Arrays:
+    """What a host passes for these rows, beside `hidden`."""
+    angles = rotation(config, rows.positions)
+    inputs = {
+        "cos": angles.cos[0, :, 0],
+        "sin": angles.sin[0, :, 0],
+        "bias": attention_bias(rows)[0],
+    }
+    if cache.keys.shape[2]:
+        for layer in layers:
+            inputs[f"keys_{layer}"] = cache.keys[layer, 0].swapaxes(0, 1)
+            inputs[f"values_{layer}"] = cache.values[layer, 0].swapaxes(0, 1)
+    return {name: np.asarray(array) for name, array in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("variant", "cuts", "cached"),
+    [
+        ("mha", (0, 3), 0),
+        ("gqa", (0, 1, 3), 32),
+        ("one_kv_head", (0, 2, 3), 32),
+        ("all", (0, 1, 3), 0),
+        ("all", (0, 1, 2, 3), 32),
+    ],
+)
+def test_shards_one_after_the_other_are_the_models_forward(
+    variant: str, cuts: tuple[int, ...], cached: int
+) -> None:
+    config = VARIANTS[variant]
+    params = random_params(config)
+    rows, cache, expected = a_forward(config, cached)
+    hidden = np.asarray(params.embedding[rows.tokens[0]])
+    for start, stop in itertools.pairwise(cuts):
+        layers = range(start, stop)
+        step = body_step(config, layers, Bucket(ROWS, cached))
+        inputs = {"hidden": hidden, **inputs_of(config, rows, cache, layers)}
+        assert {name: array.shape for name, array in inputs.items()} == step.inputs
+        out = expected_outputs(step, float_weights(step, params), inputs)
+        for layer in layers:
+            for kind in ("keys", "values"):
+                fresh = np.asarray(getattr(expected, kind))[layer, 0].swapaxes(0, 1)
+                assert relative_error(out[f"new_{kind}_{layer}"], fresh) < 1e-5
+        hidden = out["hidden"]
+    assert relative_error(hidden, np.asarray(expected.hidden)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("forbidden", [(), (95,), (3, 40, 95)])
+@pytest.mark.parametrize("chunk", [8192, 64, 25])
+def test_the_greedy_head_scores_as_the_model_does(
+    chunk: int, forbidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
+    params = random_params(GQA)
+    step = head_step(GQA, 16)
+    assert len(step.weights) == -(-96 // chunk)
+    hidden = 6 * random_inputs(step)["hidden"]
+    # Rows that would like best what is forbidden.
+    for row, token in enumerate(forbidden):
+        hidden[row] = 20 * np.asarray(params.head)[token]
+    penalty = np.zeros(GQA.vocab_size, np.float32)
+    penalty[list(forbidden)] = FORBIDDEN_LOGIT
+    found = expected_outputs(
+        step, float_weights(step, params), {"hidden": hidden, "penalty": penalty}
+    )
+    rules = ScoreRules(forbidden=forbidden, spread=False)
+    assert rules.plain
+    expected = score_rows(params, jnp.asarray(hidden)[None], None, rules)
+    np.testing.assert_array_equal(found["token"], expected.token[0])
+    np.testing.assert_allclose(found["confidence"], expected.confidence[0], rtol=1e-5)
+    assert not np.isin(found["token"], forbidden).any()
+    free = np.asarray(logits_of(params, jnp.asarray(hidden)[None]))[0].argmax(axis=-1)
+    assert free[: len(forbidden)].tolist() == list(forbidden), "the case must forbid something"
+
+
+@pytest.mark.parametrize("chunk", [8192, 32, 7])
+def test_the_lowest_id_wins_ties_within_and_between_chunks(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
+    rows = np.random.default_rng(0).standard_normal((12, GQA.width)).astype(np.float32)
+    params = random_params(GQA)._replace(head=jnp.asarray(np.tile(rows, (8, 1))))
+    step = head_step(GQA, 12)
+    inputs = {"hidden": rows, "penalty": np.zeros(GQA.vocab_size, np.float32)}
+    found = expected_outputs(step, float_weights(step, params), inputs)
+    np.testing.assert_array_equal(found["token"], np.arange(12))
+
+
+def test_a_head_without_a_doubt_is_finite() -> None:
+    params = random_params(GQA)
+    step = head_step(GQA, 4)
+    inputs = {"hidden": np.zeros((4, GQA.width), np.float32)}
+    inputs["hidden"][1:] = 1e4 * np.asarray(params.head)[1:4]
+    inputs["penalty"] = np.zeros(GQA.vocab_size, np.float32)
+    found = expected_outputs(step, float_weights(step, params), inputs)
+    np.testing.assert_allclose(found["confidence"], [1 / GQA.vocab_size, 1, 1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunk", [8192, 32, 36])
+def test_chunks_of_logits_are_the_models_logits(
+    chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
+    config = GQA.replace(tied_embeddings=tied)
+    params = random_params(config)
+    hidden = random_inputs(logits_step(config, 8, 0))["hidden"]
+    parts = []
+    for index, (start, stop) in enumerate(head_chunks(config)):
+        step = logits_step(config, 8, index)
+        part = expected_outputs(step, float_weights(step, params), {"hidden": hidden})["logits"]
+        assert part.shape == (8, stop - start)
+        parts.append(part)
+    expected = np.asarray(logits_of(params, jnp.asarray(hidden)[None]))[0]
+    assert relative_error(np.concatenate(parts, axis=1), expected) < 1e-6
+
+
+def test_all_of_the_vocabulary_is_in_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    for chunk in (1, 7, 32, 95, 96, 97):
+        monkeypatch.setattr(steps, "HEAD_CHUNK", chunk)
+        ids = [i for start, stop in head_chunks(GQA) for i in range(start, stop)]
+        assert ids == list(range(96))
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+def test_no_array_of_a_lowered_head_has_all_logits(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def largest() -> int:
+        operations = [op for step in head_steps(GQA, [rows]) for op in lower(step).operations]
+        tensors = [t for op in operations for t in (*op.inputs, *op.outputs)]
+        return max(t.size for t in tensors if t.shape and t.shape[0] == rows)
+
+    assert largest() == rows * GQA.vocab_size, "one chunk has them all"
+    monkeypatch.setattr(steps, "HEAD_CHUNK", 32)
+    assert largest() <= rows * max(32, GQA.width) < rows * GQA.vocab_size
+
+
+def test_the_vocabulary_of_the_8b_model_is_streamed() -> None:
+    """Only shapes are traced: 126,464 logits a row never exist at one time."""
+    big = GQA.replace(vocab_size=126_464, mask_id=None, eos_id=None, eot_id=None, pad_id=None)
+    tensors = [
+        tensor
+        for operation in lower(head_step(big, 32), "int8").operations
+        for tensor in (*operation.inputs, *operation.outputs)
+        if tensor.shape[:1] == (32,)
+    ]
+    assert max(tensor.size for tensor in tensors) == 32 * steps.HEAD_CHUNK
+
+
+def test_a_head_has_a_step_for_every_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "HEAD_CHUNK", 40)
+    names = [step.name for step in head_steps(GQA, [1, 8])]
+    chunks = [f"rows{rows}_chunk{chunk}" for rows in (1, 8) for chunk in range(3)]
+    assert names == ["rows1", "rows8", *chunks]
+    tied = head_step(GQA.replace(tied_embeddings=True), 8)
+    assert list(tied.weights) == ["embedding[0:40]", "embedding[40:80]", "embedding[80:96]"]
