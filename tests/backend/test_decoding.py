@@ -1,0 +1,287 @@
+"""Whole decoding runs on backends: the tokens of XLA, whatever the sampler does."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from experiments.train import batched
+from llada_jax.evaluation.tasks.word_problems import problem, verify
+from llada_jax.model.quantize import QuantArray
+from tests.backend.example_backend import ExampleBackend
+from tests.backend.models import GQA, random_params
+
+WINDOWS = ("none", "prefix", "dual", "blockwise")
+SHORT = lj.SamplerConfig(gen_length=16, block_length=8, steps=8)
+
+
+def word_problem(model: lj.Model, index: int) -> list[int]:
+    assert model.tokenizer is not None
+    question = problem(2, index, "test").question
+    return model.tokenizer.encode_chat([{"role": "user", "content": question}])
+
+
+def assert_same(found: lj.Result, expected: lj.Result) -> None:
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.nfe, expected.nfe)
+    if found.trace and expected.trace:
+        ours, theirs = found.trace.event_confidence, expected.trace.event_confidence
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def random_model(**changes: Any) -> lj.Model:
+    """A model of a few thousand random parameters, which float16 holds exactly."""
+    config = GQA.replace(**changes)
+    params = jax.tree.map(
+        lambda w: w.astype(jnp.float16).astype(jnp.float32), random_params(config)
+    )
+    return lj.Model(config, params, None)
+
+
+ON_THE_GRID = random_model()
+PROMPT = [5, 20, 31, 7, 9]
+TOGETHER: list[dict[str, Any]] = [
+    {"temperature": 1.5, "cfg_scale": 1.5, "remasking": "random"},
+    {"threshold": 0.6, "remasking": "entropy", "logits_eos_inf": True, "cache": "prefix"},
+    {"factor": 0.9, "remasking": "margin", "eos_early_stop": True, "cache": "blockwise"},
+    {"entropy_bound": 0.5, "confidence_eos_eot_inf": True, "eot_id": 6, "cache": "dual"},
+    {"temperature": 1.0, "noise_dtype": "float64", "confidence_dtype": "float64",
+     "threshold": 0.6, "predict_mask": True, "cache": "dual"},
+]  # fmt: skip
+"""Every rule that changes what a step does, some of them at a time to save compilations."""
+
+ALONE: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1.0, "noise_dtype": "float64"},
+    {"confidence_dtype": "float64"},
+    {"cfg_scale": 1.0},
+    *({"remasking": remasking} for remasking in ("entropy", "margin", "random")),
+    {"threshold": 0.9},
+    {"entropy_bound": 0.5},
+    {"factor": 0.9},
+    {"logits_eos_inf": True},
+    {"confidence_eos_eot_inf": True, "eot_id": 6},
+    {"eos_early_stop": True},
+    {"predict_mask": True},
+    {"tie_break": "highest_index"},
+]
+
+
+def shown(settings: dict[str, Any]) -> str:
+    return "-".join(f"{key}={value}" for key, value in settings.items())
+
+
+@pytest.fixture(scope="module")
+def tiny() -> lj.Model:
+    return lj.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny: lj.Model) -> list[list[int]]:
+    """A word problem, and another one that lacks its beginning."""
+    return [word_problem(tiny, 0), word_problem(tiny, 4)[-20:]]
+
+
+@pytest.fixture(scope="module")
+def example() -> ExampleBackend:
+    return ExampleBackend()
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_the_example_backend_decodes_as_xla_does(cache: Any, example: ExampleBackend) -> None:
+    config = SHORT.replace(cache=cache, steps=4)
+    expected = lj.generate(ON_THE_GRID, [PROMPT], config, loop="host", trace=True)
+    assert_same(lj.generate(ON_THE_GRID, [PROMPT], config, backend=example, trace=True), expected)
+
+
+def test_rounded_weights_would_be_seen(example: ExampleBackend) -> None:
+    """The example rounds to float16: other weights give other confidences, but nearly the same."""
+    model = lj.Model(GQA, random_params(GQA), None)
+    config = SHORT.replace(gen_length=8, steps=2)
+    runs = [
+        lj.generate(model, [[5, 20, 31]], config, backend=backend, trace=True, loop="host").trace
+        for backend in ("xla", example)
+    ]
+    confidences = [run.event_confidence for run in runs]
+    assert (confidences[0] != confidences[1]).any()
+    np.testing.assert_allclose(confidences[0], confidences[1], rtol=0.02)
+
+
+class TestLiteRT:
+    """On the bundled model, whose predictions are sure enough that rounding decides nothing."""
+
+    @pytest.fixture(autouse=True)
+    def needs_the_extra(self) -> None:
+        pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
+        pytest.importorskip("litert_converter", reason="needs the extra npu")
+
+    @pytest.mark.parametrize("cache", WINDOWS)
+    def test_every_window(self, cache: Any, tiny: lj.Model, prompts: list[list[int]]) -> None:
+        config = SHORT.replace(cache=cache)
+        expected = lj.generate(tiny, prompts, config, loop="host", trace=True)
+        assert len(np.unique(expected.tokens[:, -16:])) > 10, "the model should say something"
+        assert_same(lj.generate(tiny, prompts, config, backend="litert", trace=True), expected)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            *TOGETHER[:4],
+            pytest.param(
+                TOGETHER[4],
+                marks=pytest.mark.xfail(
+                    strict=True,
+                    raises=TypeError,
+                    reason="with float64, empty_cache and forward_rows differ in their dtypes",
+                ),
+            ),
+        ],
+        ids=shown,
+    )
+    def test_rules_of_the_sampler(
+        self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        config = SHORT.replace(**settings)
+        expected = lj.generate(tiny, prompts, config, seed=[3, 4], loop="host")
+        assert_same(lj.generate(tiny, prompts, config, seed=[3, 4], backend="litert"), expected)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("cache", WINDOWS)
+    @pytest.mark.parametrize("settings", ALONE, ids=shown)
+    def test_every_rule_in_every_window(
+        self, settings: dict[str, Any], cache: Any, tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        config = SHORT.replace(gen_length=32, block_length=16, cache=cache, **settings)
+        expected = lj.generate(tiny, prompts, config, seed=5, loop="host")
+        assert_same(lj.generate(tiny, prompts, config, seed=5, backend="litert"), expected)
+
+    def test_noise_and_guidance_decide_tokens(
+        self, tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        """So that equal tokens of the first rules above say something."""
+        plain, other = (
+            lj.generate(tiny, prompts, SHORT.replace(**settings), seed=[3, 4], backend="litert")
+            for settings in ({}, TOGETHER[0])
+        )
+        assert (plain.tokens != other.tokens).any()
+
+    @pytest.mark.xfail(
+        strict=True, raises=ValueError, reason="lowering follows jax_enable_x64 of its caller"
+    )
+    def test_fast_dllm_with_nothing_compiled(self, prompts: list[list[int]]) -> None:
+        """Its confidences are float64, for which the sampler turns JAX's wide types on."""
+        model = lj.load("tiny")
+        config = lj.SamplerConfig.preset("fast_dllm", gen_length=16, block_length=8, steps=8)
+        found = lj.generate(model, prompts, config, backend="litert")
+        assert_same(found, lj.generate(model, prompts, config, loop="host"))
+
+    def test_infilling(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
+        mask = tiny.config.mask_id
+        canvases = [list(prompt) for prompt in prompts]
+        for canvas in canvases:
+            canvas[2:7] = canvas[8:18:2] = [mask] * 5
+        config = SHORT.replace(cache="dual")
+        expected = lj.infill(tiny, canvases, config, loop="host")
+        assert_same(lj.infill(tiny, canvases, config, backend="litert"), expected)
+
+    def test_a_batch_gives_each_row_what_it_gives_alone(
+        self, tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        config, seeds = SHORT.replace(**TOGETHER[3]), [11, 22]
+        together = lj.generate(tiny, prompts, config, seed=seeds, backend="litert")
+        assert len(set(together.nfe.tolist())) > 1, "the case must have rows of different length"
+        for row, prompt in enumerate(prompts):
+            alone = lj.generate(tiny, [prompt], config, seed=[seeds[row]], backend="litert")
+            np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+            assert together.nfe[row] == alone.nfe[0]
+
+    @pytest.mark.parametrize(
+        ("cache", "changes"),
+        [
+            ("dual", {"shift_logits": True, "qkv_bias": True}),
+            ("blockwise", {"block_length": 8, "tied_embeddings": True, "rotary_dims": 8}),
+        ],
+        ids=["dream", "block_causal_and_tied"],
+    )
+    def test_every_kind_of_model(self, cache: Any, changes: dict[str, Any]) -> None:
+        model = random_model(**changes)
+        config = SHORT.replace(cache=cache, steps=4)
+        expected = lj.generate(model, [PROMPT], config, loop="host", trace=True)
+        found = lj.generate(model, [PROMPT], config, backend="litert", trace=True)
+        assert_same(found, expected)
+
+    def test_on_step_sees_the_canvas(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
+        views, config = [], SHORT.replace(cache="dual")
+        result = lj.generate(tiny, prompts, config, backend="litert", on_step=views.append)
+        assert len(views) == result.nfe.max()
+        np.testing.assert_array_equal(views[-1].tokens[0], result.tokens[0])
+
+    def test_a_second_run_starts_from_nothing(
+        self, tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        config = SHORT.replace(cache="dual")
+        first = lj.generate(tiny, prompts, config, backend="litert", trace=True)
+        lj.generate(tiny, prompts[::-1], config, backend="litert")
+        again = lj.generate(tiny, prompts, config, backend="litert", trace=True)
+        assert again.trace.same_decoding(first.trace)
+
+    @pytest.mark.xfail(
+        strict=True, reason="runs share executables, whose outputs a session keeps as views"
+    )
+    def test_a_run_inside_another_run(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
+        """As a callback that decodes with the same model, or two threads, would do it."""
+        config = SHORT.replace(cache="dual")
+        one, other = [prompts[0]], [prompts[0][::-1]]
+        expected = lj.generate(tiny, one, config, backend="litert", trace=True)
+
+        def on_step(view: Any) -> None:
+            lj.generate(tiny, other, config, backend="litert")
+
+        found = lj.generate(tiny, one, config, backend="litert", trace=True, on_step=on_step)
+        assert_same(found, expected)
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+    def test_models_of_other_numbers_run_with_those(
+        self, dtype: str, tiny: lj.Model, prompts: list[list[int]]
+    ) -> None:
+        model = lj.load("tiny", dtype)
+        query = model.params.layers[0].attention.query
+        assert isinstance(query, QuantArray) == (dtype != "bfloat16")
+        config = SHORT.replace(cache="dual")
+        result = lj.generate(model, prompts, config, backend="litert")
+        assert (result.tokens != model.config.mask_id).all()
+        if dtype != "int4":
+            expected = lj.generate(tiny, prompts, config, backend="litert")
+            assert (result.generated[0] == expected.generated[0]).mean() > 0.8
+
+    def test_the_compiled_loop_is_refused(self, tiny: lj.Model) -> None:
+        with pytest.raises(ValueError, match=r"loop is 'compiled'; allowed: 'host' \(the backend"):
+            lj.generate(tiny, [[5]], SHORT, backend="litert", loop="compiled")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("cache", WINDOWS)
+    def test_two_hundred_prompts(self, cache: Any, tiny: lj.Model) -> None:
+        config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache=cache)
+        for indices in batched(range(200), 50):
+            some = [word_problem(tiny, index) for index in indices]
+            expected = lj.generate(tiny, some, config)
+            assert_same(lj.generate(tiny, some, config, backend="litert"), expected)
+
+    @pytest.mark.slow
+    def test_int8_solves_as_many_problems(self) -> None:
+        config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache="dual")
+        right = {}
+        for dtype in ("float32", "int8"):
+            model = lj.load("tiny", dtype)
+            problems = [problem(2, index, "test") for index in range(500)]
+            right[dtype] = 0
+            for indices in batched(range(500), 50):
+                some = [word_problem(model, index) for index in indices]
+                result = lj.generate(model, some, config, backend="litert")
+                answers = map(model.tokenizer.decode, result.generated)
+                right[dtype] += sum(map(verify, [problems[i] for i in indices], answers))
+        print(right)
+        assert right["float32"] > 250
+        assert abs(right["int8"] - right["float32"]) <= 5, "within 1 point of 500"
