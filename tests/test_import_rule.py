@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "llada_jax"
 DATA = {"config", "types", "rows"}
 EVERYTHING = {
     *DATA,
-    *("text", "model", "checkpoint", "sampler", "revision", "backend", "device", "swap"),
+    *("text", "model", "checkpoint", "sampler", "revision", "lowered", "backend", "device", "swap"),
     *("sampling_engine", "experts", "training", "evaluation", "tasks", "build"),
 }
 
@@ -25,9 +25,10 @@ ALLOWED = {
     "checkpoint": {"model", *DATA},
     "sampler": DATA,
     "revision": {"model", *DATA},
-    "backend": {"model", *DATA},
+    "lowered": {"config"},
+    "backend": {"lowered", "model", *DATA},
     "swap": {"config"},
-    "device": {"swap", "types", "config"},
+    "device": {"lowered", "swap", "types", "config"},
     "sampling_engine": {"config"},
     "experts": {"config"},
     "tasks": set(),
@@ -37,7 +38,7 @@ ALLOWED = {
     "__init__": EVERYTHING,
 }
 
-THIRD_PARTY = {"config": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
+THIRD_PARTY = {"config": set(), "lowered": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
 """Rooms that may use no more than this beside the standard library."""
 
 ROOM_OF_FOLDER = {"llada_jax.evaluation.tasks": "tasks"}
@@ -118,6 +119,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("rows.py", "from llada_jax.model import layers"),
         ("model/layers.py", "import experiments.generate"),
         ("config.py", "import numpy as np"),
+        ("lowered.py", "import jax"),
+        ("lowered.py", "from llada_jax.backend import lower"),
         ("swap/planner.py", "import jax.numpy as jnp"),
         ("evaluation/tasks/sums.py", "from llada_jax.config import SamplerConfig"),
         ("helpers.py", "import os"),
@@ -136,6 +139,7 @@ def test_a_planted_breach_is_caught(tmp_path, path, source):
         ("sampler/step.py", "from llada_jax.types import Rows\nfrom . import accept"),
         ("sampler/__init__.py", "from .step import step"),
         ("build.py", "from llada_jax import checkpoint, sampler"),
+        ("device/cost.py", "from llada_jax.lowered import Lowered"),
         ("swap/planner.py", "import heapq\nimport numpy as np"),
         ("training/data.py", "from llada_jax.evaluation.tasks import word_problems"),
         ("__init__.py", "from llada_jax.build import load"),

@@ -12,7 +12,10 @@ LIGHT = {
 }
 """Beside jax's own packages. Each of them takes about a hundredth of jax's own import or less."""
 
-HEAVY = ("hydra", "omegaconf", "orbax", "flax", "optax", "gguf", "matplotlib", "jinja2", "lm_eval")
+HEAVY = (
+    *("hydra", "omegaconf", "orbax", "flax", "optax", "gguf", "matplotlib", "jinja2", "lm_eval"),
+    *("litert_converter", "ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime"),
+)
 
 
 def run(code: str) -> str:
