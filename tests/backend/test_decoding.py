@@ -133,7 +133,7 @@ class TestLiteRT:
                 TOGETHER[4],
                 marks=pytest.mark.xfail(
                     strict=True,
-                    raises=TypeError,
+                    raises=ValueError,
                     reason="with float64, empty_cache and forward_rows differ in their dtypes",
                 ),
             ),

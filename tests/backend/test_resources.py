@@ -1,0 +1,60 @@
+"""Room on the disk and in memory is asked for before a job starts."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llada_jax.backend import resources
+from llada_jax.backend.resources import available_memory, require_disk, require_memory
+
+
+def test_the_disk_of_a_folder_that_does_not_exist_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=5_000_000_000)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    require_disk(tmp_path / "deep" / "er", 5_000_000_000, "the export")
+    assert asked == [tmp_path]
+    message = r"the export takes 5\.1 GB, but the disk of .*er has 5\.0 GB left"
+    with pytest.raises(ValueError, match=message):
+        require_disk(tmp_path / "deep" / "er", 5_100_000_000, "the export")
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_disk(Path("new") / "folder", 1, "the export")
+    require_disk(Path(""), 1, "the export")
+
+
+def test_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "available_memory", lambda: 3_000_000_000)
+    require_memory(3_000_000_000, "running it")
+    message = r"running it takes 8\.5 GB of memory, but 3\.0 GB are left"
+    with pytest.raises(ValueError, match=message):
+        require_memory(8_500_000_000, "running it")
+
+
+def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_MEMINFO", tmp_path / "absent")
+    assert available_memory() is None
+    require_memory(1 << 60, "running it")
+
+
+def test_what_linux_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 32 kB\nMemFree:  1 kB\nMemAvailable:   17 kB\n")
+    monkeypatch.setattr(resources, "_MEMINFO", meminfo)
+    assert available_memory() == 17 * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs Linux's /proc")
+def test_this_machine_has_some_memory() -> None:
+    found = available_memory()
+    assert found is not None and found > 1 << 20
