@@ -195,9 +195,6 @@ def test_scopes_say_which_layer_an_operation_is_of() -> None:
             assert operation.scope.startswith(f"layer_{operation.weight.split('.')[1]}")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the scopes of a shard count its layers from 0"
-)
 def test_scopes_of_a_later_shard_say_which_layer_too() -> None:
     operations = lower(body_step(GQA, range(1, 3), Bucket(4, 32))).operations
     assert {operation.scope for operation in operations if operation.scope} == {
