@@ -18,9 +18,22 @@ WINDOWS = ("none", "prefix", "dual", "blockwise")
 SHORT = lj.SamplerConfig(gen_length=16, block_length=8, steps=8)
 
 
-def word_problem(model: lj.Model, index: int) -> list[int]:
+def solved(model: lj.Model, seed: int) -> int:
+    """How many of 500 problems LiteRT solves."""
+    config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache="dual")
+    right = 0
     assert model.tokenizer is not None
-    question = problem(2, index, "test").question
+    for indices in batched(range(500), 50):
+        problems = [problem(seed, index, "test") for index in indices]
+        prompts = [word_problem(model, index, seed) for index in indices]
+        result = lj.generate(model, prompts, config, backend="litert")
+        right += sum(map(verify, problems, map(model.tokenizer.decode, result.generated)))
+    return right
+
+
+def word_problem(model: lj.Model, index: int, seed: int = 2) -> list[int]:
+    assert model.tokenizer is not None
+    question = problem(seed, index, "test").question
     return model.tokenizer.encode_chat([{"role": "user", "content": question}])
 
 
@@ -271,17 +284,16 @@ class TestLiteRT:
 
     @pytest.mark.slow
     def test_int8_solves_as_many_problems(self) -> None:
-        config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache="dual")
+        """Within 1 point, over four sets of 500 problems of the test split.
+
+        Measured, float32 and int8: 463 and 460, 457 and 457, 458 and 452, 448 and 446. One set
+        alone may be beyond 1 point: a set's difference is that of about ten problems on which the
+        two disagree.
+        """
         right = {}
         for dtype in ("float32", "int8"):
             model = lj.load("tiny", dtype)
-            problems = [problem(2, index, "test") for index in range(500)]
-            right[dtype] = 0
-            for indices in batched(range(500), 50):
-                some = [word_problem(model, index) for index in indices]
-                result = lj.generate(model, some, config, backend="litert")
-                answers = map(model.tokenizer.decode, result.generated)
-                right[dtype] += sum(map(verify, [problems[i] for i in indices], answers))
+            right[dtype] = sum(solved(model, seed) for seed in range(4))
         print(right)
-        assert right["float32"] > 250
-        assert abs(right["int8"] - right["float32"]) <= 5, "within 1 point of 500"
+        assert right["float32"] > 1700
+        assert abs(right["int8"] - right["float32"]) <= 20
