@@ -93,7 +93,8 @@ class Clock:
 
     def __init__(self, program: Exported):
         self._program = program
-        self.config, self.largest_head = program.config, program.largest_head
+        self.config, self.head_chunks = program.config, program.head_chunks
+        self.largest_head = program.largest_head
         self.embed = program.embed
         self.seconds = {"layers": 0.0, "head": 0.0}
 

@@ -257,11 +257,15 @@ def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) ->
     if backend == "xla":
         return denoiser_for(model.config, rules)
     if model.artifact:
-        return Session(_exported(model.artifact), rules).denoiser()
+        manifest = (model.artifact / MANIFEST).read_bytes()
+        return Session(_exported(model.artifact, manifest), rules).denoiser()
     return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
 
 
-_exported = lru_cache(maxsize=1)(Exported)
+@lru_cache(maxsize=1)
+def _exported(folder: Path, manifest: bytes) -> Exported:
+    """Kept as long as the manifest, with its hashes of all files, is the same."""
+    return Exported(folder)
 
 
 class _Same(NamedTuple):

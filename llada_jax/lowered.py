@@ -97,10 +97,14 @@ class Lowered:
         """Read what `save` wrote. Raises ValueError where the file is something else."""
         try:
             record = json.loads(Path(path).read_text())
-            found = record.pop("format")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            found = record["format"]
+            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+            return cls._read(record)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no saved Lowered: {error!r}") from error
-        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+
+    @classmethod
+    def _read(cls, record: dict) -> "Lowered":
         return cls(
             name=record["name"],
             module=base64.b64decode(record["module"]),

@@ -123,12 +123,7 @@ def test_an_interrupted_save_keeps_the_old_file(
         b"7",
         b"{}",
         b'{"name": "step"}',
-        pytest.param(
-            b'{"format": 1}',
-            marks=pytest.mark.xfail(
-                strict=True, raises=KeyError, reason="a missing field is a bare KeyError"
-            ),
-        ),
+        b'{"format": 1}',
     ],
 )
 def test_a_file_that_is_something_else_is_one_clear_error(content: bytes, tmp_path: Path) -> None:

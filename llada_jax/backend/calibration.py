@@ -23,7 +23,7 @@ class Recorder:
         self._bucket = bucket
         self._limit = limit
         self.config: ModelConfig = program.config
-        self.largest_head = program.largest_head
+        self.largest_head, self.head_chunks = program.largest_head, program.head_chunks
         self.embed, self.head = program.embed, program.head
         self.samples: dict[range, list[Inputs]] = {}
 

@@ -22,22 +22,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from llada_jax.backend import tflite, verify
 from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.contexts import Job, check_job, compile_for_phones, float32_shards
+from llada_jax.backend.install import require_npu
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.manifest import BodyShard, File, Manifest
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.push import PUSH, push_page
 from llada_jax.backend.resources import require_disk
-from llada_jax.backend.steps import body_step, head_step, head_steps
+from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step, head_steps
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.model.params import named_specs
+from llada_jax.model.quantize import QuantArray, dequantize
 
 PROGRESS = "progress.json"
 TOKENIZER_FILES = (
@@ -70,6 +73,7 @@ def export(folder: Path, what: Export) -> Manifest:
     the folder exists, where the disk is too small, or where an interrupted export had other
     settings.
     """
+    require_npu()
     require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
     _check_operations(what)
     phones = _phone_job(what)
@@ -95,6 +99,7 @@ def export(folder: Path, what: Export) -> Manifest:
         source=what.source,
         shards=tuple(bodies),
         head=head,
+        head_chunk=HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(what),
         others=(
@@ -235,7 +240,7 @@ def _layer_bytes(model: ModelConfig, settings: ExportConfig) -> list[int]:
             name: stored_as(name, spec.shape, settings.quant)
             for name, spec in specs.items()
             if name.startswith(f"layers.{layer}.")
-        })
+        }, signatures=len(buckets(settings)))
         for layer in range(model.n_layers)
     ]  # fmt: skip
 
@@ -283,13 +288,19 @@ def _write_embedding(what: Export, bar: tqdm, path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         for piece in what.weights.rows("embedding"):
-            np.ascontiguousarray(piece).tofile(file)
-            bar.update(piece.nbytes)
+            numbers = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
+            rows = np.ascontiguousarray(numbers, jnp.dtype(_embedding_dtype(what)))
+            rows.tofile(file)
+            bar.update(rows.nbytes)
     part.replace(path)
 
 
 def _embedding_dtype(what: Export) -> str:
-    return next(what.weights.rows("embedding", 0, 1)).dtype.name
+    """As it is stored, if in two bytes a number; else as a loaded model of the kind has it."""
+    piece = next(what.weights.rows("embedding", 0, 1))
+    if not isinstance(piece, QuantArray) and piece.dtype.itemsize == 2:
+        return piece.dtype.name
+    return "float32" if what.settings.quant == "float32" else "bfloat16"
 
 
 def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:

@@ -11,6 +11,13 @@ from typing import Any
 _NPU = "install the extra: pip install 'llada_jax[npu]'"
 
 
+def require_npu() -> None:
+    """Raise ImportError unless all that the backend `litert` needs is installed."""
+    litert_converter()
+    litert_schema()
+    litert_runtime()
+
+
 def litert_converter() -> tuple[Any, Any, Any, Any]:
     """MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
     try:

@@ -50,7 +50,8 @@ class LiteRT:
         """The executables of a `.tflite` file, by signature.
 
         `packed` is a file that keeps the weights in the order of the CPU's kernels: the first
-        opening writes it, later ones map it into memory and leave the weights in `path` alone.
+        opening writes it, later ones map it into memory and leave the weights in `path` alone. It
+        must belong to this very file: LiteRT does not check.
         """
         runtime = self._runtime
         cpu = runtime.CpuOptions(

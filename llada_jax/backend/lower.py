@@ -36,6 +36,7 @@ CANNOT["qnn"] = CANNOT["litert"] | {
 }
 """Per target: StableHLO operations and element types that it does not take, and why."""
 
+_BRANCHING = {"case", "if", "while"}
 _NOT_COMPUTED = {"constant", "return", "call"}
 
 
@@ -54,7 +55,7 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
     outputs: dict[str, jax.Array] = {}
     shapes = [*step.weights.values(), *step.inputs.values()]
     # The file should not tell the paths of the machine that made it.
-    with _without_tracebacks():
+    with _without_tracebacks(), jax.enable_x64(False):
         exported = jax.export.export(jax.jit(flat, keep_unused=True), platforms=["cpu"])(
             *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
         )
@@ -142,6 +143,9 @@ def _walk(
             yield _record(op, chlo_name, scope, weights)
         elif name not in _NOT_COMPUTED:
             yield _record(op, name, scope, weights)
+            if name in _BRANCHING:
+                for region in op.regions:
+                    yield from _walk(region.blocks[0], functions, weights, scope)
 
 
 def _record(op: ir.OpView, name: str, scope: str, weights: Mapping[Any, str]) -> Operation:

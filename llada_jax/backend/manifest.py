@@ -85,6 +85,8 @@ class Manifest:
     """Where the weights came from."""
     shards: tuple[BodyShard, ...]
     head: File
+    head_chunk: int
+    """Entries of the vocabulary in a chunk of the head."""
     embedding: File
     embedding_dtype: str
     """Of the embedding file, [V, D]."""
@@ -124,9 +126,13 @@ class Manifest:
         try:
             record = json.loads(path.read_text())
             found = record["format"]
-        except (ValueError, KeyError, TypeError) as error:
+            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+            return cls._read(record)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no manifest: {error!r}") from error
-        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+
+    @classmethod
+    def _read(cls, record: dict[str, Any]) -> "Manifest":
         moe = record["model"]["moe"]
         shards = [{**shard, "file": File(**shard["file"])} for shard in record["shards"]]
         return cls(
@@ -135,6 +141,7 @@ class Manifest:
             source=record["source"],
             shards=tuple(BodyShard(**shard) for shard in shards),
             head=File(**record["head"]),
+            head_chunk=record["head_chunk"],
             embedding=File(**record["embedding"]),
             embedding_dtype=record["embedding_dtype"],
             others=tuple(File(**other) for other in record["others"]),

@@ -13,7 +13,7 @@ from llada_jax.backend.manifest import File, Manifest
 from llada_jax.backend.protocol import Backend, Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
-from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.backend.steps import body_step, head_chunks, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams
@@ -38,6 +38,7 @@ class CompiledOnDemand:
         """`head`: the backend of the head, where it is another one. Rows beyond the buckets are
         rounded up to multiples of 32."""
         self.config = config
+        self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend
         self._row_buckets = row_buckets
         self._embedding = np.asarray(params.embedding)
@@ -74,7 +75,8 @@ def _packed_folder(folder: Path, weights: Sequence[File]) -> Path:
 
 
 def _packed_name(file: File) -> str:
-    return f"{file.name}.xnnpack"
+    # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
+    return f"{file.name}.{file.sha256[:16]}.xnnpack"
 
 
 def _rounded(count: int, sizes: Sequence[int]) -> int:
@@ -97,6 +99,7 @@ class Exported:
         manifest = Manifest.load(folder)
         self.config = manifest.model
         self.largest_head = manifest.settings.rows[-1]
+        self.head_chunks = head_chunks(self.config, manifest.head_chunk)
         self._folder = folder
         self._settings = manifest.settings
         self._buckets = buckets(manifest.settings)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from llada_jax.backend.protocol import Bucket, Executable
-from llada_jax.backend.steps import head_chunks
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
@@ -37,6 +36,8 @@ class Program(Protocol):
     config: ModelConfig
     largest_head: int
     """Most rows that `head` takes."""
+    head_chunks: list[tuple[int, int]]
+    """First id and end of each chunk of the vocabulary."""
 
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         """Embeddings of token ids, float32."""
@@ -70,8 +71,6 @@ class _Canvas:
         self, positions: Int[np.ndarray, " r"], outputs: list[Mapping[str, np.ndarray]]
     ) -> None:
         """Remember a forward's keys and values."""
-        if not self.cache:
-            return
         if self._shared_outputs:  # another canvas's forward comes before our next one
             outputs = [{n: a.copy() for n, a in out.items() if n != "hidden"} for out in outputs]
         self._fresh = _Fresh(positions, outputs)
@@ -110,7 +109,7 @@ class Session:
         self._canvases = [_Canvas(shared_outputs=batch > 1) for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
-        return KVCache(jnp.zeros(shape), jnp.zeros(shape))
+        return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """One forward, canvas by canvas; only the live rows run."""
@@ -119,8 +118,8 @@ class Session:
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         for b, canvas in enumerate(self._canvases):
             (run,) = np.nonzero(arrays.live[b])
-            canvas.write_left(np.asarray(arrays.positions[b])[run])
-            if len(run):
+            if len(run):  # else the canvas is finished
+                canvas.write_left(np.asarray(arrays.positions[b])[run])
                 hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
@@ -137,7 +136,8 @@ class Session:
             out = shard.executable.run(inputs | (canvas.cache[index] if canvas.cache else {}))
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
-        canvas.keep(np.asarray(rows.positions)[run], outputs)
+        if self._length:
+            canvas.keep(np.asarray(rows.positions)[run], outputs)
         return inputs["hidden"][: len(run)]
 
     def _inputs(
@@ -211,7 +211,7 @@ class Session:
         inputs = {"hidden": _rows_of(hidden, rows)}
         keys = None if keys is None else keys[None]
         running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
-        for chunk, (start, _) in enumerate(head_chunks(self._program.config)):
+        for chunk, (start, _) in enumerate(self._program.head_chunks):
             logits = steps[f"rows{rows}_chunk{chunk}"].run(inputs)["logits"]
             chunk_logits = jnp.array(logits[None, :count], self._rules.confidence_dtype)
             running = _absorb_chunk(running, chunk_logits, start, keys, self._rules)

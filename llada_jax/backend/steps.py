@@ -102,10 +102,10 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
     return out
 
 
-def head_chunks(config: ModelConfig) -> list[tuple[int, int]]:
-    """First id and end of each chunk of the vocabulary."""
-    size = config.vocab_size
-    return [(start, min(start + HEAD_CHUNK, size)) for start in range(0, size, HEAD_CHUNK)]
+def head_chunks(config: ModelConfig, chunk: int | None = None) -> list[tuple[int, int]]:
+    """First id and end of each chunk of the vocabulary (default: of `HEAD_CHUNK` entries)."""
+    chunk, size = chunk or HEAD_CHUNK, config.vocab_size
+    return [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
 
 
 def _head_weights(config: ModelConfig) -> dict[str, tuple[int, int]]:

@@ -53,15 +53,14 @@ def convert(steps: Sequence[Lowered]) -> bytes:
 def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
     """Names that stay apart when modules are merged."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    names = {ir.StringAttr(op.attributes["sym_name"]).value for op in functions}
     for function in functions:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         function.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
         for op in function.regions[0].blocks[0].operations:
-            if op.operation.name == "func.call":
-                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-                assert callee in names
-                op.attributes["callee"] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
+            for role in ("callee", "decomposition"):
+                if role in op.attributes:
+                    callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
+                    op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
 
 
 def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
@@ -69,9 +68,14 @@ def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
     return {name: spec for step in steps for name, spec in step.weights.items()}
 
 
-def file_bytes(specs: Mapping[str, LoweredWeight]) -> int:
-    """About how long a file with these weights gets."""
-    return sum(_stored_bytes(spec) + 4 * _n_scales(spec) for spec in specs.values())
+def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
+    """About how long a file with these weights gets, where so many signatures use them.
+
+    Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
+    """
+    rows = sum(_n_scales(spec) for spec in specs.values() if spec.group is None)
+    blocks = sum(_n_scales(spec) for spec in specs.values() if spec.group is not None)
+    return sum(map(_stored_bytes, specs.values())) + 12 * signatures * rows + 2 * blocks
 
 
 def write(
@@ -85,17 +89,17 @@ def write(
 
     Raises ValueError where the file would reach 2 GiB.
     """
-    size = file_bytes(specs) + len(graph)
+    model = litert_schema().ModelT.InitFromPackedBuf(graph, 0)
+    constants = _Constants(model, specs)
+    first, size = constants.lay_out()
     require(
         size <= MAX_FILE_BYTES,
         f"{path.name} would be {size} bytes; allowed: up to {MAX_FILE_BYTES} (use smaller shards)",
     )
-    model = litert_schema().ModelT.InitFromPackedBuf(graph, 0)
-    constants = _Constants(model, specs)
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            file.seek(constants.lay_out())
+            file.seek(first)
             for name in constants.names:
                 scales = _write_numbers(file, constants, name, specs[name], weights, progress)
                 constants.set_scales(name, scales)
@@ -209,14 +213,14 @@ class _Constants:
             self._buffers[name] = (len(self._model.buffers) - 1, buffer)
         return self._buffers[name][0]
 
-    def lay_out(self) -> int:
-        """Give each weight its place in the file; returns where the first one starts."""
+    def lay_out(self) -> tuple[int, int]:
+        """Give each weight its place in the file; returns where they begin and end."""
         first = end = _aligned(len(self.packed()))
         for name in self.names:
             buffer = self._buffers[name][1]
             buffer.offset = end
             end = _aligned(end + buffer.size)
-        return first
+        return first, end
 
     def offset(self, name: str) -> int:
         return self._buffers[name][1].offset

@@ -36,7 +36,7 @@ class StreamedParams:
         Experts of a layer are one parameter [E, ...]; its rows are the experts.
         """
         place = self._placed[name]
-        if len(place.tensors) > 1:
+        if place.part != place.spec.shape:
             for tensor in place.tensors[start:stop]:
                 pieces = list(_pieces(self._stored[tensor], 0, self._stored[tensor].shape[0]))
                 yield jax.tree.map(lambda *parts: np.concatenate(parts)[None], *pieces)

@@ -142,14 +142,7 @@ class TestLiteRT:
         "settings",
         [
             *TOGETHER[:4],
-            pytest.param(
-                TOGETHER[4],
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    raises=ValueError,
-                    reason="with float64, empty_cache and forward_rows differ in their dtypes",
-                ),
-            ),
+            TOGETHER[4],
         ],
         ids=shown,
     )
@@ -180,9 +173,6 @@ class TestLiteRT:
         )
         assert (plain.tokens != other.tokens).any()
 
-    @pytest.mark.xfail(
-        strict=True, raises=ValueError, reason="lowering follows jax_enable_x64 of its caller"
-    )
     def test_fast_dllm_with_nothing_compiled(self, prompts: list[list[int]]) -> None:
         """Its confidences are float64, for which the sampler turns JAX's wide types on."""
         model = lj.load("tiny")
@@ -240,9 +230,6 @@ class TestLiteRT:
         again = lj.generate(tiny, prompts, config, backend="litert", trace=True)
         assert again.trace.same_decoding(first.trace)
 
-    @pytest.mark.xfail(
-        strict=True, reason="runs share executables, whose outputs a session keeps as views"
-    )
     def test_a_run_inside_another_run(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
         """As a callback that decodes with the same model, or two threads, would do it."""
         config = SHORT.replace(cache="dual")

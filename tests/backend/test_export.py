@@ -249,11 +249,7 @@ def test_the_cut_changes_nothing(exported: Path, source: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
-def test_a_gguf_file(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if kind == "Q4_0":
-        request.applymarker(pytest.mark.xfail(
-            strict=True, raises=ValueError, reason="an embedding in blocks cannot be written"
-        ))  # fmt: skip
+def test_a_gguf_file(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", kind)
     export(path, tmp_path / "model", ExportConfig(quant="float32", rows=(16,), caches=(32,)))
     config = SHORT.replace(mask_id=319)
@@ -511,9 +507,6 @@ def test_the_head_of_an_export_scores_as_the_model(exported: Path, xla: lj.Model
     np.testing.assert_allclose(out["confidence"], scores.confidence[0], rtol=1e-5)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="an embedding in blocks cannot be written"
-)
 def test_integers_of_a_block_checkpoint_are_kept(tmp_path: Path) -> None:
     """GGUF's Q4_0 is `int4_block32` already."""
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q4_0")

@@ -255,24 +255,6 @@ def test_packed_weights_that_are_cut_short_are_packed_again(tmp_path: Path) -> N
         assert packed.stat().st_size > 50_000
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the packed weights of another file of the same shapes are taken for its own",
-)
-def test_packed_weights_belong_to_one_file(tmp_path: Path) -> None:
-    """A folder is exported anew, say, and what an earlier one packed is still there."""
-    step = body_step(WIDE, range(1), Bucket(4, 0))
-    lowered = lower(step, "int8")
-    inputs = random_inputs(step)
-    for seed in (0, 1):
-        params = random_params(WIDE, seed)
-        path = tmp_path / f"{seed}.tflite"
-        tflite.write(path, tflite.convert([lowered]), lowered.weights, InMemory(params))
-        expected = backend("int8").open(path)[step.name].run(inputs)["hidden"].copy()
-        found = backend("int8").open(path, tmp_path / "packed")[step.name].run(inputs)["hidden"]
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_compiling_leaves_no_files_and_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,9 +244,6 @@ def test_double_precision_is_refused() -> None:
         check(lowered, "litert")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="lowering follows jax_enable_x64 of its caller"
-)
 def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
     """As a sampler with `confidence_dtype="float64"` does, which compiles as it goes."""
     with jax.enable_x64(True):
@@ -254,9 +251,6 @@ def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
             check(lower(step), "litert")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="operations in the branches of `case` are neither listed nor checked"
-)
 def test_an_operation_in_a_branch_is_refused_too() -> None:
     function = lambda x: jax.lax.cond(x[0] > 0, jnp.sort, lambda same: same, x)  # noqa: E731
     with pytest.raises(ValueError, match="litert cannot take"):

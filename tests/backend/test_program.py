@@ -141,10 +141,6 @@ class TestExported:
         alone = lj.generate(model, [PROMPT[:2]], config, backend="litert")
         np.testing.assert_array_equal(together.generated[1], alone.generated[0])
 
-    @pytest.mark.xfail(
-        strict=True, raises=IndexError,
-        reason="a finished canvas writes all its rows into a cache that nobody asked for",
-    )  # fmt: skip
     def test_canvases_of_a_batch_that_end_at_different_steps(self, tmp_path: Path) -> None:
         """Without a cache: the bucket's own may be shorter than the canvas."""
         model = lj.load(exported(tmp_path, 0, rows=(64,)))
@@ -219,7 +215,6 @@ class TestExported:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
         Exported(folder, packed=tmp_path / "deep" / "packed")
 
-    @pytest.mark.xfail(strict=True, reason="the packed weights of another export are taken for its")
     def test_two_exports_may_share_the_folder_of_packed_weights(self, tmp_path: Path) -> None:
         found = []
         for seed in (0, 1):
@@ -234,7 +229,6 @@ class TestExported:
         np.testing.assert_array_equal(found[0], found[1])
         np.testing.assert_array_equal(found[2], found[3])
 
-    @pytest.mark.xfail(strict=True, reason="programs are kept by path, whatever lies there now")
     def test_a_folder_that_was_exported_anew(self, tmp_path: Path) -> None:
         results = []
         for seed in (0, 1):
@@ -245,7 +239,6 @@ class TestExported:
             np.testing.assert_array_equal(results[-1], theirs)
             shutil.rmtree(tmp_path / "model")
 
-    @pytest.mark.xfail(strict=True, reason="the manifest does not say where a chunk begins")
     def test_chunks_of_the_head_are_those_of_the_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -129,9 +129,6 @@ def test_experts_come_one_at_a_time() -> None:
     assert [piece.shape[0] for piece in pieces] == [1] * config.moe.n_experts
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a single expert comes without its axis"
-)
 def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
     config = ModelConfig(
         family="llada_moe",
