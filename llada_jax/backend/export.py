@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.backend import tflite, verify
+from llada_jax.backend import steps, tflite, verify
 from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.contexts import Job, check_job, compile_for_phones, float32_shards
 from llada_jax.backend.install import require_npu
@@ -35,7 +35,7 @@ from llada_jax.backend.manifest import BodyShard, File, Manifest
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.push import PUSH, push_page
 from llada_jax.backend.resources import require_disk
-from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step, head_steps
+from llada_jax.backend.steps import body_step, head_step, head_steps
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.lowered import Lowered
@@ -99,7 +99,7 @@ def export(folder: Path, what: Export) -> Manifest:
         source=what.source,
         shards=tuple(bodies),
         head=head,
-        head_chunk=HEAD_CHUNK,
+        head_chunk=steps.HEAD_CHUNK,
         embedding=embedding,
         embedding_dtype=_embedding_dtype(what),
         others=(
@@ -205,8 +205,8 @@ class _Done:
         return entries
 
     def finish(self, target: Path) -> None:
-        self._record.unlink()
         self.folder.rename(target)
+        (target / PROGRESS).unlink()
 
     def _save(self) -> None:
         files = {name: asdict(file) for name, file in self._files.items()}
@@ -271,17 +271,17 @@ def _check_files(
 
 
 def _write_body(what: Export, layers: range, bar: tqdm, path: Path) -> None:
-    steps = [body_step(what.model, layers, bucket) for bucket in buckets(what.settings)]
-    _write_steps(what, [lower(step, what.settings.quant) for step in steps], bar, path)
+    bodies = [body_step(what.model, layers, bucket) for bucket in buckets(what.settings)]
+    _write_steps(what, [lower(step, what.settings.quant) for step in bodies], bar, path)
 
 
 def _write_head(what: Export, bar: tqdm, path: Path) -> None:
-    steps = head_steps(what.model, what.settings.rows)
-    _write_steps(what, [lower(step, what.settings.quant) for step in steps], bar, path)
+    heads = head_steps(what.model, what.settings.rows)
+    _write_steps(what, [lower(step, what.settings.quant) for step in heads], bar, path)
 
 
-def _write_steps(what: Export, steps: Sequence[Lowered], bar: tqdm, path: Path) -> None:
-    tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), what.weights, bar)
+def _write_steps(what: Export, lowered: Sequence[Lowered], bar: tqdm, path: Path) -> None:
+    tflite.write(path, tflite.convert(lowered), tflite.shared_weights(lowered), what.weights, bar)
 
 
 def _write_embedding(what: Export, bar: tqdm, path: Path) -> None:

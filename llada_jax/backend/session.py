@@ -8,6 +8,7 @@ enter the cache at the next forward, and only those that have left the window.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -62,18 +63,24 @@ class _Fresh(NamedTuple):
 class _Canvas:
     """One canvas of the batch: its cache, for each shard by the names of its inputs."""
 
-    def __init__(self, shared_outputs: bool) -> None:
+    def __init__(self) -> None:
         self.cache: list[dict[str, np.ndarray]] = []
-        self._shared_outputs = shared_outputs
         self._fresh: _Fresh | None = None
 
     def keep(
         self, positions: Int[np.ndarray, " r"], outputs: list[Mapping[str, np.ndarray]]
     ) -> None:
-        """Remember a forward's keys and values."""
-        if self._shared_outputs:  # another canvas's forward comes before our next one
-            outputs = [{n: a.copy() for n, a in out.items() if n != "hidden"} for out in outputs]
+        """Remember a forward's keys and values, where the executables left them."""
         self._fresh = _Fresh(positions, outputs)
+
+    def make_room(self) -> None:
+        """Copy what the executables hold for this canvas: another one will run."""
+        if self._fresh is not None:
+            outputs: list[Mapping[str, np.ndarray]] = [
+                {name: array.copy() for name, array in output.items() if name != "hidden"}
+                for output in self._fresh.outputs
+            ]
+            self._fresh = _Fresh(self._fresh.positions, outputs)
 
     def write_left(self, rows: Int[np.ndarray, " r"]) -> None:
         """Put the last forward's keys and values into the cache where no row stands now."""
@@ -86,6 +93,10 @@ class _Canvas:
                 for name, array in cache.items():
                     array[:, positions] = outputs[f"new_{name}"][:, left]
         self._fresh = None
+
+
+_last_to_run: WeakKeyDictionary[Program, _Canvas] = WeakKeyDictionary()
+"""The canvas whose keys and values still lie in a program's executables, of whichever session."""
 
 
 class Session:
@@ -106,7 +117,7 @@ class Session:
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Forget all canvases. The sampler's own cache has no layers."""
-        self._canvases = [_Canvas(shared_outputs=batch > 1) for _ in range(batch)]
+        self._canvases = [_Canvas() for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
         return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
@@ -118,8 +129,8 @@ class Session:
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         for b, canvas in enumerate(self._canvases):
             (run,) = np.nonzero(arrays.live[b])
-            if len(run):  # else the canvas is finished
-                canvas.write_left(np.asarray(arrays.positions[b])[run])
+            canvas.write_left(np.asarray(arrays.positions[b])[run])
+            if len(run):
                 hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
@@ -127,6 +138,10 @@ class Session:
     def _run(
         self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
     ) -> Float[np.ndarray, "r D"]:
+        last = _last_to_run.get(self._program)
+        if last is not None and last is not canvas:
+            last.make_room()
+        _last_to_run[self._program] = canvas
         bucket, shards = self._program.body(len(run), self._length)
         inputs = self._inputs(rows, run, bucket)
         if bucket.cache and not canvas.cache:

@@ -1,5 +1,6 @@
 """An exported folder: what it holds, that it decodes, and what happens when an export fails."""
 
+import dataclasses
 import functools
 import shutil
 from collections.abc import Callable
@@ -58,8 +59,9 @@ def xla(source: Path) -> lj.Model:
 
 def three_shards(quant: Quant = "int8") -> ExportConfig:
     """Room for two of the five layers in a file."""
-    one_layer = export_module._layer_bytes(FIVE_LAYERS, ExportConfig(quant=quant))[0]
-    return ExportConfig(quant=quant, rows=(4, 16), caches=(32,), shard_bytes=2 * one_layer + 100)
+    settings = ExportConfig(quant=quant, rows=(4, 16), caches=(32,))
+    one_layer = export_module._layer_bytes(FIVE_LAYERS, settings)[0]
+    return dataclasses.replace(settings, shard_bytes=2 * one_layer + 100)
 
 
 def names(folder: Path) -> list[str]:

@@ -237,13 +237,6 @@ def test_only_npu_graphs_must_not_index_as_they_run(word: str) -> None:
         check(lowered, "qnn")
 
 
-def test_double_precision_is_refused() -> None:
-    with jax.enable_x64(True):
-        lowered = lower(step_of(lambda x: jnp.cumsum(x.astype(jnp.float64)).astype(jnp.float32), 4))
-    with pytest.raises(ValueError, match=r"litert cannot take convert at part .*: f64 has no kern"):
-        check(lowered, "litert")
-
-
 def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
     """As a sampler with `confidence_dtype="float64"` does, which compiles as it goes."""
     with jax.enable_x64(True):
