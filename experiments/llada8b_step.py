@@ -23,7 +23,7 @@ from experiments.int8_peak import measure_int8_peak
 from experiments.random_weights import RandomWeights
 from experiments.results import ResultRow
 from llada_jax.backend.export import Export, export
-from llada_jax.backend.resources import require_disk, require_memory
+from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.forward import run_layers
 from llada_jax.model.layers import rotation
@@ -60,7 +60,7 @@ def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> I
     require_disk(Path(config.scratch), size, "an exported model")
     require_memory(int(1.25 * param_count(model)), "running the exported model")
     yield ResultRow(name="load_average", value=os.getloadavg()[0], unit="processes")
-    peak = measure_int8_peak(len(os.sched_getaffinity(0)))
+    peak = measure_int8_peak(available_cores())
     yield ResultRow(name=f"int8_peak ({peak.how})", value=peak.ops_per_second / 1e9, unit="GOP/s")
     for quant in config.quants:
         yield from _exported(model, config, quant, peak.ops_per_second)

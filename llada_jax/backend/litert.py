@@ -6,7 +6,6 @@ the addresses of its buffers come from the C interface of the same library.
 
 import ctypes
 import math
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,6 +19,7 @@ from llada_jax.backend import tflite
 from llada_jax.backend.install import litert_runtime, quietly
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Executable, Step, Weights
+from llada_jax.backend.resources import available_cores
 from llada_jax.config import Quant
 
 _CAPSULE = b"LiteRtTensorBuffer"
@@ -32,7 +32,7 @@ class LiteRT:
     def __init__(self, quant: Quant = "float32", threads: int | None = None):
         """`threads`: default, as many as this process has cores."""
         self._quant: Quant = quant
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or available_cores()
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
 

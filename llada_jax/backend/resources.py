@@ -1,5 +1,6 @@
 """Whether this machine has the room that a job needs, asked before the job starts."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,13 @@ def require_memory(size: int, what: str) -> None:
         available is None or size <= available,
         f"{what} takes {size / 1e9:.1f} GB of memory, but {(available or 0) / 1e9:.1f} GB are left",
     )
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def available_memory() -> int | None:

@@ -8,7 +8,7 @@ enter the cache at the next forward, and only those that have left the window.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ class _Canvas:
         self._fresh = None
 
 
-_last_to_run: WeakKeyDictionary[Program, _Canvas] = WeakKeyDictionary()
+_last_to_run: WeakKeyDictionary[Program, ref[_Canvas]] = WeakKeyDictionary()
 """The canvas whose keys and values still lie in a program's executables, of whichever session."""
 
 
@@ -138,10 +138,10 @@ class Session:
     def _run(
         self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
     ) -> Float[np.ndarray, "r D"]:
-        last = _last_to_run.get(self._program)
+        last = _last_to_run.get(self._program, lambda: None)()
         if last is not None and last is not canvas:
             last.make_room()
-        _last_to_run[self._program] = canvas
+        _last_to_run[self._program] = ref(canvas)
         bucket, shards = self._program.body(len(run), self._length)
         inputs = self._inputs(rows, run, bucket)
         if bucket.cache and not canvas.cache:
