@@ -54,19 +54,21 @@ def random_model(**changes: Any) -> lj.Model:
     return lj.Model(config, params, None)
 
 
-ON_THE_GRID = random_model()
+ON_THE_GRID = random_model(n_layers=1)
 PROMPT = [5, 20, 31, 7, 9]
 TOGETHER: list[dict[str, Any]] = [
-    {"temperature": 1.5, "cfg_scale": 1.5, "remasking": "random"},
-    {"threshold": 0.6, "remasking": "entropy", "logits_eos_inf": True, "cache": "prefix"},
+    {"temperature": 1.5, "cfg_scale": 1.5, "remasking": "random", "cache": "none"},
+    {"threshold": 0.6, "remasking": "entropy", "logits_eos_inf": True, "cache": "prefix",
+     "block_length": 16},
     {"factor": 0.9, "remasking": "margin", "eos_early_stop": True, "cache": "blockwise"},
     {"entropy_bound": 0.5, "confidence_eos_eot_inf": True, "eot_id": 6, "cache": "dual"},
     {"temperature": 1.0, "noise_dtype": "float64", "confidence_dtype": "float64",
      "threshold": 0.6, "predict_mask": True, "cache": "dual"},
 ]  # fmt: skip
-"""Every rule that changes what a step does, some of them at a time to save compilations."""
+"""Every window and every rule, some of them at a time to save compilations; `ALONE` is slow."""
 
 ALONE: list[dict[str, Any]] = [
+    {},
     {"temperature": 1.0},
     {"temperature": 1.0, "noise_dtype": "float64"},
     {"confidence_dtype": "float64"},
@@ -84,7 +86,7 @@ ALONE: list[dict[str, Any]] = [
 
 
 def shown(settings: dict[str, Any]) -> str:
-    return "-".join(f"{key}={value}" for key, value in settings.items())
+    return "-".join(f"{key}={value}" for key, value in settings.items()) or "plain"
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +105,24 @@ def example() -> ExampleBackend:
     return ExampleBackend()
 
 
-@pytest.mark.parametrize("cache", ["none", "dual"])
-def test_the_example_backend_decodes_as_xla_does(cache: Any, example: ExampleBackend) -> None:
-    config = SHORT.replace(cache=cache, steps=4)
-    expected = lj.generate(ON_THE_GRID, [PROMPT], config, loop="host", trace=True)
+def test_the_example_backend_decodes_as_xla_does(example: ExampleBackend) -> None:
+    config = SHORT.replace(cache="dual", steps=4)
+    expected = lj.generate(ON_THE_GRID, [PROMPT], config, trace=True)
     assert_same(lj.generate(ON_THE_GRID, [PROMPT], config, backend=example, trace=True), expected)
 
 
 def test_rounded_weights_would_be_seen(example: ExampleBackend) -> None:
     """The example rounds to float16: other weights give other confidences, but nearly the same."""
-    model = lj.Model(GQA, random_params(GQA), None)
-    config = SHORT.replace(gen_length=8, steps=2)
+    config = ON_THE_GRID.config
+    model = lj.Model(config, random_params(config), None)
+    config = SHORT.replace(cache="dual", steps=4)
     runs = [
-        lj.generate(model, [[5, 20, 31]], config, backend=backend, trace=True, loop="host").trace
+        lj.generate(model, [PROMPT], config, backend=backend, trace=True, loop="host").trace
         for backend in ("xla", example)
     ]
     confidences = [run.event_confidence for run in runs]
     assert (confidences[0] != confidences[1]).any()
-    np.testing.assert_allclose(confidences[0], confidences[1], rtol=0.02)
+    np.testing.assert_allclose(confidences[0], confidences[1], rtol=0.05)
 
 
 class TestLiteRT:
@@ -131,13 +133,6 @@ class TestLiteRT:
         pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
         pytest.importorskip("litert_converter", reason="needs the extra npu")
 
-    @pytest.mark.parametrize("cache", WINDOWS)
-    def test_every_window(self, cache: Any, tiny: lj.Model, prompts: list[list[int]]) -> None:
-        config = SHORT.replace(cache=cache)
-        expected = lj.generate(tiny, prompts, config, loop="host", trace=True)
-        assert len(np.unique(expected.tokens[:, -16:])) > 10, "the model should say something"
-        assert_same(lj.generate(tiny, prompts, config, backend="litert", trace=True), expected)
-
     @pytest.mark.parametrize(
         "settings",
         [
@@ -146,32 +141,41 @@ class TestLiteRT:
         ],
         ids=shown,
     )
-    def test_rules_of_the_sampler(
+    def test_every_window_and_the_rules_of_the_sampler(
         self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
         config = SHORT.replace(**settings)
-        expected = lj.generate(tiny, prompts, config, seed=[3, 4], loop="host")
-        assert_same(lj.generate(tiny, prompts, config, seed=[3, 4], backend="litert"), expected)
+        expected, found = (
+            lj.generate(tiny, prompts, config, seed=[3, 4], backend=backend, trace=True)
+            for backend in ("xla", "litert")
+        )
+        assert len(np.unique(expected.tokens[:, -16:])) > 10, "the model should say something"
+        assert_same(found, expected)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("cache", WINDOWS)
     @pytest.mark.parametrize("settings", ALONE, ids=shown)
     def test_every_rule_in_every_window(
-        self, settings: dict[str, Any], cache: Any, tiny: lj.Model, prompts: list[list[int]]
+        self,
+        settings: dict[str, Any],
+        cache: Any,
+        tiny: lj.Model,
+        prompts: list[list[int]],
     ) -> None:
+        if "float64" in settings.values():
+            tiny = lj.load("tiny")  # nothing is compiled for it yet
         config = SHORT.replace(gen_length=32, block_length=16, cache=cache, **settings)
         expected = lj.generate(tiny, prompts, config, seed=5, loop="host")
         assert_same(lj.generate(tiny, prompts, config, seed=5, backend="litert"), expected)
 
-    def test_noise_and_guidance_decide_tokens(
-        self, tiny: lj.Model, prompts: list[list[int]]
-    ) -> None:
-        """So that equal tokens of the first rules above say something."""
-        plain, other = (
-            lj.generate(tiny, prompts, SHORT.replace(**settings), seed=[3, 4], backend="litert")
-            for settings in ({}, TOGETHER[0])
+    def test_noise_decides_tokens(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
+        """So that equal tokens under temperature, above, say something."""
+        config = SHORT.replace(**TOGETHER[0])
+        one, other = (
+            lj.generate(tiny, prompts, config, seed=seeds, backend="litert").tokens
+            for seeds in ([3, 4], [5, 6])
         )
-        assert (plain.tokens != other.tokens).any()
+        assert (one != other).any()
 
     def test_fast_dllm_with_nothing_compiled(self, prompts: list[list[int]]) -> None:
         """Its confidences are float64, for which the sampler turns JAX's wide types on."""
@@ -181,13 +185,11 @@ class TestLiteRT:
         assert_same(found, lj.generate(model, prompts, config, loop="host"))
 
     def test_infilling(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
-        mask = tiny.config.mask_id
-        canvases = [list(prompt) for prompt in prompts]
-        for canvas in canvases:
-            canvas[2:7] = canvas[8:18:2] = [mask] * 5
+        canvas = list(prompts[1])
+        canvas[2:7] = canvas[8:18:2] = [tiny.config.mask_id] * 5
         config = SHORT.replace(cache="dual")
-        expected = lj.infill(tiny, canvases, config, loop="host")
-        assert_same(lj.infill(tiny, canvases, config, backend="litert"), expected)
+        expected = lj.infill(tiny, [canvas], config)
+        assert_same(lj.infill(tiny, [canvas], config, backend="litert"), expected)
 
     def test_a_batch_gives_each_row_what_it_gives_alone(
         self, tiny: lj.Model, prompts: list[list[int]]
@@ -200,6 +202,7 @@ class TestLiteRT:
             np.testing.assert_array_equal(together.generated[row], alone.generated[0])
             assert together.nfe[row] == alone.nfe[0]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("cache", "changes"),
         [
