@@ -100,7 +100,10 @@ _last_to_run: WeakKeyDictionary[Program, ref[_Canvas]] = WeakKeyDictionary()
 
 
 class Session:
-    """A program as the sampler's denoiser. It holds the canvases of one run at a time."""
+    """A program as the sampler's denoiser. It holds the canvases of one run at a time.
+
+    Runs may follow or contain each other; two threads may not run one program at once.
+    """
 
     def __init__(self, program: Program, rules: ScoreRules):
         self._program = program
