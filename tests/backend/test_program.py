@@ -75,9 +75,13 @@ class TestCompiledOnDemand:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def needs_the_extra() -> None:
     pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
     pytest.importorskip("litert_converter", reason="needs the extra npu")
+
+
+@pytest.fixture(scope="module")
+def whole(needs_the_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory.mktemp("whole"), 0)
 
 
@@ -100,6 +104,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.usefixtures("needs_the_extra")
 class TestExported:
     @pytest.mark.parametrize(
         ("rows", "cache", "expected"),
