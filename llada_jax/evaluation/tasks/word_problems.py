@@ -3,41 +3,28 @@
 A problem is a story of two to four steps about small whole numbers. The worked solution retells
 the story one sentence per step, each with its equation (`12+5=17`), and ends in `#### n`.
 
-Train and test are disjoint by construction: a problem belongs to the test split exactly when the
-CRC-32 of its chain of equations (`"12+5=17 17-3=14"`) is divisible by 16, and drawing is repeated
-until a problem falls into the split asked for. So no chain of the test split occurs in training,
-under any story, name, phrasing, seed or difficulty. Single equations do occur in both.
-
-Every problem is a pure function of `(seed, index, split, difficulty)`, on every Python version.
+The key of a problem is its chain of equations (`"12+5=17 17-3=14"`): no chain of the test split
+occurs in training, under any story, name, phrasing, seed or difficulty. Single equations do occur
+in both.
 """
 
 import itertools
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Split = Literal["train", "test"]
+from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
-TEST_SHARE = 16  # one chain of equations in so many is for test only
 
 GIRLS = ("Anna", "Emma", "Lily", "Mia", "Zoe")
 BOYS = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
 THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
-
-
-class Problem(NamedTuple):
-    """A question, its worked solution (which ends in `#### value`) and the value itself."""
-
-    question: str
-    answer: str
-    value: int
 
 
 class Event(NamedTuple):
@@ -296,51 +283,21 @@ STORIES = (
 )
 
 
-def extract_answer(text: str) -> int | None:
-    """The integer after the last `####`, or None where no integer follows it."""
-    _, mark, tail = text.rpartition("####")
-    number = re.match(r"\s*(-?[0-9]+)(?![.,]?[0-9])", tail) if mark else None
-    return int(number[1]) if number else None
+def verify(item: Item, text: str) -> bool:
+    """Whether a generated solution ends in the problem's number; words after it do not matter."""
+    number = re.match(r"(-?[0-9]+)(?![.,]?[0-9])", final_answer(text))
+    return number is not None and int(number[1]) == int(item.target)
 
 
-def verify(problem: Problem, text: str) -> bool:
-    """Whether a generated solution ends in the problem's value."""
-    return extract_answer(text) == problem.value
+def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """A problem of two to four steps; None where its story leads out of range."""
+    draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
+    if draft is None or not owns(" ".join(draft.equations)):
+        return None
+    return _write(rng, draft)
 
 
-def split_of(equations: Sequence[str]) -> Split:
-    """The split that owns a chain of equations such as `["12+5=17", "17-3=14"]`."""
-    return "train" if zlib.crc32(" ".join(equations).encode()) % TEST_SHARE else "test"
-
-
-def problems(seed: int, split: Split, *, difficulty: int = 0) -> Iterator[Problem]:
-    """`problem(seed, 0, split)`, `problem(seed, 1, split)` and so on, without end."""
-    return (problem(seed, index, split, difficulty=difficulty) for index in itertools.count())
-
-
-def problem(seed: int, index: int, split: Split, *, difficulty: int = 0) -> Problem:
-    """The problem at a place in the endless sequence of a seed.
-
-    Args:
-        difficulty: 0 to 3: no number in the problem is above 10, 20, 50 or 99.
-
-    Raises:
-        ValueError: unknown split or difficulty, or negative index.
-    """
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
-    if difficulty not in LARGEST_VALUE:
-        raise ValueError(f"difficulty must be one of {list(LARGEST_VALUE)}, got {difficulty!r}")
-    if index < 0:
-        raise ValueError(f"index must be 0 or more, got {index}")
-    rng = Random(f"{seed} {index} {split} {difficulty}")
-    while True:
-        draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
-        if draft is not None and split_of(draft.equations) == split:
-            return _write(rng, draft)
-
-
-def _write(rng: Random, draft: Draft) -> Problem:
+def _write(rng: Random, draft: Draft) -> Item:
     """Draws the names and the phrasing, which do not matter for the split."""
     girl, other_girl = rng.sample(GIRLS, 2)
     boy, other_boy = rng.sample(BOYS, 2)
@@ -363,7 +320,7 @@ def _write(rng: Random, draft: Draft) -> Problem:
     }
     question = f"{_retell(draft.facts, words)} {draft.ask.format(**words)}"
     answer = f"{_retell(draft.working, words)}\n#### {draft.value}"
-    return Problem(question, answer, draft.value)
+    return Item(question, answer, str(draft.value))
 
 
 def _retell(sentences: Sequence[Sentence], words: Mapping[str, str]) -> str:
@@ -544,4 +501,16 @@ PLANS: tuple[Callable[[Random, int, int], Draft | None], ...] = (
     *(partial(_running_count, story) for story in STORIES),
     _comparison,
     _shopping,
+)
+
+TASK = Task(
+    name="word_problems",
+    about="word problems of two to four steps, with worked solutions",
+    draw=draw,
+    difficulties={
+        difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
+    },
+    default_difficulty=1,
+    gen_length=128,
+    verify=verify,
 )
