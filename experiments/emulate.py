@@ -30,6 +30,7 @@ from llada_jax.backend.qnn import SOCS
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice
+from llada_jax.evaluation.task import Item, Split
 from llada_jax.evaluation.tasks import word_problems
 
 _COMPARED_ROWS = 32
@@ -42,6 +43,7 @@ class EmulateConfig:
     model: str = "tiny"
     seed: int = 9001
     items: int = 100
+    difficulty: int = 0
     calibration_forwards: int = 64
     socs: tuple[str, ...] = tuple(SOCS)
     precisions: tuple[str, ...] = get_args(Precision)
@@ -89,13 +91,19 @@ def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
 
 
 def _prompts(
-    model: lj.Model, config: EmulateConfig, split: word_problems.Split, indices: Sequence[int]
+    model: lj.Model, config: EmulateConfig, split: Split, indices: Sequence[int]
 ) -> list[list[int]]:
     assert model.tokenizer is not None
-    problems = [word_problems.problem(config.seed, index, split) for index in indices]
     return [
         model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])
-        for problem in problems
+        for problem in _problems(config, split, indices)
+    ]
+
+
+def _problems(config: EmulateConfig, split: Split, indices: Sequence[int]) -> list[Item]:
+    return [
+        word_problems.TASK.item(config.seed, index, split, difficulty=config.difficulty)
+        for index in indices
     ]
 
 
@@ -167,7 +175,7 @@ def _decode(
     tokens = [
         generate([prompt]).generated[0] for prompt in tqdm(prompts, desc=label, unit="problem")
     ]
-    problems = [word_problems.problem(config.seed, i, "test") for i in range(config.items)]
+    problems = _problems(config, "test", range(config.items))
     texts = map(model.tokenizer.decode, tokens)
     return Decoded(tokens, sum(map(word_problems.verify, problems, texts)))
 

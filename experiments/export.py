@@ -108,7 +108,7 @@ def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequen
         require(bool(texts), f"{calibration.prompts} has no prompts; allowed: one a line")
     else:
         count = calibration.forwards // 4 + 1
-        texts = [word_problems.problem(0, index, "train").question for index in range(count)]
+        texts = [word_problems.TASK.item(0, i, "train").question for i in range(count)]
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
+from experiments.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
+from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 
 CURVE_ROWS = 16
@@ -22,13 +24,13 @@ tags: [diffusion-language-model, llada, masked-diffusion]
 A masked-diffusion language model of {parameters:.2f} M parameters in LLaDA's architecture (width
 {model.width}, {model.n_layers} layers, {model.n_heads} heads, feed-forward {model.ffn_width}, \
 vocabulary {model.vocab_size}), trained from
-scratch on templated arithmetic word problems. It is meant for tests, notebooks and studies of
-decoding, and can do nothing else.
+scratch on generated tasks. It is meant for tests, notebooks and studies of decoding, and can do
+nothing else.
 
 ```python
 import llada_jax as lj
 
-model = lj.load("tiny")
+model = lj.load("{name}")
 question = "Anna had 4 apples. She bought 5 more apples. She gave 3 apples to Ben. " \\
     "How many apples did Anna have in the end?"
 prompt = model.tokenizer.encode_chat([{{"role": "user", "content": question}}])
@@ -38,11 +40,12 @@ print(model.tokenizer.decode(result.generated[0]))
 
 ## Quality
 
-Exact match of the number after `####`, on problems of the test split, whose chains of equations
-occur nowhere in training (single equations do):
+Share of items of the test split (each task's default difficulty) whose generated answer passes the
+task's verifier. What an item is about, as its task's docstring defines it, occurs nowhere in
+training.
 
-| problems | sampler | exact match | 95 % interval (Wilson) |
-|---|---|---|---|
+| task | items | sampler | exact match | 95 % interval (Wilson) |
+|---|---|---|---|---|
 {scores}
 
 ## Training
@@ -51,8 +54,8 @@ occur nowhere in training (single equations do):
 
 - Loss: LLaDA's masked-diffusion loss on answers, weighted 1/t, answers padded with
   `<|endoftext|>` to the canvas's end; no other term, no weights on tokens.
-- Data: `llada_jax.evaluation.tasks.word_problems`, split `train`, seed {data_seed}, difficulty
-  {difficulty} (no number above {largest}); {examples:,} problems, each seen once.
+- Data: `llada_jax.evaluation.tasks`, split `train`, seed {data_seed}, {examples:,} examples, each
+  seen once: the mixture and its stages are below.
 - Canvases: answer regions of random length up to {train.max_gen_length} tokens.
   {block_share:.0%} of them stand where a block-wise decoder stands (blocks of {train.block_length}:
   earlier ones clean, one partly masked), and {cut_share:.0%} of those end with that block. So whole
@@ -60,9 +63,20 @@ occur nowhere in training (single equations do):
   prompts of other kinds and longer canvases are not.
 - Optimizer: {train.optimizer}, peak learning rate {train.peak_lr:g}, {train.warmup_steps} steps of
   warmup, decay to zero over the last {train.decay_steps} steps; batches of {train.batch_size};
-  seed {train.seed}; float32.
+  seed {train.seed}; float32, the layers' matrix products in {train.matmul_dtype}.
 - {train.steps:,} steps in {minutes:.0f} minutes on {machine}.
 - Code and versions: {environment}.
+
+| task | what it is | weight | difficulties drawn |
+|---|---|---|---|
+{mixture}
+
+In each stage some examples only repeat sentences of a question (retell) or are bare equations of
+word problems (drill); the last stage lasts to the end.
+
+| steps | retell | drill |
+|---|---|---|
+{stages}
 
 | step | minutes | loss (nats per token) | accuracy on masked tokens |
 |---|---|---|---|
@@ -73,11 +87,12 @@ occur nowhere in training (single equations do):
 
 
 class Score(NamedTuple):
-    """Right answers among so many problems, under one sampler."""
+    """Right answers among so many items of a task, under one sampler."""
 
+    task: str
     sampler: SamplerConfig
     right: int
-    problems: int
+    items: int
 
 
 def wilson_interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -94,9 +109,7 @@ def model_card(
     command: str,
     model: ModelConfig,
     train: TrainConfig,
-    data_seed: int,
-    difficulty: int,
-    largest: int,
+    data: MixtureConfig,
     machine: str,
     environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
@@ -111,9 +124,9 @@ def model_card(
         command=command,
         model=model,
         train=train,
-        data_seed=data_seed,
-        difficulty=difficulty,
-        largest=largest,
+        data_seed=data.seed,
+        mixture="\n".join(map(_mixture_line, data.tasks)),
+        stages="\n".join(map(_stage_line, data.stages)),
         machine=machine,
         parameters=param_count(model) / 1e6,
         examples=train.steps * train.batch_size,
@@ -127,12 +140,24 @@ def model_card(
 
 
 def _score_line(score: Score) -> str:
-    low, high = wilson_interval(score.right, score.problems)
+    low, high = wilson_interval(score.right, score.items)
     s = score.sampler
     rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"
     sampler = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
-    share = score.right / score.problems
-    return f"| {score.problems} | {sampler} | {share:.1%} | {low:.1%} to {high:.1%} |"
+    share = score.right / score.items
+    return (
+        f"| {score.task} | {score.items} | {sampler} | {share:.1%} | {low:.1%} to {high:.1%} |"
+    )
+
+
+def _mixture_line(share: TaskShare) -> str:
+    task = load_task(share.name)
+    levels = "; ".join(f"{level}: {task.difficulties[level]}" for level in share.drawn)
+    return f"| `{share.name}` | {task.about} | {share.weight:g} | {levels} |"
+
+
+def _stage_line(stage: Stage) -> str:
+    return f"| {stage.steps:,} | {stage.retell_share:.0%} | {stage.drill_share:.0%} |"
 
 
 def _minutes(metrics: Sequence[Mapping[str, Any]]) -> list[float]:

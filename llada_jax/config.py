@@ -313,6 +313,7 @@ class ExportConfig:
         )
 
 
+MatmulDtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
 Objective = Literal["finetune", "pretrain"]
 
@@ -324,6 +325,8 @@ class TrainConfig:
     seed: int = 0
     steps: int
     batch_size: int = 32
+    matmul_dtype: MatmulDtype = "float32"
+    """Of the layers' matrix products; parameters, sums and everything else stay float32."""
     objective: str = "finetune"
     """`finetune` masks answers only, `pretrain` any token of the canvas."""
     optimizer: str = "muon"
@@ -356,6 +359,7 @@ class TrainConfig:
     """Steps between calls of the caller's evaluation; 0 for none."""
 
     def __post_init__(self) -> None:
+        require_choice("matmul_dtype", self.matmul_dtype, MatmulDtype)
         require_choice("optimizer", self.optimizer, Optimizer)
         require_choice("objective", self.objective, Objective)
         self._check_counts()

@@ -2,7 +2,7 @@
 
 import llada_jax as lj
 from llada_jax.checkpoint import bundled_folder, bundled_names
-from llada_jax.evaluation.tasks.word_problems import problem, verify
+from llada_jax.evaluation.tasks import word_problems
 
 LIMIT = 12 * 2**20
 
@@ -19,9 +19,9 @@ def test_it_solves_problems_of_the_test_split():
     """Some of the 500 that the model card scores; the bound leaves room for other CPUs."""
     model = lj.load("tiny")
     assert model.tokenizer is not None
-    problems = [problem(2, index, "test") for index in range(16)]
+    problems = [word_problems.TASK.item(2, index, "test", difficulty=0) for index in range(16)]
     chats = [[{"role": "user", "content": each.question}] for each in problems]
     prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
     result = lj.generate(model, prompts)
     answers = map(model.tokenizer.decode, result.generated)
-    assert sum(map(verify, problems, answers)) >= 6
+    assert sum(map(word_problems.verify, problems, answers)) >= 6

@@ -65,11 +65,17 @@ def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
 
 
 def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows Out"]:
-    """`x @ weight.T` for a weight [Out, In], summed in float32, in the dtype of `x`."""
+    """`x @ weight.T` for a weight [Out, In], summed in float32, in the dtype of `x`.
+
+    A weight narrower than `x` multiplies in its own dtype, as in mixed-precision training.
+    """
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight)
     if isinstance(weight, QuantArray):
         weight = dequantize(weight, x.dtype)
+    if weight.dtype != x.dtype:
+        # Rounding the product to the narrow type lets XLA's CPU take its fast narrow kernel.
+        return jnp.einsum("...i,oi->...o", x.astype(weight.dtype), weight).astype(x.dtype)
     out = jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
     return out.astype(x.dtype)
 

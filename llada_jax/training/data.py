@@ -20,10 +20,14 @@ from llada_jax.config import TrainConfig
 
 
 class Example(NamedTuple):
-    """Token ids of a prompt and of its answer, with the token that ends the answer."""
+    """Token ids of a prompt and of its answer, with the token that ends the answer.
+
+    `gen_length` is the longest answer region to draw; None: the configuration's.
+    """
 
     prompt: Sequence[int]
     answer: Sequence[int]
+    gen_length: int | None = None
 
 
 ExampleSource = Callable[[int], Example]
@@ -80,17 +84,15 @@ def _canvas(
     example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
 ) -> _Canvas:
     start, answer = len(example.prompt), len(example.answer)
-    if answer > config.max_gen_length:
-        raise ValueError(
-            f"an answer has {answer} tokens; allowed: up to max_gen_length "
-            f"({config.max_gen_length})"
-        )
-    gen_length = int(rng.integers(answer, config.max_gen_length + 1))
+    longest = min(example.gen_length or config.max_gen_length, config.max_gen_length)
+    if answer > longest:
+        raise ValueError(f"an answer has {answer} tokens; allowed: up to {longest}")
+    gen_length = int(rng.integers(answer, longest + 1))
     first, last = 0, gen_length
     if config.objective == "finetune" and rng.random() < config.block_share:
         # The block where only EOS is left is drawn too, where the answer fills its last block.
         first = int(rng.integers(answer // config.block_length + 1)) * config.block_length
-        first = min(first, config.max_gen_length - config.block_length)
+        first = min(first, longest - config.block_length)
         last = first + config.block_length
         gen_length = last if rng.random() < config.cut_share else max(last, gen_length)
     tokens = np.full(start + gen_length, eos_id, np.int32)

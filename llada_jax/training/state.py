@@ -64,7 +64,8 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
     def loss_of(params: ModelParams, batch: Batch, key: jax.Array) -> tuple[jax.Array, Loss]:
         assert model.mask_id is not None
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
-        logits = forward(params, model, corruption.tokens, live=batch.live)
+        narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
+        logits = forward(narrowed, model, corruption.tokens, live=batch.live)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
         return result.loss, result
 
@@ -81,3 +82,8 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
         return state, metrics
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def _narrowed(layers: Any, dtype: str) -> Any:
+    """The layers with their matrices in `dtype`; norms and biases as they are."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)

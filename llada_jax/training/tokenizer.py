@@ -97,7 +97,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def word_problem_texts(count: int = 20_000, seed: int = 0) -> Iterator[str]:
     """Questions and answers of the first train problems of a seed, of middle difficulty."""
-    for problem in islice(word_problems.problems(seed, "train", difficulty=2), count):
+    for problem in islice(word_problems.TASK.items(seed, "train", difficulty=2), count):
         yield problem.question
         yield problem.answer
 

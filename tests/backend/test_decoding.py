@@ -9,7 +9,8 @@ import pytest
 
 import llada_jax as lj
 from experiments.train import batched
-from llada_jax.evaluation.tasks.word_problems import problem, verify
+from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.quantize import QuantArray
 from tests.backend.example_backend import ExampleBackend
 from tests.backend.models import GQA, random_params
@@ -24,16 +25,20 @@ def solved(model: lj.Model, seed: int) -> int:
     right = 0
     assert model.tokenizer is not None
     for indices in batched(range(500), 50):
-        problems = [problem(seed, index, "test") for index in indices]
+        problems = [problem(index, seed) for index in indices]
         prompts = [word_problem(model, index, seed) for index in indices]
         result = lj.generate(model, prompts, config, backend="litert")
-        right += sum(map(verify, problems, map(model.tokenizer.decode, result.generated)))
+        right += sum(map(word_problems.verify, problems, map(model.tokenizer.decode, result.generated)))
     return right
+
+
+def problem(index: int, seed: int) -> Item:
+    return word_problems.TASK.item(seed, index, "test", difficulty=0)
 
 
 def word_problem(model: lj.Model, index: int, seed: int = 2) -> list[int]:
     assert model.tokenizer is not None
-    question = problem(seed, index, "test").question
+    question = problem(index, seed).question
     return model.tokenizer.encode_chat([{"role": "user", "content": question}])
 
 

@@ -46,7 +46,7 @@ def tiny():
 
 def prompt(model, index=3):
     assert model.tokenizer is not None
-    question = word_problems.problem(0, index, "test").question
+    question = word_problems.TASK.item(0, index, "test", difficulty=0).question
     return model.tokenizer.encode_chat([{"role": "user", "content": question}])
 
 

@@ -7,15 +7,8 @@ from itertools import islice
 import pytest
 from tokenizers import Tokenizer
 
-from llada_jax.evaluation.tasks.word_problems import (
-    LARGEST_VALUE,
-    Problem,
-    extract_answer,
-    problem,
-    problems,
-    split_of,
-    verify,
-)
+from llada_jax.evaluation.task import Item, split_of
+from llada_jax.evaluation.tasks.word_problems import LARGEST_VALUE, TASK, verify
 
 COUNT = 20_000
 OPERATIONS = {
@@ -31,16 +24,16 @@ def difficulty_of(index: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Problem]:
-    return [problem(0, i, "train", difficulty=difficulty_of(i)) for i in range(COUNT)]
+def train() -> list[Item]:
+    return [TASK.item(0, i, "train", difficulty=difficulty_of(i)) for i in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
-def held_out() -> list[Problem]:
-    return [problem(0, i, "test", difficulty=difficulty_of(i)) for i in range(COUNT)]
+def held_out() -> list[Item]:
+    return [TASK.item(0, i, "test", difficulty=difficulty_of(i)) for i in range(COUNT)]
 
 
-def equations_of(item: Problem) -> list[str]:
+def equations_of(item: Item) -> list[str]:
     return re.findall(r"[0-9]+[-+*/][0-9]+=[0-9]+", item.answer)
 
 
@@ -49,27 +42,27 @@ def numbers_of(text: str) -> list[int]:
 
 
 def test_goldens():
-    assert problem(7, 123_456, "test", difficulty=3) == Problem(
+    assert TASK.item(7, 123_456, "test", difficulty=3) == Item(
         "Tom had 2 boxes with 8 coins in each box. Then he sold 4 coins. "
         "How many coins did he have after that?",
         "Tom had 2 boxes with 8 coins in each box, so he had 2*8=16 coins. "
         "He sold 4 coins, so he had 16-4=12 coins.\n#### 12",
-        12,
+        "12",
     )
-    assert problem(5, 1, "test", difficulty=1) == Problem(
+    assert TASK.item(5, 1, "test", difficulty=1) == Item(
         "Anna baked 4 trays of 2 cookies. Max gave her 6 more cookies. She baked 3 more cookies. "
         "Then Max gave her 2 more cookies. How many cookies did Anna have in the end?",
         "Anna baked 4 trays of 2 cookies, so she had 4*2=8 cookies. "
         "Max gave her 6 more cookies, so she had 8+6=14 cookies. "
         "She baked 3 more cookies, so she had 14+3=17 cookies. "
         "Max gave her 2 more cookies, so she had 17+2=19 cookies.\n#### 19",
-        19,
+        "19",
     )
 
 
 def test_no_problem_ever_changes():
     items = [
-        problem(place, place, split, difficulty=difficulty)
+        TASK.item(place, place, split, difficulty=difficulty)
         for place in range(200)
         for split in ("train", "test")
         for difficulty in (1, 2, 3)
@@ -79,9 +72,9 @@ def test_no_problem_ever_changes():
 
 
 def test_the_sequence_is_a_pure_function_of_seed_and_split():
-    first = list(islice(problems(3, "train", difficulty=3), 50))
-    assert first == [problem(3, index, "train", difficulty=3) for index in range(50)]
-    assert first != list(islice(problems(4, "train", difficulty=3), 50))
+    first = list(islice(TASK.items(3, "train", difficulty=3), 50))
+    assert first == [TASK.item(3, index, "train", difficulty=3) for index in range(50)]
+    assert first != list(islice(TASK.items(4, "train", difficulty=3), 50))
 
 
 def test_splits_share_no_chain_of_equations_and_no_question(train, held_out):
@@ -89,8 +82,8 @@ def test_splits_share_no_chain_of_equations_and_no_question(train, held_out):
     test_chains = {" ".join(equations_of(item)) for item in held_out}
     assert train_chains.isdisjoint(test_chains)
     assert {item.question for item in train}.isdisjoint(item.question for item in held_out)
-    assert all(split_of(chain.split()) == "train" for chain in train_chains)
-    assert all(split_of(chain.split()) == "test" for chain in test_chains)
+    assert all(split_of(chain) == "train" for chain in train_chains)
+    assert all(split_of(chain) == "test" for chain in test_chains)
 
 
 def test_problems_are_varied(train, held_out):
@@ -111,8 +104,8 @@ def test_every_equation_holds_and_the_last_gives_the_value(train, held_out):
             left, right, result = numbers_of(equation)
             (symbol,) = set(equation) & set(OPERATIONS)
             assert OPERATIONS[symbol](left, right) == result
-        assert item.value == numbers_of(equations[-1])[-1]
-        assert item.answer.endswith(f"\n#### {item.value}")
+        assert int(item.target) == numbers_of(equations[-1])[-1]
+        assert item.answer.endswith(f"\n#### {item.target}")
         assert verify(item, item.answer)
 
 
@@ -130,7 +123,7 @@ def test_operands_are_told_or_computed_and_all_that_is_told_is_used(train, held_
 @pytest.mark.parametrize("difficulty", LARGEST_VALUE)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_numbers_stay_in_range_and_every_step_count_and_operation_occurs(difficulty, split):
-    items = list(islice(problems(1, split, difficulty=difficulty), 2000))
+    items = list(islice(TASK.items(1, split, difficulty=difficulty), 2000))
     numbers = {number for item in items for number in numbers_of(item.question + item.answer)}
     assert numbers == set(range(2, LARGEST_VALUE[difficulty] + 1))
     assert {len(equations_of(item)) for item in items} == {2, 3, 4}
@@ -155,37 +148,20 @@ def test_the_vocabulary_is_small(train):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("text", "right"),
     [
-        ("12+5=17\n#### 17", 17),
-        ("#### 3 is wrong\n####17.", 17),
-        ("####  -4 apples", -4),
-        ("17", None),
-        ("#### 3\n#### none", None),
-        ("#### 17.5", None),
-        ("#### 1,700", None),
-        ("", None),
+        ("12+5=17\n#### 17", True),
+        ("#### 3 is wrong\n####17.", True),
+        ("####  17 apples", True),
+        ("#### 17\nThat is all.", True),
+        ("#### -17", False),
+        ("#### 170", False),
+        ("17", False),
+        ("#### 17\n#### none", False),
+        ("#### 17.5", False),
+        ("#### 17,000", False),
+        ("", False),
     ],
 )
-def test_extract_answer(text, value):
-    assert extract_answer(text) == value
-
-
-def test_verify_is_exact():
-    item = Problem("", "", 17)
-    assert verify(item, "so #### 17")
-    assert not verify(item, "17")
-    assert not verify(item, "#### 170")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"split": "dev"}, "split must be 'train' or 'test', got 'dev'"),
-        ({"difficulty": 4}, r"difficulty must be one of \[0, 1, 2, 3\], got 4"),
-        ({"index": -1}, "index must be 0 or more, got -1"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        problem(**{"seed": 0, "index": 0, "split": "train", **arguments})
+def test_verify_reads_the_number_after_the_last_mark(text, right):
+    assert verify(Item("", "", "17"), text) is right

@@ -60,7 +60,7 @@ def test_the_default_sampler_is_the_default_of_the_dataclass():
 def test_the_demo_is_llada_on_a_problem_that_no_model_was_trained_on():
     config = composed("generate")
     assert config.sampler == SamplerConfig.preset("llada", gen_length=128, block_length=32)
-    assert config.prompt == word_problems.problem(0, 3, "test").question
+    assert config.prompt == word_problems.TASK.item(0, 3, "test", difficulty=0).question
 
 
 def test_settings_that_a_preset_does_not_name_can_be_overridden():

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 from tokenizers import Tokenizer
 
-from llada_jax.evaluation.tasks.word_problems import problems
+from llada_jax.evaluation.tasks.word_problems import TASK
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer, word_problem_texts
 
 BUNDLED = files("llada_jax") / "assets" / "tiny"
@@ -63,7 +63,7 @@ def test_golden_tokens(tokenizer):
 
 
 def test_every_word_of_the_task_and_every_role_is_one_token(tokenizer):
-    text = "\n".join(f"{p.question}\n{p.answer}" for p in islice(problems(1, "test"), 1000))
+    text = "\n".join(f"{p.question}\n{p.answer}" for p in islice(TASK.items(1, "test", difficulty=0), 1000))
     words = {*re.findall(" ?[A-Za-z]+|####", text), "user", "assistant"}
     assert {word for word in words if len(tokenizer.encode(word).ids) > 1} == set()
 
@@ -73,7 +73,7 @@ def test_characters_outside_ascii_become_the_unknown_token(tokenizer):
 
 
 def test_a_prompt_encodes_alike_alone_and_before_its_answer(tokenizer):
-    for problem in islice(problems(2, "train"), 200):
+    for problem in islice(TASK.items(2, "train", difficulty=0), 200):
         prompt = f"{problem.question}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
         parts = tokenizer.encode(prompt).ids + tokenizer.encode(problem.answer).ids
         assert tokenizer.encode(prompt + problem.answer).ids == parts

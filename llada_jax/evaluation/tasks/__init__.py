@@ -5,6 +5,7 @@ A module of this package is a task: it holds a `TASK`, and its file is all there
 
 import importlib
 import pkgutil
+from functools import cache
 
 from llada_jax.config import require
 from llada_jax.evaluation.task import Task
@@ -15,6 +16,7 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
+@cache
 def load_task(name: str) -> Task:
     """A task by name; ValueError lists the names that exist."""
     names = task_names()

@@ -1,0 +1,89 @@
+"""What holds for every task: splits, determinism, discovery, and verifiers."""
+
+from itertools import islice
+
+import pytest
+
+from llada_jax.evaluation.task import Item, Task, ends_in_target, final_answer, split_of
+from llada_jax.evaluation.tasks import load_task, task_names
+
+COUNT = 300
+
+
+@pytest.fixture(params=task_names())
+def task(request) -> Task:
+    return load_task(request.param)
+
+
+def test_a_file_is_all_that_a_task_needs(task):
+    assert task.name in task_names()
+    assert task.default_difficulty in task.difficulties
+
+
+def test_an_unknown_task_is_answered_with_those_that_exist():
+    with pytest.raises(ValueError, match="task is 'sums'; allowed: .*word_problems"):
+        load_task("sums")
+
+
+def test_items_are_pure_functions_of_their_place(task):
+    first = list(islice(task.items(3, "train"), 20))
+    assert first == [task.item(3, index, "train") for index in range(20)]
+    assert first != list(islice(task.items(4, "train"), 20))
+    assert first[0] == task.item(3, 0, "train", difficulty=task.default_difficulty)
+
+
+def test_no_question_is_in_both_splits(task):
+    for difficulty in task.difficulties:
+        count = COUNT if difficulty < 2 else 40
+        train, test = (
+            {item.question for item in islice(task.items(5, split, difficulty=difficulty), count)}
+            for split in ("train", "test")
+        )
+        assert train.isdisjoint(test)
+
+
+def test_worked_answers_pass_and_nothing_else_does_by_accident(task):
+    items = list(islice(task.items(6, "test"), 50))
+    for item in items:
+        assert task.verify(item, item.answer)
+        assert not task.verify(item, "")
+        assert not task.verify(item, item.question)
+
+
+def test_lettered_targets_name_a_choice(task):
+    for item in islice(task.items(7, "train"), 50):
+        if item.choices:
+            assert len(item.choices) == 4
+            assert item.target in "ABCD"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "dev"}, "split is 'dev'; allowed: train, test"),
+        ({"difficulty": 9}, "is 9; allowed: 0, 1"),
+        ({"index": -1}, "index is -1; allowed: 0 or more"),
+    ],
+)
+def test_bad_arguments_are_named(task, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        task.item(**{"seed": 0, "index": 0, "split": "train", **arguments})
+
+
+def test_the_test_split_is_one_key_in_sixteen():
+    share = sum(split_of(str(number)) == "test" for number in range(16_000)) / 16_000
+    assert 0.055 < share < 0.07
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("so\n#### yes", "yes"), ("#### a\n#### b \nend", "b"), ("yes", ""), ("####", "")],
+)
+def test_the_final_answer_follows_the_last_mark(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_a_target_is_met_whatever_its_case_and_full_stop():
+    item = Item("", "", "yes")
+    assert all(ends_in_target(item, f"#### {text}") for text in ("yes", "Yes.", " yes "))
+    assert not any(ends_in_target(item, text) for text in ("#### no", "yes", "#### yes and no"))
