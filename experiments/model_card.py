@@ -145,9 +145,7 @@ def _score_line(score: Score) -> str:
     rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"
     sampler = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
     share = score.right / score.items
-    return (
-        f"| {score.task} | {score.items} | {sampler} | {share:.1%} | {low:.1%} to {high:.1%} |"
-    )
+    return f"| {score.task} | {score.items} | {sampler} | {share:.1%} | {low:.1%} to {high:.1%} |"
 
 
 def _mixture_line(share: TaskShare) -> str:

@@ -28,7 +28,9 @@ def solved(model: lj.Model, seed: int) -> int:
         problems = [problem(index, seed) for index in indices]
         prompts = [word_problem(model, index, seed) for index in indices]
         result = lj.generate(model, prompts, config, backend="litert")
-        right += sum(map(word_problems.verify, problems, map(model.tokenizer.decode, result.generated)))
+        right += sum(
+            map(word_problems.verify, problems, map(model.tokenizer.decode, result.generated))
+        )
     return right
 
 

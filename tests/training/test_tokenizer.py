@@ -63,7 +63,9 @@ def test_golden_tokens(tokenizer):
 
 
 def test_every_word_of_the_task_and_every_role_is_one_token(tokenizer):
-    text = "\n".join(f"{p.question}\n{p.answer}" for p in islice(TASK.items(1, "test", difficulty=0), 1000))
+    text = "\n".join(
+        f"{p.question}\n{p.answer}" for p in islice(TASK.items(1, "test", difficulty=0), 1000)
+    )
     words = {*re.findall(" ?[A-Za-z]+|####", text), "user", "assistant"}
     assert {word for word in words if len(tokenizer.encode(word).ids) > 1} == set()
 

@@ -15,14 +15,13 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from llada_jax.evaluation.people import BOYS, GIRLS
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 
-GIRLS = ("Anna", "Emma", "Lily", "Mia", "Zoe")
-BOYS = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
 THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 

@@ -1,0 +1,10 @@
+"""Names of the people in generated texts."""
+
+GIRLS = ("Anna", "Emma", "Lily", "Mia", "Zoe")
+BOYS = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
+PEOPLE = GIRLS + BOYS
+
+
+def pronoun(name: str) -> str:
+    """ "she" or "he"."""
+    return "she" if name in GIRLS else "he"

@@ -1,0 +1,237 @@
+"""Questions with four choices, of which a rule singles out one: our ARC.
+
+The rule is told or is common knowledge (days, compass), the facts around it are not to be guessed,
+and the four choices answer the same question: without the text each is as likely as the others.
+The worked answer applies the rule, repeats the choice, and ends in its letter.
+
+The key of an item is its rule applied (the reason and the right choice, without the letter): no
+such pair of the test split occurs in training, whatever the other choices are.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from llada_jax.evaluation.people import PEOPLE
+from llada_jax.evaluation.task import Item, OwnsKey, Task
+
+LETTERS = "ABCD"
+LARGEST_VALUE = {0: 10, 1: 20, 2: 99}  # by difficulty
+DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
+
+DEVICES = ("magnet", "robot", "crane", "machine")
+MATERIALS = ("iron", "wood", "glass", "paper", "stone", "gold", "wool", "rubber")
+OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "pen", "ring", "spoon", "toy")
+LIMITS = (
+    ("the bridge carries at most {n} tons", "Which truck may cross it?", "a truck of {n} tons"),
+    ("the lift carries at most {n} people", "Which group may use it?", "a group of {n} people"),
+    ("the shelf carries at most {n} books", "Which pile may stand on it?", "a pile of {n} books"),
+)
+MINIMUMS = (
+    ("the ride is for children of at least {n} years", "Who may ride?", "a child of {n} years"),
+    ("the prize is for at least {n} points", "Who gets the prize?", "a player with {n} points"),
+    ("the boat leaves with at least {n} people", "Which group may go?", "a group of {n} people"),
+)
+COMPASS = ("north", "east", "south", "west")
+TURNS = {"right": 1, "around": 2, "left": 3}
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
+ACTIONS = ("stop", "jump", "sit", "turn", "run", "sing", "wait")
+INVENTED = ("mip", "dax", "wug", "lor")
+SIZES = ("big", "small", "long", "short")
+SHADES = ("red", "blue", "green", "white")
+GOODS = ("pen", "cup", "hat", "book", "lamp", "ball", "ring", "toy")
+
+
+class Puzzle(NamedTuple):
+    """What is told and asked, the choices with the right one first, and the rule applied."""
+
+    facts: list[str]
+    ask: str
+    choices: list[str]
+    reason: str
+
+
+def material(rng: Random, difficulty: int) -> Puzzle:
+    """A device lifts things of one material only."""
+    device = rng.choice(DEVICES)
+    things, materials = rng.sample(OBJECTS, 4), rng.sample(MATERIALS, 4)
+    made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
+    rule = f"the {device} lifts only {materials[0]}"
+    return Puzzle(
+        [rule, *rng.sample(made, 4)],
+        f"What does the {device} lift?",
+        [f"the {thing}" for thing in things],
+        f"{rule} and {made[0]}",
+    )
+
+
+def limit(rng: Random, difficulty: int) -> Puzzle:
+    """Only one of four numbers keeps to a limit."""
+    largest = LARGEST_VALUE[difficulty]
+    is_maximum = rng.random() < 0.5
+    rule, ask, choice = rng.choice(LIMITS if is_maximum else MINIMUMS)
+    if is_maximum:
+        bound = rng.randint(2, largest - 3)
+        right = rng.randint(2, bound)
+        wrong = rng.sample(range(bound + 1, largest + 1), 3)
+    else:
+        bound = rng.randint(5, largest)
+        right = rng.randint(bound, largest)
+        wrong = rng.sample(range(2, bound), 3)
+    relation = "at most" if is_maximum else "at least"
+    return Puzzle(
+        [rule.format(n=bound)],
+        ask,
+        [choice.format(n=n) for n in (right, *wrong)],
+        f"{right} is {relation} {bound}",
+    )
+
+
+def sequence(rng: Random, difficulty: int) -> Puzzle:
+    """The next number of a sequence with equal steps."""
+    step = rng.randint(2, 3 + 2 * difficulty)
+    first = rng.randint(1, max(1, LARGEST_VALUE[difficulty] - 3 * step))
+    numbers = [first + place * step for place in range(4)]
+    if rng.random() < 0.5:
+        numbers.reverse()
+    *shown, right = numbers
+    relation, symbol = ("more", "+") if right > shown[0] else ("less", "-")
+    near = range(max(1, right - 5), right + 6)
+    wrong = rng.sample([number for number in near if number not in numbers], 3)
+    return Puzzle(
+        [
+            f"each number is {step} {relation} than the one before",
+            f"the numbers are {', '.join(map(str, shown))}",
+        ],
+        "Which number comes next?",
+        [str(number) for number in (right, *wrong)],
+        f"{shown[-1]}{symbol}{step}={right}",
+    )
+
+
+def turning(rng: Random, difficulty: int) -> Puzzle:
+    """Where someone faces after one turn or two."""
+    who, place = rng.choice(PEOPLE), rng.randrange(4)
+    facts, reasons = [f"{who} faces {COMPASS[place]}"], []
+    for _ in range(rng.randint(1, 2) if difficulty else 1):
+        turn = rng.choice(tuple(TURNS))
+        start, place = place, (place + TURNS[turn]) % 4
+        facts.append(f"{who} turns {turn}")
+        reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[place]}")
+    wrong = [direction for direction in COMPASS if direction != COMPASS[place]]
+    return Puzzle(
+        facts, f"Where does {who} face now?", [COMPASS[place], *wrong], " and ".join(reasons)
+    )
+
+
+def day(rng: Random, difficulty: int) -> Puzzle:
+    """The day of the week some days from now, or some days ago."""
+    today, count = rng.randrange(7), rng.randint(2, 3 + difficulty)
+    direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
+    path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
+    verb = "will it be" if direction > 0 else "was it"
+    wrong = rng.sample([name for name in DAYS if name != path[-1]], 3)
+    told = rng.choice(("today is {}", "it is {} today")).format(DAYS[today])
+    return Puzzle(
+        [told], f"Which day {verb} {when}?", [path[-1], *wrong], f"the days are {', '.join(path)}"
+    )
+
+
+def signal(rng: Random, difficulty: int) -> Puzzle:
+    """A code of four signals."""
+    who, colors, actions = rng.choice(PEOPLE), rng.sample(SIGNALS, 4), rng.sample(ACTIONS, 4)
+    code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
+    return Puzzle(
+        [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"],
+        f"What must {who} do?",
+        actions,
+        code[0],
+    )
+
+
+def definition(rng: Random, difficulty: int) -> Puzzle:
+    """An invented word stands for two properties; the choices have both, either or none."""
+    word = rng.choice(INVENTED)
+    size, other_size = rng.sample(SIZES, 2)
+    shade, other_shade = rng.sample(SHADES, 2)
+    thing = rng.choice(OBJECTS)
+    rule = f"a {word} is {size} and {shade}"
+    pairs = (
+        (size, shade),
+        (size, other_shade),
+        (other_size, shade),
+        (other_size, other_shade),
+    )
+    return Puzzle(
+        [rule], f"Which is a {word}?", [f"a {big} {red} {thing}" for big, red in pairs], rule
+    )
+
+
+def price(rng: Random, difficulty: int) -> Puzzle:
+    """The cheapest or the dearest of four goods."""
+    who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
+    prices = sorted(rng.sample(range(1, LARGEST_VALUE[difficulty] + 1), 4))
+    relation = rng.choice(("cheapest", "dearest"))
+    if relation == "dearest":
+        prices.reverse()
+    told = [f"the {good} costs {cost} dollars" for good, cost in zip(goods, prices, strict=True)]
+    return Puzzle(
+        [*rng.sample(told, 4), f"{who} buys the {relation} thing"],
+        f"What does {who} buy?",
+        [f"the {good}" for good in goods],
+        f"{told[0]} and is {relation}",
+    )
+
+
+KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
+    material,
+    limit,
+    sequence,
+    turning,
+    day,
+    signal,
+    definition,
+    price,
+)
+
+
+def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """A puzzle with its choices in random order; None where the split is another's."""
+    puzzle = rng.choice(KINDS)(rng, difficulty)
+    right, *_ = puzzle.choices
+    if not owns(f"{puzzle.reason} {right}"):
+        return None
+    facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
+    choices = rng.sample(puzzle.choices, 4)
+    letter = LETTERS[choices.index(right)]
+    listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
+    question = f"{' '.join(map(_sentence, facts))} {puzzle.ask}{listed}"
+    answer = f"{_sentence(puzzle.reason)} So {letter}) {right}.\n#### {letter}"
+    return Item(question, answer, letter, tuple(choices))
+
+
+def _distractions(rng: Random, count: int) -> list[str]:
+    kinds = (
+        f"{rng.choice(PEOPLE)} likes {rng.choice(SIGNALS)}",
+        f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
+        f"{rng.choice(PEOPLE)} is at home",
+    )
+    return rng.sample(kinds, count)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+TASK = Task(
+    name="choices",
+    about="four choices, one of which follows from a rule",
+    draw=draw,
+    difficulties={
+        level: f"numbers up to {largest}, {DISTRACTIONS[level]} idle sentences"
+        for level, largest in LARGEST_VALUE.items()
+    },
+    default_difficulty=1,
+    gen_length=64,
+)

@@ -1,0 +1,132 @@
+"""Countdown: reach a number from given ones, each used exactly once.
+
+Any expression that does so is right. The worked answer computes step by step what its expression,
+after `####`, says at once.
+
+The key of an item is the set of its numbers with the number to reach.
+"""
+
+import ast
+import operator
+from collections import Counter
+from fractions import Fraction
+from random import Random
+from typing import NamedTuple
+
+from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
+
+
+class Level(NamedTuple):
+    count: int  # numbers
+    largest: int  # of the numbers
+    largest_value: int  # of every result
+    symbols: str
+
+
+LEVELS = {
+    0: Level(3, 9, 30, "+-"),
+    1: Level(3, 10, 99, "+-*"),
+    2: Level(4, 25, 199, "+-*/"),
+}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+LONGEST_EXPRESSION = 100  # characters; deeper ones are no answer
+
+
+class Term(NamedTuple):
+    value: int
+    text: str
+    symbol: str = ""  # the last operation of the text, none for a number
+
+
+def verify(item: Item, text: str) -> bool:
+    """Whether the expression after `####` uses every number once and has the value asked for."""
+    expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
+    if len(expression) > LONGEST_EXPRESSION:
+        return False
+    try:
+        value, numbers = _evaluate(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return False
+    given, _, wanted = item.question.partition(GOAL)
+    return Counter(numbers) == Counter(_numbers(given)) and value == _numbers(wanted)[0]
+
+
+def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """Numbers combined two by two until one is left; None where a result is out of range."""
+    level = LEVELS[difficulty]
+    numbers = [rng.randint(1, level.largest) for _ in range(level.count)]
+    terms, working = [Term(number, str(number)) for number in numbers], []
+    while len(terms) > 1:
+        right, left = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        joined = _joined(left, rng.choice(level.symbols), right)
+        if joined is None or joined.value > level.largest_value:
+            return None
+        working.append(f"{left.value}{joined.symbol}{right.value}={joined.value}")
+        terms.append(joined)
+    (result,) = terms
+    if not owns(f"{sorted(numbers)} {result.value}"):
+        return None
+    listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+    return Item(
+        f"Use {listed} once each{GOAL}{result.value}.",
+        f"{' '.join(working)}\n#### {result.text}",
+        result.text,
+    )
+
+
+GOAL = " to make "
+
+
+def _joined(left: Term, symbol: str, right: Term) -> Term | None:
+    """The operation, with brackets only where they are needed; None unless a positive integer."""
+    if symbol == "/" and left.value % right.value:
+        return None
+    operation = {
+        "+": operator.add,
+        "-": operator.sub,
+        "*": operator.mul,
+        "/": operator.floordiv,
+    }[symbol]
+    value = operation(left.value, right.value)
+    if value <= 0:
+        return None
+    binds_first = symbol in "*/" and left.symbol and left.symbol in "+-"
+    binds_last = (symbol in "*/" and right.symbol) or (symbol == "-" and right.symbol in "+-")
+    first = f"({left.text})" if binds_first else left.text
+    last = f"({right.text})" if binds_last and right.symbol else right.text
+    return Term(value, f"{first}{symbol}{last}", symbol)
+
+
+def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
+    """Value of an expression of whole numbers, and the numbers; ValueError if it is another."""
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return Fraction(number), [number]
+        case ast.BinOp(left=left, op=operation, right=right):
+            first, first_numbers = _evaluate(left)
+            second, second_numbers = _evaluate(right)
+            numbers = first_numbers + second_numbers
+            if isinstance(operation, ast.Div):
+                return first / second, numbers
+            if type(operation) in OPERATORS:
+                return OPERATORS[type(operation)](first, second), numbers
+    raise ValueError("only + - * / on whole numbers is allowed")
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.replace(",", " ").replace(".", " ").split()
+    return [int(word) for word in words if word.isdecimal()]
+
+
+TASK = Task(
+    name="countdown",
+    about="an expression of given numbers that has a given value",
+    draw=draw,
+    difficulties={
+        difficulty: f"{level.count} numbers up to {level.largest}, {' '.join(level.symbols)}"
+        for difficulty, level in LEVELS.items()
+    },
+    default_difficulty=0,
+    gen_length=64,
+    verify=verify,
+)

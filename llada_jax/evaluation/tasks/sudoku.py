@@ -1,0 +1,158 @@
+"""Sudoku of 4x4 and 9x9 with a single solution: tokens that constrain each other in every order.
+
+The answer is the full grid after `####`, one row a line.
+
+The key of an item does not depend on which digit is which: of a 4x4 puzzle it is the given cells
+(there are only twelve grids, apart from the names of digits), of a 9x9 puzzle the solved grid.
+"""
+
+from itertools import chain
+from random import Random
+from typing import NamedTuple
+
+from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
+
+EMPTY = "0"
+
+
+class Level(NamedTuple):
+    box: int  # width of a box
+    empty: int  # cells to empty, or fewer where no more can be
+
+
+LEVELS = {0: Level(2, 6), 1: Level(2, 9), 2: Level(3, 30), 3: Level(3, 48)}
+INTRODUCTION = "Solve this Sudoku.\n"
+
+Grid = list[int]  # row by row; 0 is empty
+
+
+def verify(item: Item, text: str) -> bool:
+    """Whether the grid after `####` keeps all given cells and every row, column and box is full."""
+    rows = item.question.removeprefix(INTRODUCTION).split("\n")
+    size = len(rows)
+    _, mark, tail = text.rpartition(ANSWER_MARK)
+    lines = [line.strip() for line in tail.strip().split("\n")][:size]
+    digits = "".join(map(str, range(1, size + 1)))
+    if not mark or [len(line) for line in lines] != [size] * size:
+        return False
+    cells, given = "".join(lines), "".join(rows)
+    keeps = all(old in (EMPTY, new) for old, new in zip(given, cells, strict=True))
+    units = ("".join(cells[place] for place in unit) for unit in UNITS[size])
+    return keeps and all(sorted(unit) == list(digits) for unit in units)
+
+
+def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """A random grid with cells emptied one by one while its solution stays the only one."""
+    box, empty = LEVELS[difficulty]
+    size = box * box
+    solution = _random_grid(rng, box)
+    by_solution = size > 4
+    if by_solution and not owns(_without_names(solution)):
+        return None
+    puzzle = solution.copy()
+    for place in rng.sample(range(size * size), size * size):
+        if puzzle.count(0) == empty:
+            break
+        puzzle[place] = 0
+        if _count_solutions(puzzle.copy(), size, 2) > 1:
+            puzzle[place] = solution[place]
+    if not by_solution and not owns(_without_names(puzzle)):
+        return None
+    target = _written(solution, size)
+    return Item(
+        INTRODUCTION + _written(puzzle, size),
+        f"{ANSWER_MARK}\n{target}",
+        target,
+    )
+
+
+def _units(box: int) -> list[list[int]]:
+    """Places of each row, column and box."""
+    size = box * box
+    rows = [[row * size + column for column in range(size)] for row in range(size)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    boxes = [
+        [(top + row) * size + left + column for row in range(box) for column in range(box)]
+        for top in range(0, size, box)
+        for left in range(0, size, box)
+    ]
+    return rows + columns + boxes
+
+
+def _peers(box: int) -> list[list[int]]:
+    """For each place the others that share a unit with it."""
+    units = _units(box)
+    return [
+        sorted(set(chain(*(unit for unit in units if place in unit))) - {place})
+        for place in range(box**4)
+    ]
+
+
+UNITS = {4: _units(2), 9: _units(3)}
+PEERS = {4: _peers(2), 9: _peers(3)}
+
+
+def _random_grid(rng: Random, box: int) -> Grid:
+    """The plainest grid with its digits, bands, stacks and the lines of each in random order."""
+    size = box * box
+
+    def mixed() -> list[int]:
+        bands = rng.sample(range(box), box)
+        return [band * box + line for band in bands for line in rng.sample(range(box), box)]
+
+    digits = rng.sample(range(1, size + 1), size)
+    rows, columns = mixed(), mixed()
+    return [digits[_pattern(row, column, box)] for row in rows for column in columns]
+
+
+def _pattern(row: int, column: int, box: int) -> int:
+    return (box * (row % box) + row // box + column) % (box * box)
+
+
+def _count_solutions(grid: Grid, size: int, limit: int) -> int:
+    """Number of ways to fill the empty cells, counted up to a limit; fills the tightest first."""
+    tightest, options = -1, list(range(size + 1))
+    for place, digit in enumerate(grid):
+        if digit:
+            continue
+        taken = {grid[peer] for peer in PEERS[size][place]}
+        free = [digit for digit in range(1, size + 1) if digit not in taken]
+        if len(free) < len(options):
+            tightest, options = place, free
+            if len(free) < 2:
+                break
+    if tightest < 0:
+        return 1
+    count = 0
+    for digit in options:
+        grid[tightest] = digit
+        count += _count_solutions(grid, size, limit - count)
+        if count >= limit:
+            break
+    grid[tightest] = 0
+    return count
+
+
+def _without_names(grid: Grid) -> str:
+    """The grid with its digits renamed in the order of their first appearance."""
+    names: dict[int, int] = {0: 0}
+    return "".join(str(names.setdefault(digit, len(names))) for digit in grid)
+
+
+def _written(grid: Grid, size: int) -> str:
+    digits = "".join(map(str, grid))
+    return "\n".join(digits[start : start + size] for start in range(0, size * size, size))
+
+
+TASK = Task(
+    name="sudoku",
+    about="a Sudoku of 4x4 or 9x9 cells with one solution",
+    draw=draw,
+    difficulties={
+        difficulty: f"{level.box**2}x{level.box**2}, up to {level.empty} empty cells"
+        for difficulty, level in LEVELS.items()
+    },
+    default_difficulty=0,
+    gen_length=128,
+    verify=verify,
+)
