@@ -8,6 +8,7 @@ model, `model/`.
 """
 
 import json
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.families import config_to_hf
 from llada_jax.text import Tokenizer
 from llada_jax.training.export import export_model
 from llada_jax.training.loop import read_metrics, train
@@ -74,6 +76,7 @@ class RunConfig:
     score: ScoreConfig
 
     def __post_init__(self) -> None:
+        _ = config_to_hf(self.model)  # which checks that the model can be exported
         for share in self.data.tasks:
             _ = self.score.sampler(load_task(share.name))  # which checks the lengths
 
@@ -134,7 +137,7 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     hydra_config = HydraConfig.get()
     card = model_card(
         name=hydra_config.runtime.choices["architecture@model"],
-        command=" ".join(["python -m experiments.train", *hydra_config.overrides.task]),
+        command=shlex.join(["python", "-m", "experiments.train", *hydra_config.overrides.task]),
         model=model.config,
         train=config.train,
         data=config.data,
