@@ -65,7 +65,7 @@ class _Counter:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, event: str, _seconds: float, **_: object) -> None:
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         self.count += event == COMPILED
 
 

@@ -197,15 +197,18 @@ def settings_of(config: EvaluateConfig, model: lj.Model) -> dict[str, Any]:
 
 
 def sampler_name() -> str:
-    """The chosen sampler with what the command line changed in it: `threshold(threshold=0.8)`."""
+    """The chosen sampler with what the command line changed in it: `threshold@threshold:0.8`.
+
+    With a colon, since Hydra's values hold no equals sign, and reports are given the name.
+    """
     chosen = HydraConfig.get()
     changes = [
-        each.removeprefix("sampler.")
+        each.removeprefix("sampler.").replace("=", ":")
         for each in chosen.overrides.task
         if each.startswith("sampler.")
     ]
     name = chosen.runtime.choices["sampler"]
-    return f"{name}({', '.join(sorted(changes))})" if changes else name
+    return "@".join([name, *sorted(changes)])
 
 
 def fingerprint(model: lj.Model) -> str:

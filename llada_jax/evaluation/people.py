@@ -2,7 +2,7 @@
 
 GIRLS: tuple[str, ...] = ("Anna", "Emma", "Lily", "Mia", "Zoe")
 BOYS: tuple[str, ...] = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
-PEOPLE = GIRLS + BOYS
+PEOPLE: tuple[str, ...] = GIRLS + BOYS
 
 
 def pronoun(name: str) -> str:

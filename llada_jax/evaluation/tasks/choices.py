@@ -8,7 +8,7 @@ The key of an item is its rule applied (the reason and the right choice, without
 such pair of the test split occurs in training, whatever the other choices are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class Puzzle(NamedTuple):
 
     facts: list[str]
     ask: str
-    choices: list[str]
+    choices: Sequence[str]
     reason: str
 
 

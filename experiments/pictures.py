@@ -1,0 +1,119 @@
+"""Pictures of results, as PNG files. They need the extra `plots`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from llada_jax.evaluation.reliability import Reliability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GRID = {"color": "0.9", "linewidth": 0.8}
+
+
+class Share(NamedTuple):
+    """A share with its interval, at some tokens per forward."""
+
+    parallelism: float
+    value: float
+    low: float
+    high: float
+
+
+def figure(columns: int = 1) -> "Figure":
+    """An empty figure that no window and no global state knows."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "pictures need the extra plots: pip install 'llada_jax[plots]'"
+        ) from error
+    return Figure(figsize=(5.2 * columns, 3.8), layout="constrained")
+
+
+def save(drawn: "Figure", path: Path) -> None:
+    """Writes a picture, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    drawn.savefig(temporary, format=path.suffix.removeprefix("."), dpi=130)
+    temporary.replace(path)
+
+
+def reliability_diagram(diagrams: Mapping[str, Reliability]) -> "Figure":
+    """Accuracy by confidence, with the share of predictions in each bin below."""
+    drawn = figure(len(diagrams))
+    axes = drawn.subplots(2, len(diagrams), sharex=True, squeeze=False,
+                          gridspec_kw={"height_ratios": (3, 1)})  # fmt: skip
+    for (upper, lower), (name, diagram) in zip(axes.T, diagrams.items(), strict=True):
+        centers = (diagram.edges[1:] + diagram.edges[:-1]) / 2
+        width = 0.94 / len(centers)
+        upper.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
+        upper.bar(centers, diagram.accuracy, width, color="tab:blue")
+        upper.plot(diagram.confidence, diagram.accuracy, "o", color="black", markersize=3)
+        error = 100 * diagram.expected_calibration_error
+        upper.set_title(f"{name}: calibration error {error:.1f} points")
+        upper.set_ylabel("share right")
+        lower.bar(centers, diagram.counts / diagram.counts.sum(), width, color="0.6")
+        lower.set_yscale("log")
+        lower.set_ylabel("share of tokens")
+        lower.set_xlabel("confidence")
+        upper.grid(axis="y", **GRID)
+        upper.set_axisbelow(True)
+    return drawn
+
+
+def scores(title: str, shares: Mapping[str, Share]) -> "Figure":
+    """One bar for each decoder, with its interval."""
+    drawn = figure()
+    axes = drawn.subplots()
+    names, values = list(shares), [share.value for share in shares.values()]
+    errors = (
+        [share.value - share.low for share in shares.values()],
+        [share.high - share.value for share in shares.values()],
+    )
+    axes.barh(names, values, xerr=errors, color="tab:blue", ecolor="0.3", capsize=3, height=0.6)
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel="exact match, 95 % interval", xlim=(0, 1))
+    axes.grid(axis="x", **GRID)
+    axes.set_axisbelow(True)
+    return drawn
+
+
+def parallelism_curves(title: str, curves: Mapping[str, Sequence[Share]]) -> "Figure":
+    """Exact match by tokens per forward: a line for each decoder, a point for each setting."""
+    drawn = figure()
+    axes = drawn.subplots()
+    for name, points in curves.items():
+        ordered = sorted(points)
+        errors = (
+            [point.value - point.low for point in ordered],
+            [point.high - point.value for point in ordered],
+        )
+        axes.errorbar(
+            [point.parallelism for point in ordered],
+            [point.value for point in ordered],
+            yerr=errors,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            label=name,
+        )
+    axes.set(title=title, xlabel="tokens per forward", ylabel="exact match", ylim=(0, 1.02))
+    axes.grid(**GRID)
+    axes.legend()
+    return drawn
+
+
+def training_curve(title: str, rows: Sequence[Mapping[str, float]]) -> "Figure":
+    """Loss, and accuracy on masked tokens, by step."""
+    drawn = figure()
+    axes = drawn.subplots()
+    steps = [row["step"] for row in rows]
+    axes.plot(steps, [row["loss"] for row in rows], color="tab:blue", label="loss")
+    axes.set(title=title, xlabel="step", ylabel="loss, nats per token", ylim=(0, None))
+    right = axes.twinx()
+    right.plot(steps, [row["accuracy"] for row in rows], color="tab:orange", label="accuracy")
+    right.set(ylabel="accuracy on masked tokens", ylim=(0, 1))
+    axes.legend(handles=[*axes.lines, *right.lines], loc="center right")
+    axes.grid(**GRID)
+    return drawn

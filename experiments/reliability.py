@@ -1,0 +1,168 @@
+"""Measures how far a model's confidence can be trusted, on answers whose tokens are masked.
+
+    python -m experiments.reliability
+    python -m experiments.reliability model=path/to/folder tasks=[word_problems] items=1000
+
+Test items stand on canvases as in training, whole ones and ones cut at the block that is decoded,
+and are masked as LLaDA's loss masks them. A prediction counts where an answer's own token was
+masked, its end among them; the padding after it is too easy to count. The run folder gets
+`reliability.png` beside what every run writes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import hydra
+import jax
+import jax.numpy as jnp
+import numpy as np
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.pictures import reliability_diagram, save
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.evaluation.reliability import reliability
+from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.forward import forward
+from llada_jax.model.params import ModelParams
+from llada_jax.training.data import Batch, Example, batch_at
+from llada_jax.training.loss import corrupt
+
+CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliabilityConfig:
+    """What to measure. The comments are in conf/reliability.yaml."""
+
+    model: str
+    tasks: tuple[str, ...]
+    items: int
+    batch_size: int
+    seed: int
+    block_length: int
+    bins: int
+
+    def __post_init__(self) -> None:
+        require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
+        for name in self.tasks:
+            _ = load_task(name)  # which checks the name
+        for name in ("items", "batch_size", "block_length", "bins"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+
+
+class Predictions(NamedTuple):
+    """Of masked tokens: the probability of the most likely one, and whether it is right."""
+
+    confidence: np.ndarray
+    right: np.ndarray
+
+
+def measure(config: ReliabilityConfig, run: Run) -> None:
+    """Every task on both kinds of canvases, and all of them together."""
+    model = lj.load(config.model)
+    require(
+        model.tokenizer is not None, f"{config.model!r} has no tokenizer; allowed: one that has"
+    )
+    run.begin()
+    found = {
+        f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
+        for name in tqdm(config.tasks, unit="task")
+        for canvas, share in CANVASES.items()
+    }
+    for canvas in CANVASES:
+        parts = [each for name, each in found.items() if name.endswith(f"/{canvas}")]
+        found[f"all/{canvas}"] = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+    diagrams = {name: reliability(*each, config.bins) for name, each in found.items()}
+    for name, diagram in diagrams.items():
+        bins = ("counts", "confidence", "accuracy")
+        run.record({"name": name} | {key: _plain(getattr(diagram, key)) for key in bins})
+    save(reliability_diagram({key: diagrams[f"all/{key}"] for key in CANVASES}),
+         run.folder / "reliability.png")  # fmt: skip
+    run.finish(
+        [
+            ResultRow(
+                name=f"{name}/expected_calibration_error",
+                value=100 * diagram.expected_calibration_error,
+                unit="points",
+                n=int(diagram.counts.sum()),
+            )
+            for name, diagram in diagrams.items()
+        ]
+    )
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    """JSON knows no NaN."""
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _predictions(
+    model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
+) -> Predictions:
+    batches = _batches(model, task, block_share, config)
+    predict = partial(_predict, model.params, model.config)
+    parts = [predict(jax.random.key(step), batch) for step, batch in enumerate(batches)]
+    return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _batches(
+    model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
+) -> Iterator[Batch]:
+    tokenizer = model.tokenizer
+    assert tokenizer is not None and model.config.eos_id is not None
+    end = tokenizer.encode("<|eot_id|>")
+
+    def example(index: int) -> Example:
+        item = task.item(config.seed, index, "test")
+        prompt = tokenizer.encode_chat([{"role": "user", "content": item.question}])
+        return Example(prompt, [*tokenizer.encode(item.answer), *end])
+
+    steps = -(-config.items // config.batch_size)
+    canvases = TrainConfig(
+        seed=config.seed,
+        steps=steps,
+        warmup_steps=0,
+        decay_steps=0,
+        batch_size=config.batch_size,
+        block_length=config.block_length,
+        max_gen_length=task.gen_length,
+        block_share=block_share,
+        cut_share=1.0,
+    )
+    return (batch_at(example, canvases, model.config.eos_id, step) for step in range(steps))
+
+
+def _predict(
+    params: ModelParams, model: ModelConfig, key: jax.Array, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence of the masked answer tokens' predictions, and which are right."""
+    assert model.mask_id is not None
+    corruption = corrupt(key, batch, model.mask_id, TrainConfig.min_mask_probability)
+    token, confidence = _most_likely(params, model, corruption.tokens, batch.live)
+    counted = np.asarray(corruption.masked & (batch.tokens != model.eos_id))
+    return np.asarray(confidence)[counted], np.asarray(token == batch.tokens)[counted]
+
+
+@partial(jax.jit, static_argnums=1)
+def _most_likely(
+    params: ModelParams, model: ModelConfig, tokens: jax.Array, live: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    probability = jax.nn.softmax(forward(params, model, tokens, live=live), axis=-1)
+    return jnp.argmax(probability, axis=-1), probability.max(axis=-1)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="reliability")
+def main(config: DictConfig) -> None:
+    launch(measure, ReliabilityConfig, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""One Markdown page with tables and pictures from any set of runs.
+
+    python -m experiments.report 'runs=[outputs/evaluate/sweep/*]' baseline=llada
+    python -m experiments.report 'runs=[outputs/small,outputs/reliability/a]' hydra.run.dir=docs/x
+
+Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
+differences against the baseline on the same items, and, where a sampler was run with several
+settings, its accuracy-parallelism curve and the area under it. Of any other run the results are
+shown, and of a training the loss. The page is `report.md` in the run folder, its pictures beside
+it, its own numbers in `results.json`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from experiments.evaluate import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.config import require
+from llada_jax.evaluation.metrics import Point, area_under_parallelism
+
+Table = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """What to show. The comments are in conf/report.yaml."""
+
+    title: str
+    runs: tuple[str, ...]
+    baseline: str | None
+
+    def __post_init__(self) -> None:
+        require(len(self.runs) > 0, "runs is empty; allowed: folders of runs, or patterns of them")
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders of runs, in the order given; of a sweep, those of its jobs."""
+        found: dict[Path, None] = {}
+        for pattern in self.runs:
+            matches = [Path(match) for match in sorted(glob(pattern))]
+            runs = [each for match in matches for each in _runs_in(match)]
+            require(bool(runs), f"runs has {pattern!r}, where no run is; allowed: folders of runs")
+            found.update(dict.fromkeys(runs))
+        return list(found)
+
+
+class Decoder:
+    """One run of `experiments.evaluate`, with the numbers that the tables show."""
+
+    def __init__(self, folder: Path) -> None:
+        self.judged: Judged = judged(folder)
+        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.judged)}
+
+    @property
+    def task(self) -> str:
+        task = self.judged.settings["task"]
+        return f"{task['name']}, difficulty {task['difficulty']}, seed {task['seed']}"
+
+    @property
+    def sampler(self) -> str:
+        return self.judged.settings["sampler_name"]
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others of its task."""
+        settings = self.judged.settings
+        backend = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
+        return f"{settings['model']}: {self.sampler}{backend}"
+
+    @property
+    def family(self) -> str:
+        """The label without what the command line changed in the sampler."""
+        return self.label.replace(self.sampler, self.sampler.partition("@")[0])
+
+    @property
+    def share(self) -> Share:
+        row = self.rows["exact_match"]
+        assert row.interval is not None
+        return Share(self.rows["tpf"].value, row.value, *row.interval)
+
+
+class Page:
+    """Markdown that grows, with pictures beside it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._parts: list[str] = []
+
+    def add(self, *paragraphs: str) -> None:
+        self._parts += paragraphs
+
+    def add_table(self, rows: Table) -> None:
+        self.add(markdown_table(rows))
+
+    def add_picture(self, name: str, drawn: Any, alt: str) -> None:
+        """A picture under a file name made of `name`."""
+        file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
+        save(drawn, self._run.folder / file)
+        self.add(f"![{alt}]({file})")
+
+    def write(self) -> None:
+        self._run.write("report.md", "\n\n".join(self._parts) + "\n")
+
+
+def report(config: ReportConfig, run: Run) -> None:
+    """Reads all runs, then writes the page."""
+    folders = config.folders
+    decoders = [Decoder(folder) for folder in folders if (folder / GENERATIONS).is_dir()]
+    others = [(folder, _results(folder)) for folder in folders if not _is_evaluation(folder)]
+    samplers = {decoder.sampler for decoder in decoders}
+    require(
+        config.baseline is None or config.baseline in samplers,
+        f"baseline is {config.baseline!r}; allowed: {', '.join(sorted(samplers))}",
+    )
+    run.begin()
+    page = Page(run)
+    page.add(f"# {config.title}")
+    rows = list(_tasks(page, decoders, config.baseline))
+    for folder, results in others:
+        _other_run(page, folder, results)
+    page.add("## Runs")
+    page.add_table([_provenance(folder) for folder in folders])
+    page.write()
+    run.finish(rows)
+
+
+def markdown_table(rows: Table) -> str:
+    """A table with the columns of its first row."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+                     for line in lines)  # fmt: skip
+
+
+def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Iterator[ResultRow]:
+    """A section for each task; yields the report's own numbers."""
+    for task in dict.fromkeys(decoder.task for decoder in decoders):
+        here = [decoder for decoder in decoders if decoder.task == task]
+        base = next((decoder for decoder in here if decoder.sampler == baseline), None)
+        page.add(f"## {task}")
+        page.add_table([_decoder_line(decoder, base) for decoder in here])
+        page.add_picture(
+            f"{task} scores",
+            scores(task, {decoder.label: decoder.share for decoder in here}),
+            f"Exact match of each decoder on {task}",
+        )
+        for decoder in here:
+            yield from decoder.rows.values()
+            if base is not None and decoder is not base:
+                yield from comparison_rows(base.judged, decoder.judged)
+        yield from _curves(page, task, here)
+
+
+def _decoder_line(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+    match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
+    low, high = match.interval or (0, 0)
+    line = {
+        "decoder": decoder.label,
+        "items": str(match.n),
+        "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
+        "forwards": f"{decoder.rows['nfe'].value:.1f}",
+        "tokens per forward": f"{decoder.rows['tpf'].value:.2f}",
+        "tokens/s": f"{speed.value:.0f}"
+        + ("" if speed.name.endswith("second") else " (compiling)"),
+    }
+    if base is None:
+        return line
+    if decoder is base:
+        return line | {"difference (95 %)": "baseline", "McNemar p": ""}
+    difference, *_, p_value = comparison_rows(base.judged, decoder.judged)
+    low, high = (100 * bound for bound in difference.interval or (0, 0))
+    shown = f"{100 * difference.value:+.1f} points ({low:+.1f} to {high:+.1f})"
+    return line | {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
+
+
+def _curves(page: Page, task: str, decoders: Sequence[Decoder]) -> Iterator[ResultRow]:
+    """Curves of all decoders, where at least one was run with several settings, and their areas."""
+    families: dict[str, list[Share]] = {}
+    for decoder in decoders:
+        families.setdefault(decoder.family, []).append(decoder.share)
+    if all(len(points) == 1 for points in families.values()):
+        return
+    best = 100 * max(decoder.share.value for decoder in decoders)
+    areas = {
+        family: area_under_parallelism([Point(p.parallelism, 100 * p.value) for p in points], best)
+        for family, points in families.items()
+    }
+    page.add_picture(
+        f"{task} parallelism",
+        parallelism_curves(task, families),
+        f"Exact match by tokens per forward on {task}",
+    )
+    page.add(
+        "Area under the accuracy-parallelism curve (AUP, arXiv 2601.07568; settings more than 5 "
+        "points below a decoder's slowest one do not count):"
+    )
+    page.add_table([{"decoder": name, "AUP": f"{area:.0f}"} for name, area in areas.items()])
+    for family, area in areas.items():
+        yield ResultRow(name=f"{task}/{family}/aup", value=area, unit="percent x tokens/forward")
+
+
+def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    page.add(f"## {folder.name}")
+    metrics = _training_metrics(folder)
+    if metrics:
+        drawn = training_curve(folder.name, metrics)
+        page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
+    page.add_table([_result_line(row) for row in results])
+
+
+def _training_metrics(folder: Path) -> list[dict[str, float]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
+
+
+def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
+    interval = row.get("interval")
+    return {
+        "result": row["name"],
+        "value": f"{row['value']:.4g} {row['unit']}",
+        "95 %": f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "",
+        "kind": row["kind"],
+        "reference": f"{row['reference']:.4g} ({row['source']})" if "reference" in row else "",
+    }
+
+
+def _provenance(folder: Path) -> dict[str, str]:
+    env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    changed = ", changed" if env["git_dirty"] else ""
+    return {
+        "run": str(folder),
+        "commit": f"{(env['git_sha'] or 'unknown')[:10]}{changed}",
+        "jax": env["packages"]["jax"],
+        "machine": env["processor"],
+    }
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if _is_run(folder):
+        return [folder]
+    jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
+    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "env.json").is_file()
+
+
+def _is_evaluation(folder: Path) -> bool:
+    return (folder / GENERATIONS).is_dir()
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "results.json"
+    require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}; allowed: the file as written") from error
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="report")
+def main(config: DictConfig) -> None:
+    launch(report, ReportConfig, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Whether confidence means what it says: of tokens held 80 % likely, are 80 % right?"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.config import require
+
+
+class Reliability(NamedTuple):
+    """Predictions by confidence, in bins of equal width; bins without predictions have NaN means.
+
+    Attributes:
+      edges: of the bins, from 0 to 1.
+      counts: predictions in each bin.
+      confidence: their mean confidence.
+      accuracy: the share of them that is right.
+    """
+
+    edges: Float[np.ndarray, " N+1"]
+    counts: Int[np.ndarray, " N"]
+    confidence: Float[np.ndarray, " N"]
+    accuracy: Float[np.ndarray, " N"]
+
+    @property
+    def expected_calibration_error(self) -> float:
+        """Mean distance between confidence and accuracy, bins weighted by their counts (Guo et
+        al., ICML 2017)."""
+        filled = self.counts > 0
+        distance = np.abs(self.confidence - self.accuracy)[filled]
+        return float(np.average(distance, weights=self.counts[filled]))
+
+
+def reliability(
+    confidence: Float[np.ndarray, " P"], right: Bool[np.ndarray, " P"], bins: int = 15
+) -> Reliability:
+    """Sorts predictions into bins (i / bins, (i + 1) / bins].
+
+    Args:
+      confidence: probability of each prediction, 0 to 1.
+      right: whether it was right.
+
+    Raises:
+      ValueError: no predictions, lengths that differ, a confidence that is no probability.
+    """
+    confidence, right = np.asarray(confidence, np.float64), np.asarray(right, bool)
+    require(bins > 0, f"bins is {bins}; allowed: 1 or more")
+    require(
+        confidence.shape == right.shape and confidence.ndim == 1 and confidence.size > 0,
+        f"shapes are {confidence.shape} and {right.shape}; allowed: twice the same [P], not empty",
+    )
+    bad = confidence[~((confidence >= 0) & (confidence <= 1 + 1e-6))]
+    require(not bad.size, f"a confidence is {bad[:1]}; allowed: 0 to 1")
+    edges = np.linspace(0, 1, bins + 1)
+    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    counts = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        means = (
+            np.bincount(place, weights=x, minlength=bins) / counts for x in (confidence, right)
+        )
+        return Reliability(edges, counts, *means)
