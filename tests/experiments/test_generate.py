@@ -1,9 +1,7 @@
 """`python -m experiments.generate`, on a small random model."""
 
-import contextlib
 import io
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,9 +16,8 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments import generate as entry
 from experiments.run import REPOSITORY
-from llada_jax.checkpoint import bundled_folder, save_huggingface
-from llada_jax.model.params import init_params
 from llada_jax.text import Tokenizer
+from tests.experiments.in_process import run_experiment
 
 PROMPT = "Anna has 3 apples, and she's got 5+4=9 (pears). How many?"
 SMALL = ["sampler.gen_length=16", "sampler.block_length=8", "sampler.steps=16"]
@@ -28,52 +25,21 @@ SAMPLER = lj.SamplerConfig.preset("llada", gen_length=16, block_length=8, steps=
 RUN_FILES = {"config.yaml", "env.json", "metrics.jsonl", "results.json", "trace.npz", "answer.txt"}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "random"
-    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
-    config = lj.ModelConfig(
-        family="llada",
-        vocab_size=tokenizer.vocab_size,
-        width=16,
-        n_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        head_dim=8,
-        ffn_width=16,
-        rope_theta=1e4,
-        norm_eps=1e-5,
-        max_length=256,
-        mask_id=tokenizer.mask_id,
-        eos_id=tokenizer.eos_id,
-    )
-    save_huggingface(folder, config, init_params(config, jax.random.key(0)), "float32")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(bundled_folder("tiny") / name, folder)
-    return folder
-
-
 def run_main(arguments: Sequence[str], output: io.StringIO | None = None) -> str:
-    """What the command prints; runs in this process, without Hydra's log files."""
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
-    arguments = entry.verbatim_prompt([*SMALL, *arguments, *quiet])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["generate", f"--config-path={REPOSITORY / 'conf'}", *arguments])
-        with contextlib.redirect_stdout(output or io.StringIO()) as printed:
-            entry.main()
-    return printed.getvalue()
+    """What the command prints."""
+    return run_experiment(entry.main, entry.verbatim_prompt([*SMALL, *arguments]), output)
 
 
 @pytest.fixture(scope="module")
-def finished(model_folder, tmp_path_factory) -> tuple[Path, str]:
+def finished(random_model, tmp_path_factory) -> tuple[Path, str]:
     """The folder of a run, and what it printed."""
     folder = tmp_path_factory.mktemp("runs") / "one"
-    arguments = [f"model={model_folder}", f"prompt={PROMPT}", f"hydra.run.dir={folder}"]
+    arguments = [f"model={random_model}", f"prompt={PROMPT}", f"hydra.run.dir={folder}"]
     return folder, run_main(arguments)
 
 
-def expected_result(model_folder: Path) -> lj.Result:
-    model = lj.load(model_folder)
+def expected_result(random_model: Path) -> lj.Result:
+    model = lj.load(random_model)
     assert model.tokenizer is not None
     prompt = model.tokenizer.encode_chat([{"role": "user", "content": PROMPT}])
     return lj.generate(model, [prompt], SAMPLER, trace=True)
@@ -87,15 +53,15 @@ def test_the_run_folder_holds_what_it_should(finished):
     assert json.loads((folder / "env.json").read_text())["packages"]["jax"] == jax.__version__
 
 
-def test_the_answer_and_the_trace_are_those_of_the_library(finished, model_folder):
+def test_the_answer_and_the_trace_are_those_of_the_library(finished, random_model):
     folder, printed = finished
-    expected = expected_result(model_folder)
+    expected = expected_result(random_model)
     trace = lj.Trace.load(folder / "trace.npz")
     assert trace.same_decoding(expected.trace)
-    model = lj.load(model_folder)
+    model = lj.load(random_model)
     ids = expected.generated[0].tolist()
     ids = ids[: ids.index(model.config.eos_id)] if model.config.eos_id in ids else ids
-    answer = Tokenizer.from_folder(model_folder).decode(ids)
+    answer = Tokenizer.from_folder(random_model).decode(ids)
     assert (folder / "answer.txt").read_text() == answer + "\n"
     assert f"\n{answer}\n" in printed
 
@@ -146,27 +112,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_the_live_canvas(model_folder, tmp_path, monkeypatch):
+def test_a_terminal_gets_the_live_canvas(random_model, tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    arguments = [f"model={model_folder}", "loop=host", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"model={random_model}", "loop=host", f"hydra.run.dir={tmp_path}"]
     printed = run_main([*arguments, f"prompt={PROMPT}"], Terminal())
     assert printed.count("\x1b[?2026h") == 17  # one to begin with, and one each step
     assert PROMPT in printed and "16 forwards" in printed
 
 
-def test_the_compiled_loop_alone_has_no_times_of_steps(model_folder, tmp_path):
-    arguments = [f"model={model_folder}", "loop=compiled", f"hydra.run.dir={tmp_path}"]
+def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
+    arguments = [f"model={random_model}", "loop=compiled", f"hydra.run.dir={tmp_path}"]
     printed = run_main([*arguments, f"prompt={PROMPT}"])
     assert "masks left" not in printed and "host_loop" not in printed
     first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert first["seconds"] is None
 
 
-def test_infilling_keeps_what_is_not_masked(model_folder, tmp_path):
-    arguments = [f"model={model_folder}", "loop=host", f"hydra.run.dir={tmp_path}", "infill=true"]
+def test_infilling_keeps_what_is_not_masked(random_model, tmp_path):
+    arguments = [f"model={random_model}", "loop=host", f"hydra.run.dir={tmp_path}", "infill=true"]
     run_main([*arguments, "prompt=2+2=<|mask|>, and 3*3=<|mask|>."])
-    tokenizer = Tokenizer.from_folder(model_folder)
+    tokenizer = Tokenizer.from_folder(random_model)
     trace = lj.Trace.load(tmp_path / "trace.npz")
     canvas = np.array(tokenizer.encode("2+2=<|mask|>, and 3*3=<|mask|>."))
     kept = canvas != tokenizer.mask_id
@@ -175,8 +141,8 @@ def test_infilling_keeps_what_is_not_masked(model_folder, tmp_path):
     assert answer.startswith("2+2=") and answer.endswith(".\n")
 
 
-def test_a_sweep_has_a_folder_for_each_run(model_folder, tmp_path):
-    arguments = [f"model={model_folder}", "loop=host", f"hydra.sweep.dir={tmp_path}"]
+def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
+    arguments = [f"model={random_model}", "loop=host", f"hydra.sweep.dir={tmp_path}"]
     run_main([*arguments, "prompt=Hello", "seed=0,1", "hydra.mode=MULTIRUN"])
     assert [OmegaConf.load(tmp_path / run / "config.yaml").seed for run in "01"] == [0, 1]
 
@@ -197,9 +163,9 @@ def test_a_sweep_has_a_folder_for_each_run(model_folder, tmp_path):
         (["prompt=${seed}", "dtype=${sed}"], "Interpolation key 'sed' not found"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_no_files(model_folder, tmp_path, arguments, message):
+def test_bad_input_is_one_line_and_leaves_no_files(random_model, tmp_path, arguments, message):
     given = {argument.partition("=")[0] for argument in arguments}
-    usual = [f"model={model_folder}", f"prompt={PROMPT}", f"hydra.run.dir={tmp_path / 'run'}"]
+    usual = [f"model={random_model}", f"prompt={PROMPT}", f"hydra.run.dir={tmp_path / 'run'}"]
     arguments = [each for each in usual if each.partition("=")[0] not in given] + arguments
     with pytest.raises(SystemExit) as exit_:
         run_main(arguments)

@@ -1,0 +1,37 @@
+"""A model of random weights with a tokenizer, for experiments that do not care what it says."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import llada_jax as lj
+from llada_jax.checkpoint import bundled_folder, save_huggingface
+from llada_jax.model.params import init_params
+from llada_jax.text import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "random"
+    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    config = lj.ModelConfig(
+        family="llada",
+        vocab_size=tokenizer.vocab_size,
+        width=16,
+        n_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        head_dim=8,
+        ffn_width=16,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+        max_length=256,
+        mask_id=tokenizer.mask_id,
+        eos_id=tokenizer.eos_id,
+    )
+    save_huggingface(folder, config, init_params(config, jax.random.key(0)), "float32")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_folder("tiny") / name, folder)
+    return folder

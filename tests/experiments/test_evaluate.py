@@ -1,0 +1,178 @@
+"""`python -m experiments.evaluate`: scores, resuming, judging again, comparing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra.errors import ConfigCompositionException
+
+import llada_jax as lj
+from experiments import evaluate as entry
+from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.tasks import load_task
+from tests.experiments.in_process import run_experiment
+
+CELL = [
+    "model=tiny",
+    "task.seed=7",
+    "task.items=6",
+    "task.difficulty=0",
+    "batch_size=3",
+    "sampler=threshold",
+]
+
+
+def run(folder: Path, *arguments: str) -> dict[str, dict]:
+    run_experiment(entry.main, [*arguments, f"hydra.run.dir={folder}"])
+    rows = json.loads((folder / "results.json").read_text())
+    return {row["name"].removeprefix("word_problems/"): row for row in rows}
+
+
+def texts(folder: Path) -> list[str]:
+    store = GenerationStore.load(folder / "generations")
+    return [generation.text for generation in store.generations()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate") / "threshold"
+    run(folder, *CELL)
+    return folder
+
+
+def results(folder: Path) -> dict[str, dict]:
+    rows = json.loads((folder / "results.json").read_text())
+    return {row["name"]: row for row in rows}
+
+
+def test_the_score_is_that_of_the_library(finished):
+    model, task = lj.load("tiny"), load_task("word_problems")
+    items = [task.item(7, index, "test", difficulty=0) for index in range(6)]
+    prompts = [
+        model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
+    ]
+    found = lj.generate(model, prompts, lj.SamplerConfig(threshold=0.9))
+    answers = list(map(model.tokenizer.decode, found.generated))
+    right = sum(map(task.verify, items, answers))
+    row = results(finished)["word_problems/threshold/exact_match"]
+    assert (row["value"], row["n"]) == (right / 6, 6)
+    assert row["interval"][0] < row["value"] <= row["interval"][1]
+    assert results(finished)["word_problems/threshold/nfe"]["value"] == found.nfe.mean()
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == list(range(6))
+    assert sum(line["right"] for line in lines) == right
+
+
+def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
+    model = lj.load("tiny")
+    for generation in GenerationStore.load(finished / "generations").generations():
+        ids = generation.tokens[: generation.length]
+        assert ids[-1] == model.config.eot_id
+        assert model.config.eot_id not in ids[:-1]
+        assert model.tokenizer.decode(ids) == generation.text
+        assert len(generation.tokens) == 128
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
+    folder, decoded = tmp_path / "run", []
+
+    def interrupted(model, items, *arguments, **settings):
+        if len(decoded) == 1:
+            raise KeyboardInterrupt
+        decoded.append(list(items))
+        return answer_items(model, items, *arguments, **settings)
+
+    answer_items = entry.answer_items
+    monkeypatch.setattr(entry, "answer_items", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, *CELL)
+    assert not (folder / "results.json").exists()
+    decoded.clear()
+    run(folder, *CELL)
+    assert decoded == [[3, 4, 5]]
+    assert texts(folder) == texts(finished)
+
+
+def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    assert run(tmp_path / "run", *CELL, "task.items=4")["threshold/exact_match"]["n"] == 4
+    assert run(tmp_path / "run", *CELL, "task.items=7")["threshold/exact_match"]["n"] == 7
+
+
+def test_other_settings_are_refused_and_overwrite_nothing(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    before = (tmp_path / "run" / "results.json").read_bytes()
+    with pytest.raises(SystemExit, match=r"sampler\.threshold is 0\.9 there and 0\.8 here"):
+        run(tmp_path / "run", *CELL, "sampler.threshold=0.8")
+    assert (tmp_path / "run" / "results.json").read_bytes() == before
+
+
+def test_a_run_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(lj, "load", None)
+    rows = run(tmp_path / "again", f"rescore={finished}")
+    again, first = rows["threshold/exact_match"], results(finished)
+    assert again == first["word_problems/threshold/exact_match"]
+
+
+def test_a_decoder_is_compared_on_the_same_items(finished, tmp_path):
+    rows = run(tmp_path / "other", *CELL, "sampler.threshold=0.3", f"baseline={finished}")
+    name = "threshold@threshold:0.3"
+    before = results(finished)["word_problems/threshold/exact_match"]["value"]
+    difference = rows[f"{name}/against/threshold/difference"]
+    assert difference["value"] == pytest.approx(rows[f"{name}/exact_match"]["value"] - before)
+    assert 0 < rows[f"{name}/against/threshold/p_value"]["value"] <= 1
+    assert rows[f"{name}/nfe"]["value"] < results(finished)["word_problems/threshold/nfe"]["value"]
+
+
+@pytest.mark.parametrize("task", ["yes_no", "sudoku"])
+def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
+    arguments = [f"model={random_model}", f"task={task}", "task.items=1", "sampler=blockwise"]
+    run(tmp_path / "run", *arguments, "sampler.threshold=0.001")
+    (generation,) = GenerationStore.load(tmp_path / "run" / "generations").generations()
+    assert len(generation.tokens) == load_task(task).gen_length
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.items=0", "items is 0; allowed: 1 or more"),
+        ("task.difficulty=9", "difficulty of word_problems is 9; allowed: 0, 1, 2, 3"),
+        ("batch_size=0", "batch_size is 0; allowed: 1 or more"),
+        ("baseline=nowhere", "baseline is 'nowhere', which has no generations"),
+        ("rescore=nowhere", "rescore is 'nowhere', which has no generations"),
+        ("model=nowhere", "no model at 'nowhere'"),
+    ],
+)
+def test_bad_input_leaves_an_empty_folder(override, message, tmp_path):
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path / "run", "model=tiny", override)
+    assert not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("group", ["task", "sampler"])
+def test_unknown_names_are_answered_with_those_that_exist(group, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    known = {"task": "countdown", "sampler": "fast_dllm"}[group]
+    with pytest.raises(ConfigCompositionException, match=rf"(?s){group}/sums.*{known}"):
+        run(tmp_path / "run", f"{group}=sums")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_seeds_run_is_no_baseline(finished, tmp_path):
+    with pytest.raises(SystemExit, match=r"the baseline's task is .*'seed': 7.*'seed': 8"):
+        run(tmp_path / "run", *CELL, "task.seed=8", f"baseline={finished}")
+    with pytest.raises(SystemExit, match=r"the baseline lacks item \[6\] of 7"):
+        run(tmp_path / "run", *CELL, "task.items=7", f"baseline={finished}")
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_damaged_file_is_named_and_kept(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "generations" / "000003.jsonl"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(SystemExit, match=r"000003\.jsonl is damaged"):
+        run(tmp_path / "run", *CELL)
+    with pytest.raises(SystemExit, match=r"000003\.jsonl is damaged"):
+        run(tmp_path / "again", f"rescore={tmp_path / 'run'}")
+    assert (tmp_path / "run" / "results.json").exists()

@@ -1,0 +1,127 @@
+"""`python -m experiments.report`: a page from runs that were decoded, and from others."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments import report as entry
+from experiments.run import environment
+from llada_jax.evaluation.generations import FORMAT, Batch, Generation, GenerationStore
+from llada_jax.evaluation.task import Item
+from tests.experiments.in_process import run_experiment
+
+ITEMS = 20
+
+
+def evaluation(folder: Path, sampler: str, right: int, nfe: int, task: str = "yes_no") -> Path:
+    """A run of `experiments.evaluate`, as it would be found; the first `right` items are right."""
+    settings = {
+        "model": "tiny",
+        "task": {"name": task, "difficulty": 1, "seed": 5},
+        "sampler_name": sampler,
+        "backend": "xla",
+    }
+    store = GenerationStore.begin(folder / "generations", settings)
+    generations = [
+        Generation(i, Item("Is it?", "#### yes", "yes"), f"#### {'yes' if i < right else 'no'}",
+                   [1], 12, nfe)
+        for i in range(ITEMS)
+    ]  # fmt: skip
+    store.add(Batch(generations, seconds=2.0, compiled=False))
+    (folder / "env.json").write_text(json.dumps(environment()))
+    return folder
+
+
+def training(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "env.json").write_text(json.dumps(environment()))
+    rows = [{"step": i, "loss": 3 / i, "accuracy": 1 - 1 / i} for i in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"name": "yes_no/exact_match", "value": 0.9, "unit": "share", "kind": "measured",
+           "interval": [0.85, 0.95], "reference": 0.8, "source": "a | table"}  # fmt: skip
+    (folder / "results.json").write_text(json.dumps([row]))
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> str:
+    run_experiment(entry.main, [*arguments, f"hydra.run.dir={folder}"])
+    return (folder / "report.md").read_text()
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    folder = tmp_path / "runs"
+    evaluation(folder / "sweep" / "0", "llada", right=18, nfe=12)
+    evaluation(folder / "sweep" / "1", "threshold@threshold:0.9", right=18, nfe=4)
+    evaluation(folder / "sweep" / "10", "threshold@threshold:0.5", right=9, nfe=2)
+    training(folder / "small")
+    return folder
+
+
+def test_decoders_stand_side_by_side(runs, tmp_path):
+    page = run(tmp_path / "page", f"runs=[{runs}/sweep]", "baseline=llada")
+    lines = [line for line in page.splitlines() if line.startswith("| tiny:")]
+    assert "| tiny: llada | 20 | 90.0% (69.9% to 97.2%) | 12.0 | 1.00 | 120 | baseline |" in page
+    assert "4.0 | 3.00 | 120 | +0.0 points" in lines[1]
+    assert "-45.0 points" in lines[2] and lines[2].endswith("| 0.0039 |")
+
+
+def test_settings_of_a_sampler_make_a_curve_with_an_area(runs, tmp_path):
+    run(tmp_path / "page", f"runs=[{runs}/sweep]")
+    rows = json.loads((tmp_path / "page" / "results.json").read_text())
+    areas = {row["name"]: row["value"] for row in rows if row["name"].endswith("/aup")}
+    task = "yes_no, difficulty 1, seed 5/tiny"
+    assert areas == {f"{task}: llada/aup": 90, f"{task}: threshold/aup": 270}
+
+
+def test_every_picture_is_there_and_nothing_half_written(runs, tmp_path):
+    page = run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/small]", "title=All of it")
+    pictures = re.findall(r"!\[.+\]\((.+)\)", page)
+    assert len(pictures) == 3
+    for name in pictures:
+        assert (tmp_path / "page" / name).read_bytes().startswith(b"\x89PNG")
+    assert not list((tmp_path / "page").glob("*.partial"))
+    assert page.startswith("# All of it\n")
+
+
+def test_other_runs_show_their_results(runs, tmp_path):
+    page = run(tmp_path / "page", f"runs=[{runs}/sm*]")
+    assert (
+        "| yes_no/exact_match | 0.9 share | 0.85 to 0.95 | measured | 0.8 (a \\| table) |" in page
+    )
+
+
+def test_runs_without_a_curve_have_no_area(runs, tmp_path):
+    assert "AUP" not in run(tmp_path / "page", f"runs=[{runs}/sweep/0]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "message"),
+    [
+        (None, ["runs=[]"], "runs is empty; allowed"),
+        (None, ["runs=[nowhere]"], "runs has 'nowhere', where no run is"),
+        (
+            None,
+            ["runs=[{runs}/sweep]", "baseline=x"],
+            "baseline is 'x'; allowed: llada, threshold@",
+        ),
+        ("small/results.json", ["runs=[{runs}/small]"], r"small has no results\.json"),
+        ("sweep/0/generations/000000.jsonl", ["runs=[{runs}/sweep]"], r"0 has no generations yet"),
+    ],
+)
+def test_bad_input_is_named_before_a_page_is_written(runs, tmp_path, damage, arguments, message):
+    if damage:
+        (runs / damage).unlink()
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path / "page", *(argument.format(runs=runs) for argument in arguments))
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_a_run_of_another_version_is_refused(runs, tmp_path):
+    path = runs / "sweep" / "0" / "generations" / "settings.json"
+    header = json.loads(path.read_text())
+    path.write_text(json.dumps({**header, "format": FORMAT + 1}))
+    with pytest.raises(SystemExit, match=rf"has format {FORMAT + 1}; allowed: {FORMAT}"):
+        run(tmp_path / "page", f"runs=[{runs}/sweep]")
