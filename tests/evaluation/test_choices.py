@@ -1,0 +1,131 @@
+"""Four choices: the right one follows from the rule, by a reading of its own, and no other does."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
+from llada_jax.evaluation.tasks.choices import COMPASS, DAYS, KINDS, TASK
+
+ITEMS = [
+    item
+    for difficulty in TASK.difficulties
+    for item in islice(TASK.items(11, "train", difficulty=difficulty), 500)
+]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def lifted(text: str) -> Callable[[str], bool]:
+    stuff = re.search(r"lifts only (\w+)", text)[1]
+    return lambda choice: f"{choice[4:]} is of {stuff}" in text
+
+
+def within(text: str) -> Callable[[str], bool]:
+    relation, bound = re.search(r"at (most|least) (\d+)", text).groups()
+    most = relation == "most"
+
+    def keeps(choice: str) -> bool:
+        (number,) = numbers(choice)
+        return number <= int(bound) if most else number >= int(bound)
+
+    return keeps
+
+
+def following(text: str) -> Callable[[str], bool]:
+    a, b, c = numbers(re.search(r"The numbers are (.+)\.", text)[1])
+    return lambda choice: int(choice) == c + (b - a)
+
+
+def facing(text: str) -> Callable[[str], bool]:
+    place = COMPASS.index(re.search(r"faces (\w+)\.", text)[1])
+    for turn in re.findall(r"turns (\w+)", text):
+        place += {"right": 1, "around": 2, "left": 3}[turn]
+    return lambda choice: choice == COMPASS[place % 4]
+
+
+def some_days_on(text: str) -> Callable[[str], bool]:
+    names = re.search(r"Today is (\w+)\.|It is (\w+) today\.", text).groups()
+    today = next(DAYS.index(name) for name in names if name)
+    count = numbers(text.rpartition(". ")[2])[0]
+    step = count if "will it be" in text else -count
+    return lambda choice: choice == DAYS[(today + step) % 7]
+
+
+def signalled(text: str) -> Callable[[str], bool]:
+    seen = re.search(r"sees (\w+)", text)[1]
+    return lambda choice: f"{seen} means {choice}" in text
+
+
+def defined(text: str) -> Callable[[str], bool]:
+    size, shade = re.search(r"A \w+ is (\w+) and (\w+)\.", text).groups()
+    return lambda choice: choice.startswith(f"a {size} {shade} ")
+
+
+def cheapest(text: str) -> Callable[[str], bool]:
+    prices = {f"the {name}": int(n) for name, n in re.findall(r"[Tt]he (\w+) costs (\d+)", text)}
+    best = (min if "cheapest" in text else max)(prices.values())
+    return lambda choice: prices[choice] == best
+
+
+READINGS = {
+    "What does the": lifted,
+    r"at most|at least": within,
+    "comes next": following,
+    "face now": facing,
+    "Which day": some_days_on,
+    "must": signalled,
+    "Which is a": defined,
+    r"cheapest|dearest": cheapest,
+}
+
+
+@pytest.mark.parametrize("pattern", READINGS)
+def test_one_choice_follows_and_it_is_the_target(pattern):
+    found = 0
+    for item in ITEMS:
+        text = item.question.partition("\n")[0]
+        if re.search(pattern, text) and pattern == first_pattern(text):
+            follows = READINGS[pattern](text)
+            letters = "".join(
+                letter
+                for letter, choice in zip("ABCD", item.choices, strict=True)
+                if follows(choice)
+            )
+            assert letters == item.target, item
+            found += 1
+    assert found > 80
+
+
+def first_pattern(text: str) -> str:
+    return next(pattern for pattern in READINGS if re.search(pattern, text))
+
+
+def test_there_is_a_reading_for_every_kind():
+    assert len(READINGS) == len(KINDS)
+
+
+def test_letters_are_uniform_and_choices_are_listed():
+    counts = Counter(item.target for item in ITEMS)
+    assert all(0.2 < counts[letter] / len(ITEMS) < 0.3 for letter in "ABCD")
+    for item in ITEMS:
+        assert len(set(item.choices)) == 4
+        assert [line[3:] for line in item.question.split("\n")[1:]] == list(item.choices)
+        right = item.choices["ABCD".index(item.target)]
+        assert f"So {item.target}) {right}.\n#### {item.target}" in item.answer
+
+
+def test_a_rule_is_applied_to_a_right_choice_in_one_split_only():
+    applied = {
+        split: {
+            re.sub(r"So [A-D]\)", "So", item.answer).partition("\n")[0]
+            for difficulty in TASK.difficulties
+            for item in islice(TASK.items(12, split, difficulty=difficulty), 400)
+        }
+        for split in ("train", "test")
+    }
+    assert applied["train"].isdisjoint(applied["test"])

@@ -1,0 +1,90 @@
+"""Endings: all four are told, one is consistent, and nothing but the story tells which."""
+
+import re
+from collections import Counter
+from itertools import islice
+from random import Random
+
+import pytest
+
+from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.tasks.endings import KINDS, TASK
+
+ITEMS = [
+    item
+    for difficulty in TASK.difficulties
+    for item in islice(TASK.items(11, "train", difficulty=difficulty), 400)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_endings_are_all_combinations_of_two_doubts(kind):
+    for seed in range(200):
+        story = kind(Random(seed))
+        for right, wrong in (story.first, story.second):
+            assert right != wrong
+        assert story.ending.count("{}") == 2
+        assert not re.search(r"[{}]", "".join([*story.facts, story.stem, *story.reasons]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reasons_are_told(kind):
+    for seed in range(200):
+        story = kind(Random(seed))
+        for reason in story.reasons:
+            told = re.sub(r", \d+[+-]\d+=\d+$", "", reason)
+            assert told in story.facts
+
+
+def test_letters_are_uniform_and_choices_differ():
+    counts = Counter(item.target for item in ITEMS)
+    assert all(0.2 < counts[letter] / len(ITEMS) < 0.3 for letter in "ABCD")
+    for item in ITEMS:
+        assert len(set(item.choices)) == 4
+        assert [line[3:] for line in item.question.split("\n")[1:]] == list(item.choices)
+
+
+def test_the_right_ending_is_consistent_by_another_reading():
+    read = 0
+    for item in ITEMS:
+        expected = reading(item)
+        if expected is not None:
+            assert item.choices["ABCD".index(item.target)] == expected, item
+            read += 1
+    assert read > len(ITEMS) / 2
+
+
+def reading(item: Item) -> str | None:
+    """The ending of the kinds that a few patterns can read."""
+    text = item.question
+    if needed := re.search(r"Later \w+ needed the (\w+)", text):
+        thing = needed[1]
+        place = re.search(rf"put the {thing} in the (\w+)", text)[1]
+        return f"opened the {place} and took out the {thing}"
+    if given := re.search(r"gave the (\w+) to (\w+)\.", text):
+        thing, taker = given.groups()
+        place = re.search(rf"{taker} went to the (\w+)", text)[1]
+        return f"{taker} had the {thing} in the {place}"
+    if came := re.search(r"At (\d+) \w+ went out for (\w+)", text):
+        shop = {"bread": "bakery", "books": "bookshop", "pills": "pharmacy", "milk": "dairy"}
+        closes = re.search(rf"[Tt]he {shop[came[2]]} closes at (\d+)", text)[1]
+        state = "open" if int(came[1]) < int(closes) else "closed"
+        return f"found the {shop[came[2]]} {state}"
+    if left := re.search(r"had (\d+) (\w+) and (ate|got) (\d+)", text):
+        had, food, verb, change = left.groups()
+        number = int(had) + (int(change) if verb == "got" else -int(change))
+        friend = re.search(rf"(\w+) likes {food}", text)[1]
+        return f"gave all {number} {food} to {friend}"
+    return None
+
+
+def test_what_settles_a_story_is_in_one_split_only():
+    reasons = {
+        split: {
+            item.answer.partition(" So ")[0]
+            for difficulty in TASK.difficulties
+            for item in islice(TASK.items(12, split, difficulty=difficulty), 400)
+        }
+        for split in ("train", "test")
+    }
+    assert reasons["train"].isdisjoint(reasons["test"])

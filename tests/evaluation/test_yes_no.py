@@ -1,0 +1,109 @@
+"""Yes/no questions: balanced, and true by a reading that shares nothing with the generator."""
+
+import re
+from itertools import islice
+
+import pytest
+
+from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.tasks.yes_no import KINDS, TASK
+
+ITEMS = [
+    item
+    for difficulty in TASK.difficulties
+    for split in ("train", "test")
+    for item in islice(TASK.items(11, split, difficulty=difficulty), 300)
+]
+
+
+def sentences(item: Item) -> list[str]:
+    *facts, _ = re.split(r"(?<=\.) ", item.question)
+    return [fact.removesuffix(".") for fact in facts]
+
+
+def where(item: Item, who: str, place: str) -> bool:
+    moves = [fact for fact in sentences(item) if fact.startswith(f"{who} ")]
+    return moves[-1].endswith(f" {place}")
+
+
+def owns(item: Item, who: str, thing: str) -> bool:
+    about = [fact for fact in sentences(item) if f"the {thing}" in fact]
+    return about[-1].endswith(f"to {who}") or about[-1] == f"{who} had the {thing}"
+
+
+def exceeds(item: Item, who: str, relation: str, other: str) -> bool:
+    pairs = dict(fact.split(f" is {relation} than ") for fact in sentences(item))
+    while who in pairs:
+        who = pairs[who]
+        if who == other:
+            return True
+    return False
+
+
+def has_color(item: Item, who: str, color: str) -> bool:
+    facts = [fact.lower() for fact in sentences(item)]
+    (animal,) = (fact.split(" is a ")[1] for fact in facts if fact.startswith(f"{who.lower()} is"))
+    plural = animal if animal == "sheep" else animal + "s"
+    return f"all {plural} are {color}" in facts
+
+
+def has_more(item: Item, first: str, second: str) -> bool:
+    counts = {fact.split()[-1]: int(fact.split()[-2]) for fact in sentences(item)}
+    return counts[first] > counts[second]
+
+
+def is_open(item: Item, shop: str, hour: str) -> bool:
+    (hours,) = (fact for fact in sentences(item) if fact.startswith(f"The {shop} "))
+    opens, closes = map(int, re.findall(r"\d+", hours))
+    return opens <= int(hour) <= closes
+
+
+def plays(item: Item, game: str, who: str, day: str) -> bool:
+    return f"On {day} {who} plays {game}" in sentences(item)
+
+
+READINGS = {
+    r"Is (\w+) in the (\w+) now\?": where,
+    r"Has (\w+) got the (\w+) now\?": owns,
+    r"Is (\w+) (taller|older|faster|stronger) than (\w+)\?": exceeds,
+    r"Does the \w+ have more (\w+) than (\w+)\?": has_more,
+    r"Is the (\w+) open at (\d+)\?": is_open,
+    r"Is (\w+) what (\w+) plays on (\w+)\?": plays,
+    r"Is (\w+) (\w+)\?": has_color,
+}
+
+
+@pytest.mark.parametrize("pattern", READINGS)
+def test_answers_are_true_and_balanced(pattern):
+    read = READINGS[pattern]
+    first = [next(p for p in READINGS if re.fullmatch(p, ask(item))) for item in ITEMS]
+    items = [item for item, found in zip(ITEMS, first, strict=True) if found == pattern]
+    assert len(items) > 150
+    for item in items:
+        names = re.fullmatch(pattern, ask(item))
+        assert read(item, *names.groups()) == (item.target == "yes"), item
+    assert 0.38 < sum(item.target == "yes" for item in items) / len(items) < 0.62
+
+
+def ask(item: Item) -> str:
+    return re.split(r"(?<=\.) ", item.question)[-1]
+
+
+def test_there_is_a_reading_for_every_kind():
+    assert len(READINGS) == len(KINDS)
+
+
+def test_reasons_are_facts_of_the_passage():
+    for item in ITEMS:
+        reasons, _ = item.answer.split(" So ")
+        assert set(re.split(r"(?<=\.) ", reasons)) <= {f"{fact}." for fact in sentences(item)}
+
+
+def test_what_decides_is_in_one_split_only():
+    decides = [(ask(item), *sorted(item.answer.split(" So ")[0].split(". "))) for item in ITEMS]
+    splits = [place // 300 % 2 for place in range(len(ITEMS))]
+    train, test = (
+        {key for key, split in zip(decides, splits, strict=True) if split == wanted}
+        for wanted in (0, 1)
+    )
+    assert train.isdisjoint(test)
