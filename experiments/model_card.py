@@ -1,11 +1,15 @@
 """The model card of a trained model: everything that is needed to train and to judge it again."""
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from experiments.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.reliability import Reliability
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 
@@ -40,13 +44,21 @@ print(model.tokenizer.decode(result.generated[0]))
 
 ## Quality
 
-Share of items of the test split (each task's default difficulty) whose generated answer passes the
-task's verifier. What an item is about, as its task's docstring defines it, occurs nowhere in
-training.
+Share of items of the test split (each task's default difficulty, seed {score_seed}) whose generated
+answer passes the task's verifier. What an item is about, as its task's docstring defines it, occurs
+nowhere in training. One token a step; `llada` sees the whole canvas, `blockwise` the prefix and the
+block that is decoded.
 
-| task | items | sampler | exact match | 95 % interval (Wilson) |
-|---|---|---|---|---|
+| task | items | sampler | settings | exact match | 95 % interval (Wilson) |
+|---|---|---|---|---|---|
 {scores}
+
+Confidence against truth, on masked tokens of the same items' answers (expected calibration error in
+15 bins; `python -m experiments.reliability` draws the diagram):
+
+| canvas | masked tokens | right | calibration error |
+|---|---|---|---|
+{calibration}
 
 ## Training
 
@@ -67,8 +79,8 @@ training.
 - {train.steps:,} steps in {minutes:.0f} minutes on {machine}.
 - Code and versions: {environment}.
 
-| task | what it is | weight | difficulties drawn |
-|---|---|---|---|
+| task | what it is | version | weight | difficulties drawn |
+|---|---|---|---|---|
 {mixture}
 
 In each stage some examples only repeat sentences of a question (retell) or are bare equations of
@@ -90,6 +102,7 @@ class Score(NamedTuple):
     """Right answers among so many items of a task, under one sampler."""
 
     task: str
+    name: str
     sampler: SamplerConfig
     right: int
     items: int
@@ -105,7 +118,9 @@ def model_card(
     machine: str,
     environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
+    score_seed: int,
     scores: Sequence[Score],
+    calibration: Mapping[str, Reliability],
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
     minutes = _minutes(metrics)
@@ -126,7 +141,9 @@ def model_card(
         cut_share=train.cut_share,
         minutes=minutes[-1],
         environment=f"{commit}; Python {environment['python']}, {packages}",
+        score_seed=score_seed,
         scores="\n".join(map(_score_line, scores)),
+        calibration="\n".join(starmap(_calibration_line, calibration.items())),
         curve=_curve(metrics, minutes),
     )
 
@@ -135,15 +152,29 @@ def _score_line(score: Score) -> str:
     low, high = wilson_interval(score.right, score.items)
     s = score.sampler
     rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"
-    sampler = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
-    share = score.right / score.items
-    return f"| {score.task} | {score.items} | {sampler} | {share:.1%} | {low:.1%} to {high:.1%} |"
+    settings = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
+    cells = (
+        score.task,
+        score.items,
+        score.name,
+        settings,
+        f"{score.right / score.items:.1%}",
+        f"{low:.1%} to {high:.1%}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _calibration_line(name: str, diagram: Reliability) -> str:
+    n = int(diagram.counts.sum())
+    right = float(np.nansum(diagram.accuracy * diagram.counts)) / n
+    error = 100 * diagram.expected_calibration_error
+    return f"| {name} | {n:,} | {right:.1%} | {error:.1f} points |"
 
 
 def _mixture_line(share: TaskShare) -> str:
     task = load_task(share.name)
     levels = "; ".join(f"{level}: {task.difficulties[level]}" for level in share.drawn)
-    return f"| `{share.name}` | {task.about} | {share.weight:g} | {levels} |"
+    return f"| `{share.name}` | {task.about} | {task.version} | {share.weight:g} | {levels} |"
 
 
 def _stage_line(stage: Stage) -> str:

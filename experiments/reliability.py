@@ -26,7 +26,7 @@ from experiments.pictures import reliability_diagram, save
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.evaluation.reliability import reliability
+from llada_jax.evaluation.reliability import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.forward import forward
@@ -43,11 +43,11 @@ class ReliabilityConfig:
 
     model: str
     tasks: tuple[str, ...]
-    items: int
-    batch_size: int
-    seed: int
-    block_length: int
-    bins: int
+    items: int = 500
+    batch_size: int = 20
+    seed: int = 3
+    block_length: int = 32
+    bins: int = 15
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
@@ -72,15 +72,7 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
         model.tokenizer is not None, f"{config.model!r} has no tokenizer; allowed: one that has"
     )
     run.begin()
-    found = {
-        f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
-        for name in tqdm(config.tasks, unit="task")
-        for canvas, share in CANVASES.items()
-    }
-    for canvas in CANVASES:
-        parts = [each for name, each in found.items() if name.endswith(f"/{canvas}")]
-        found[f"all/{canvas}"] = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-    diagrams = {name: reliability(*each, config.bins) for name, each in found.items()}
+    diagrams = reliability_by_task(model, config)
     for name, diagram in diagrams.items():
         bins = ("counts", "confidence", "accuracy")
         run.record({"name": name} | {key: _plain(getattr(diagram, key)) for key in bins})
@@ -97,6 +89,19 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
             for name, diagram in diagrams.items()
         ]
     )
+
+
+def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
+    """By `<task>/<canvas>`, and `all/<canvas>` for the predictions of all tasks together."""
+    found = {
+        f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
+        for name in tqdm(config.tasks, unit="task")
+        for canvas, share in CANVASES.items()
+    }
+    for canvas in CANVASES:
+        parts = [each for name, each in found.items() if name.endswith(f"/{canvas}")]
+        found[f"all/{canvas}"] = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+    return {name: reliability(*each, config.bins) for name, each in found.items()}
 
 
 def _plain(values: np.ndarray) -> list[float | None]:

@@ -16,10 +16,12 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from tqdm import tqdm
 
 from experiments.answers import answer_items, batched
 from experiments.mixture import MixtureConfig, example_source, mixture_texts
 from experiments.model_card import Score, model_card
+from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.build import Model
@@ -49,7 +51,8 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
-    """How a model is judged: each task by LLaDA's plain sampler on items of the test split."""
+    """How a model is judged: each task by LLaDA's plain sampler on items of the test split, and by
+    the same with nothing but the prefix and the block in view."""
 
     items: int = 500
     batch_size: int = 50
@@ -61,10 +64,11 @@ class ScoreConfig:
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
-    def sampler(self, task: Task) -> SamplerConfig:
-        """One token a step."""
+    def samplers(self, task: Task) -> dict[str, SamplerConfig]:
+        """Of one token a step."""
         length = task.gen_length
-        return SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
+        plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
+        return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # which checks that the model can be exported
         for share in self.data.tasks:
-            _ = self.score.sampler(load_task(share.name))  # which checks the lengths
+            _ = self.score.samplers(load_task(share.name))  # which checks the lengths
 
 
 def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -105,15 +109,17 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     return folder
 
 
-def exact_match(model: Model, task: Task, config: ScoreConfig) -> Score:
+def exact_match(
+    model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
+) -> Score:
     """Counts the test items whose generated answer passes the task's verifier."""
     right = 0
-    sampler = config.sampler(task)
-    for indices in batched(range(config.items), config.batch_size):
+    batches = list(batched(range(config.items), config.batch_size))
+    for indices in tqdm(batches, desc=f"{task.name}, {name}", unit="batch"):
         items = {index: task.item(config.seed, index, "test") for index in indices}
         answers = answer_items(model, items, sampler).generations
         right += sum(task.verify(answer.item, answer.text) for answer in answers)
-    return Score(task.name, sampler, right, config.items)
+    return Score(task.name, name, sampler, right, config.items)
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
@@ -129,9 +135,19 @@ def train_and_export(config: RunConfig, run: Run) -> None:
 
 def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
+    tasks = [load_task(share.name) for share in config.data.tasks]
     scores = [
-        exact_match(model, load_task(share.name), config.score) for share in config.data.tasks
+        exact_match(model, task, name, sampler, config.score)
+        for task in tasks
+        for name, sampler in config.score.samplers(task).items()
     ]
+    names = tuple(task.name for task in tasks)
+    calibration = reliability_by_task(
+        model,
+        ReliabilityConfig(
+            model=str(run.folder), tasks=names, items=config.score.items, seed=config.score.seed
+        ),
+    )
     metrics = read_metrics(run.folder)
     env = json.loads((run.folder / "env.json").read_text())
     hydra_config = HydraConfig.get()
@@ -144,13 +160,15 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
         machine=env["machine"],
         environment=env,
         metrics=metrics,
+        score_seed=config.score.seed,
         scores=scores,
+        calibration=calibration,
     )
     export_model(run.folder / "model", model.config, model.params, tokenizer, card, metrics)
     run.finish(
         [
             ResultRow(
-                name=f"{score.task}/exact_match",
+                name=f"{score.task}/{score.name}/exact_match",
                 value=score.right / score.items,
                 unit="share",
                 n=score.items,

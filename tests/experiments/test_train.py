@@ -46,9 +46,11 @@ def test_the_shipped_configuration_is_valid():
     run = read_config(entry.RunConfig, composed())
     assert run.model.family == "llada"
     for task in (load_task(share.name) for share in run.data.tasks):
-        assert run.score.sampler(task) == lj.SamplerConfig(
-            gen_length=task.gen_length, steps=task.gen_length
-        )
+        plain = lj.SamplerConfig(gen_length=task.gen_length, steps=task.gen_length)
+        assert run.score.samplers(task) == {
+            "llada": plain,
+            "blockwise": plain.replace(cache="blockwise"),
+        }
         assert run.train.max_gen_length >= task.gen_length
 
 
@@ -102,8 +104,9 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["jax"]
     rows = json.loads((tmp_path / "results.json").read_text())
     assert [(row["name"], row["kind"], row["n"]) for row in rows] == [
-        ("word_problems/exact_match", "measured", 3),
-        ("countdown/exact_match", "measured", 3),
+        (f"{task}/{sampler}/exact_match", "measured", 3)
+        for task in ("word_problems", "countdown")
+        for sampler in ("llada", "blockwise")
     ]
     model = lj.load(tmp_path / "model")
     assert model.tokenizer is not None
