@@ -11,14 +11,11 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require
-from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 
 SENTENCE_END = re.compile(r"(?<=[.?]) ")
-EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
-DRILL_PROBLEMS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +45,18 @@ class TaskShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """So many steps in which some examples are not questions with their answers."""
+    """So many steps, in which some examples are not questions with their answers."""
 
     steps: int
+    tasks: tuple[TaskShare, ...] = ()
+    """None given: the mixture's."""
     retell_share: float = 0.0
     """Share of examples that only repeat some sentences of the question, from which a model learns
-    to copy long before it does so from solutions."""
+    to copy long before it does so from answers."""
     drill_share: float = 0.0
-    """Share of examples that are bare equations of word problems, from which a model learns sums
-    and products sooner than from solutions, where they are few among many words."""
+    """Share of examples that are drills."""
+    drills: tuple[TaskShare, ...] = ()
+    """Tasks that they are drawn from."""
 
     def __post_init__(self) -> None:
         require(self.steps > 0, f"steps is {self.steps}; allowed: 1 or more")
@@ -65,6 +65,14 @@ class Stage:
             require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
         total = self.retell_share + self.drill_share
         require(total <= 1, f"retell_share + drill_share is {total}; allowed: up to 1")
+        require(
+            bool(self.drills) == (self.drill_share > 0),
+            f"drill_share is {self.drill_share} with {len(self.drills)} drills; "
+            "allowed: both or neither",
+        )
+        for share in self.drills:
+            has_drill = load_task(share.name).drill is not None
+            require(has_drill, f"drills has {share.name!r}; allowed: tasks with a drill")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +88,6 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         require(len(self.stages) > 0, "stages is empty; allowed: one or more")
-        drills = any(stage.drill_share for stage in self.stages)
-        require(
-            not drills or any(share.name == "word_problems" for share in self.tasks),
-            "drill_share is above 0 without the task word_problems, whose equations they are",
-        )
         share = self.full_length_share
         require(0 <= share <= 1, f"full_length_share is {share}; allowed: 0 to 1")
 
@@ -97,22 +100,11 @@ class MixtureConfig:
 def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int) -> ExampleSource:
     """Chats of one question; the answer ends with the token that ends a turn."""
     end = tokenizer.encode("<|eot_id|>")
-    weights = [share.weight for share in config.tasks]
 
     def source(index: int) -> Example:
         rng = Random(f"{config.seed} {index}")
         stage = config.stage_at(index // batch_size)
-        kind = rng.random()
-        if stage.retell_share <= kind < stage.retell_share + stage.drill_share:
-            question, answer = _drill(config, rng, index)
-            gen_length = None
-        else:
-            share = rng.choices(config.tasks, weights)[0]
-            question, answer, *_ = _item(config, share, rng, index)
-            gen_length = load_task(share.name).gen_length
-            if kind < stage.retell_share:
-                question = answer = _some_sentences(rng, question)
-                gen_length = None
+        question, answer, gen_length = _drawn(config, stage, rng, index)
         if rng.random() < config.full_length_share:
             gen_length = None
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
@@ -121,31 +113,37 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
     return source
 
 
+def _drawn(
+    config: MixtureConfig, stage: Stage, rng: Random, index: int
+) -> tuple[str, str, int | None]:
+    """A question, its answer, and how long an answer may be."""
+    kind = rng.random() - stage.retell_share
+    is_drill = 0 <= kind < stage.drill_share
+    share = _one_of(stage.drills if is_drill else stage.tasks or config.tasks, rng)
+    task, difficulty = load_task(share.name), rng.choice(share.drawn)
+    if is_drill:
+        item = task.drill_item(config.seed, index, difficulty=difficulty)
+        return item.question, item.answer, None
+    item = task.item(config.seed, index, "train", difficulty=difficulty)
+    if kind < 0:
+        retold = _some_sentences(rng, item.question)
+        return retold, retold, None
+    return item.question, item.answer, task.gen_length
+
+
 def mixture_texts(config: MixtureConfig) -> Iterator[str]:
     """Questions and answers of training items, without end: what a tokenizer is learnt from."""
-    weights = [share.weight for share in config.tasks]
     for index in count():
         rng = Random(f"{config.seed} {index}")
-        question, answer, *_ = _item(config, rng.choices(config.tasks, weights)[0], rng, index)
-        yield question
-        yield answer
+        share = _one_of(config.tasks, rng)
+        difficulty = rng.choice(share.drawn)
+        item = load_task(share.name).item(config.seed, index, "train", difficulty=difficulty)
+        yield item.question
+        yield item.answer
 
 
-def _item(config: MixtureConfig, share: TaskShare, rng: Random, index: int) -> Item:
-    difficulty = rng.choice(share.drawn)
-    return load_task(share.name).item(config.seed, index, "train", difficulty=difficulty)
-
-
-def _drill(config: MixtureConfig, rng: Random, index: int) -> tuple[str, str]:
-    """The equations of some word problems, without and with their results."""
-    share = next(share for share in config.tasks if share.name == "word_problems")
-    problems = [_item(config, share, rng, index + step) for step in range(DRILL_PROBLEMS)]
-    equations = [each for problem in problems for each in EQUATION.findall(problem.answer)]
-    return _without_results(equations), " ".join(equations)
-
-
-def _without_results(equations: Sequence[str]) -> str:
-    return " ".join(each.partition("=")[0] for each in equations)
+def _one_of(shares: Sequence[TaskShare], rng: Random) -> TaskShare:
+    return rng.choices(shares, [share.weight for share in shares])[0]
 
 
 def _some_sentences(rng: Random, text: str) -> str:

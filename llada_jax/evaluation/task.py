@@ -68,6 +68,8 @@ class Task:
       gen_length: answer region, in tokens of the bundled tokenizer, that holds any answer.
       version: raised with every change to what is drawn, so that scores can be told apart.
       verify: whether a text answers an item.
+      drill: draws a question that asks for many of the task's small decisions at once, from which
+        a model learns them sooner than from items, where they are few among many words.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Task:
     default_difficulty: int
     gen_length: int
     verify: Verify = ends_in_target
+    drill: Draw | None = None
     version: int = 1
 
     def item(self, seed: int, index: int, split: Split, *, difficulty: int | None = None) -> Item:
@@ -85,6 +88,21 @@ class Task:
         Raises:
           ValueError: unknown split or difficulty, or negative index.
         """
+        return self._drawn(self.draw, seed, index, split, difficulty)
+
+    def drill_item(self, seed: int, index: int, *, difficulty: int | None = None) -> Item:
+        """A drill of the training split; like `item` otherwise.
+
+        Raises:
+          ValueError: the task has no drill, or as `item`.
+        """
+        if self.drill is None:
+            raise ValueError(f"{self.name} has no drill; allowed: a task that has one")
+        return self._drawn(self.drill, seed, index, "train", difficulty)
+
+    def _drawn(
+        self, draw: Draw, seed: int, index: int, split: Split, difficulty: int | None
+    ) -> Item:
         difficulty = self.default_difficulty if difficulty is None else difficulty
         require(split in SPLITS, f"split is {split!r}; allowed: {', '.join(SPLITS)}")
         require(
@@ -99,7 +117,7 @@ class Task:
             return split_of(key) == split
 
         while True:
-            item = self.draw(rng, difficulty, owns)
+            item = draw(rng, difficulty, owns)
             if item is not None:
                 return item
 

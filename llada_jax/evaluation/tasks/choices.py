@@ -211,6 +211,20 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return Item(question, answer, letter, tuple(choices))
 
 
+def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """An item that asks for the letters of the other choices too, in random order."""
+    item = draw(rng, difficulty, owns)
+    if item is None:
+        return None
+    letters = [item.target, *rng.sample([name for name in LETTERS if name != item.target], 3)]
+    texts = [item.choices[LETTERS.index(letter)] for letter in letters]
+    reason, _, _ = item.answer.partition(" So ")
+    named = " ".join(f"{letter}) {text}." for letter, text in zip(letters, texts, strict=True))
+    target = " ".join(letters)
+    question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
+    return Item(question, f"{reason} So {named}\n#### {target}", target, item.choices)
+
+
 def _distractions(rng: Random, count: int) -> list[str]:
     kinds = (
         f"{rng.choice(PEOPLE)} likes {rng.choice(SIGNALS)}",
@@ -234,4 +248,5 @@ TASK = Task(
     },
     default_difficulty=1,
     gen_length=64,
+    drill=drill,
 )

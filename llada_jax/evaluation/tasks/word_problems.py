@@ -21,6 +21,8 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
+DRILLED_PROBLEMS = 3
+EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
 
 THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
@@ -296,6 +298,18 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return _write(rng, draft)
 
 
+def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
+    """The equations of some problems, without and with their results."""
+    problems: list[Item] = []
+    while len(problems) < DRILLED_PROBLEMS:
+        problem = draw(rng, difficulty, owns)
+        if problem is not None:
+            problems.append(problem)
+    equations = [each for problem in problems for each in EQUATION.findall(problem.answer)]
+    answer = " ".join(equations)
+    return Item(" ".join(each.partition("=")[0] for each in equations), answer, answer)
+
+
 def _write(rng: Random, draft: Draft) -> Item:
     """Draws the names and the phrasing, which do not matter for the split."""
     girl, other_girl = rng.sample(GIRLS, 2)
@@ -512,4 +526,5 @@ TASK = Task(
     default_difficulty=1,
     gen_length=128,
     verify=verify,
+    drill=drill,
 )
