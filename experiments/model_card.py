@@ -83,11 +83,11 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
 |---|---|---|---|---|
 {mixture}
 
-In each stage some examples only repeat sentences of a question (retell) or are bare equations of
-word problems (drill); the last stage lasts to the end.
+In each stage some examples only repeat sentences of a question (retell), and some are drills: many
+small decisions of a task in one example. The last stage lasts to the end.
 
-| steps | retell | drill |
-|---|---|---|
+| steps | tasks, by weight | retell | drill | drills, by weight |
+|---|---|---|---|---|
 {stages}
 
 | step | minutes | loss (nats per token) | accuracy on masked tokens |
@@ -178,7 +178,13 @@ def _mixture_line(share: TaskShare) -> str:
 
 
 def _stage_line(stage: Stage) -> str:
-    return f"| {stage.steps:,} | {stage.retell_share:.0%} | {stage.drill_share:.0%} |"
+    tasks = _weights(stage.tasks) or "as above"
+    shares = f"{stage.retell_share:.0%} | {stage.drill_share:.0%}"
+    return f"| {stage.steps:,} | {tasks} | {shares} | {_weights(stage.drills)} |"
+
+
+def _weights(shares: Sequence[TaskShare]) -> str:
+    return ", ".join(f"{share.name} {share.weight:g}" for share in shares)
 
 
 def _minutes(metrics: Sequence[Mapping[str, Any]]) -> list[float]:

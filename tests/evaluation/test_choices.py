@@ -119,6 +119,17 @@ def test_letters_are_uniform_and_choices_are_listed():
         assert f"So {item.target}) {right}.\n#### {item.target}" in item.answer
 
 
+def test_drills_name_the_letter_of_every_choice():
+    for index in range(200):
+        drill = TASK.drill_item(3, index)
+        *_, asked = drill.question.split("\nThen name: ")
+        letters = drill.target.split()
+        texts = [drill.choices["ABCD".index(letter)] for letter in letters]
+        assert sorted(letters) == list("ABCD")
+        assert asked == f"{', '.join(texts[1:])}."
+        assert f"So {letters[0]}) {texts[0]}. {letters[1]}) {texts[1]}." in drill.answer
+
+
 def test_a_rule_is_applied_to_a_right_choice_in_one_split_only():
     applied = {
         split: {

@@ -57,6 +57,18 @@ def test_lettered_targets_name_a_choice(task):
             assert item.target in "ABCD"
 
 
+def test_drills_are_many_decisions_of_the_training_split(task):
+    if task.drill is None:
+        with pytest.raises(ValueError, match=f"{task.name} has no drill"):
+            task.drill_item(1, 0)
+        return
+    drills = [task.drill_item(8, index) for index in range(50)]
+    assert drills == [task.drill_item(8, index) for index in range(50)]
+    assert sum(len(drill.target.split()) for drill in drills) > 150
+    for drill in drills:
+        assert drill.answer.endswith(drill.target)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

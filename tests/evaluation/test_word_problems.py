@@ -165,3 +165,12 @@ def test_the_vocabulary_is_small(train):
 )
 def test_verify_reads_the_number_after_the_last_mark(text, right):
     assert verify(Item("", "", "17"), text) is right
+
+
+def test_drills_are_the_equations_of_training_problems():
+    for index in range(30):
+        drill = TASK.drill_item(4, index, difficulty=2)
+        lefts = drill.question.split()
+        for left, equation in zip(lefts, drill.answer.split(), strict=True):
+            assert equation.startswith(f"{left}=")
+            assert int(equation.partition("=")[2]) == eval(left.replace("/", "//"))

@@ -99,6 +99,28 @@ def test_reasons_are_facts_of_the_passage():
         assert set(re.split(r"(?<=\.) ", reasons)) <= {f"{fact}." for fact in sentences(item)}
 
 
+def test_drills_ask_several_questions_about_one_passage():
+    for index in range(300):
+        drill = TASK.drill_item(3, index)
+        facts, asked = split_questions(drill.question)
+        conclusions, _, targets = drill.answer.partition("\n#### ")
+        assert len(asked) == len(set(asked)) == len(targets.split())
+        for question, target, conclusion in zip(
+            asked, targets.split(), re.split(r"(?<=\.) ", conclusions), strict=True
+        ):
+            pattern = next(p for p in READINGS if re.fullmatch(p, question))
+            item = Item(f"{facts} {question}", "", target)
+            names = re.fullmatch(pattern, question).groups()
+            assert READINGS[pattern](item, *names) == (target == "yes")
+            assert (" not " in conclusion) == (target == "no")
+
+
+def split_questions(text: str) -> tuple[str, list[str]]:
+    parts = re.split(r"(?<=[.?]) ", text)
+    facts = [part for part in parts if part.endswith(".")]
+    return " ".join(facts), parts[len(facts) :]
+
+
 def test_what_decides_is_in_one_split_only():
     decides = [(ask(item), *sorted(item.answer.split(" So ")[0].split(". "))) for item in ITEMS]
     splits = [place // 300 % 2 for place in range(len(ITEMS))]

@@ -14,6 +14,7 @@ from llada_jax.training.data import ExampleSource
 WORDS = TaskShare(name="word_problems", weight=3.0, difficulties=(0,))
 SUMS = TaskShare(name="countdown", weight=1.0)
 PLAIN = Stage(steps=1)
+DRILLS = {"drill_share": 1.0, "drills": (WORDS,)}
 BATCH = 4
 
 
@@ -39,7 +40,7 @@ def test_examples_are_chats_that_end_their_turn(tokenizer):
 
 
 def test_an_example_is_a_function_of_its_index(tokenizer):
-    stages = Stage(steps=2, retell_share=0.5), Stage(steps=1, drill_share=0.5)
+    stages = Stage(steps=2, retell_share=0.5), Stage(steps=1, drill_share=0.5, drills=(WORDS,))
     first, second = source(tokenizer, *stages), source(tokenizer, *stages)
     assert [first(i) for i in (3, 9, 3)] == [second(i) for i in (3, 9, 3)]
 
@@ -60,7 +61,7 @@ def test_difficulties_are_drawn_alike(tokenizer):
 
 
 def test_stages_follow_one_another_and_the_last_one_stays(tokenizer):
-    stages = Stage(steps=2, retell_share=1.0), Stage(steps=3, drill_share=1.0), PLAIN
+    stages = Stage(steps=2, retell_share=1.0), Stage(steps=3, **DRILLS), PLAIN
     draw = source(tokenizer, *stages)
     kinds = [kind_of(tokenizer.decode(draw(index).answer)) for index in range(8 * BATCH)]
     assert kinds == ["retold"] * 2 * BATCH + ["drill"] * 3 * BATCH + ["answer"] * 3 * BATCH
@@ -82,17 +83,21 @@ def test_retellings_repeat_sentences_of_the_question(tokenizer):
         assert answer in item.question
 
 
-def test_drills_are_the_equations_of_training_problems(tokenizer):
-    example = source(tokenizer, Stage(steps=1, drill_share=1.0))(7)
-    prompt, answer = map(tokenizer.decode, (example.prompt, example.answer))
-    problems = (load_task("word_problems").item(4, 7 + i, "train", difficulty=0) for i in range(3))
-    solutions = "".join(problem.answer for problem in problems)
-    for equation in answer.split():
-        left, _, right = equation.partition("=")
-        assert int(right) == eval(left.replace("/", "//"))
-        assert equation in solutions
-        assert left in prompt
-        assert equation not in prompt
+@pytest.mark.parametrize("name", ["word_problems", "yes_no", "choices"])
+def test_drills_are_those_of_the_tasks(tokenizer, name):
+    share = TaskShare(name=name, difficulties=(0,))
+    example = source(tokenizer, Stage(steps=1, drill_share=1.0, drills=(share,)))(7)
+    item = load_task(name).drill_item(4, 7, difficulty=0)
+    assert item.question in tokenizer.decode(example.prompt)
+    assert tokenizer.decode(example.answer) == item.answer
+    assert example.gen_length is None
+
+
+def test_a_stage_may_have_tasks_of_its_own(tokenizer):
+    stages = Stage(steps=1, tasks=(SUMS,)), PLAIN
+    draw = source(tokenizer, *stages, full_length_share=0.0)
+    assert {draw(index).gen_length for index in range(BATCH)} == {64}
+    assert {draw(index).gen_length for index in range(BATCH, 3 * BATCH)} == {128}
 
 
 def test_a_tokenizer_is_learnt_from_training_items():
@@ -107,14 +112,18 @@ def test_a_tokenizer_is_learnt_from_training_items():
         (lambda: Stage(steps=0), "steps is 0; allowed: 1 or more"),
         (lambda: Stage(steps=1, drill_share=1.5), "drill_share is 1.5; allowed: 0 to 1"),
         (
-            lambda: Stage(steps=1, drill_share=0.75, retell_share=0.5),
+            lambda: Stage(steps=1, drill_share=0.75, retell_share=0.5, drills=(WORDS,)),
             r"retell_share \+ drill_share is 1.25; allowed: up to 1",
         ),
         (lambda: TaskShare(name="sums"), "task is 'sums'; allowed: choices"),
         (lambda: TaskShare(name="yes_no", weight=0.0), "weight of yes_no is 0.0; allowed: above 0"),
         (
-            lambda: MixtureConfig(tasks=(SUMS,), stages=(Stage(steps=1, drill_share=0.1),)),
-            "drill_share is above 0 without the task word_problems",
+            lambda: Stage(steps=1, drill_share=0.1),
+            "drill_share is 0.1 with 0 drills; allowed: both or neither",
+        ),
+        (
+            lambda: Stage(steps=1, drill_share=0.1, drills=(SUMS,)),
+            "drills has 'countdown'; allowed: tasks with a drill",
         ),
         (
             lambda: MixtureConfig(tasks=(SUMS,), stages=(PLAIN,), full_length_share=2.0),

@@ -31,7 +31,8 @@ TINY = [
     "model.ffn_width=16",
     "tokenizer.vocab_size=400",
     "data.tasks=[{name: word_problems, weight: 2, difficulties: [0]}, {name: countdown}]",
-    "data.stages=[{steps: 1, retell_share: 1.0}, {steps: 1, drill_share: 0.5}]",
+    "data.stages=[{steps: 1, retell_share: 1.0}, "
+    "{steps: 1, drill_share: 0.5, drills: [{name: choices}]}]",
     "score.items=3",
     "score.batch_size=3",
 ]
