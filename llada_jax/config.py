@@ -11,7 +11,17 @@ from typing import Any, Literal, get_args
 
 Cache = Literal["none", "prefix", "dual", "blockwise"]
 Remasking = Literal["low_confidence", "random", "entropy", "margin"]
-Accept = Literal["quota", "threshold", "factor", "entropy_bound"]
+Window = Literal["by_cache", "multi_block"]
+Accept = Literal["quota", "threshold", "factor", "entropy_bound", "staged", "wino", "token_edit"]
+NUMBERED_RULES: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
+"""Accept rules that are chosen by setting the number of the same name."""
+REVISING_RULES: tuple[Accept, ...] = ("staged", "wino", "token_edit")
+"""Accept rules whose tokens may still change: they are visible before they are stable."""
+DraftFeed = Literal["mask", "token"]
+Rescore = Literal["shadow", "token"]
+Refresh = Literal["none", "rows", "worker"]
+RefreshOrder = Literal["least_confident", "leftmost", "rightmost"]
+Overflow = Literal["carry", "drop"]
 FloatDtype = Literal["float32", "float64"]
 TieBreak = Literal["lowest_index", "highest_index"]
 Progress = Literal["top1", "quota"]
@@ -132,11 +142,36 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatencyTable:
+    """How long a forward takes, by its rows: measured on a backend, or from a device model."""
+
+    rows: tuple[int, ...]
+    """Buckets of rows, ascending."""
+    ms: tuple[float, ...]
+    """Milliseconds of a forward with so many rows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(self.rows))
+        object.__setattr__(self, "ms", tuple(self.ms))
+        ascending = all(a < b for a, b in itertools.pairwise(self.rows))
+        require(
+            bool(self.rows) and self.rows[0] > 0 and ascending,
+            f"latency_table.rows is {list(self.rows)}; allowed: ascending, from 1 on, at least one",
+        )
+        require(
+            len(self.ms) == len(self.rows) and all(ms > 0 for ms in self.ms),
+            f"latency_table.ms is {list(self.ms)}; allowed: {len(self.rows)} numbers above 0, one "
+            "for each of latency_table.rows",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
     """How a canvas is decoded: which rows run, what is committed, when it stops.
 
-    Exactly one rule accepts tokens: `threshold`, `factor` or `entropy_bound` where one of them is
-    set, else the quota that LLaDA's linear schedule gives (`steps` over the whole generation).
+    Exactly one rule accepts tokens. `accept` names it; `quota`, LLaDA's linear schedule (`steps`
+    over the whole generation), gives way to `threshold`, `factor` or `entropy_bound` where one of
+    these is set.
     """
 
     gen_length: int = 128
@@ -146,12 +181,69 @@ class SamplerConfig:
     """Rows of a forward: `none` the whole canvas; `prefix` the block and what follows it; `dual`
     the block (both Fast-dLLM, refreshed at each block); `blockwise` the block, with keys and values
     of finished tokens only and no masked suffix (llada.cpp)."""
+    window: Window = "by_cache"
+    """`by_cache`: the rows that `cache` says; `multi_block`: a window that slides with the
+    committed tokens and reaches into later blocks, whose predictions are drafts (llada.cpp;
+    needs `cache="blockwise"`)."""
+    accept: Accept = "quota"
     threshold: float | None = None
     """Commit every token whose confidence reaches it (Fast-dLLM)."""
     factor: float | None = None
     """Commit the n best tokens while confidence_n >= 1 - factor / (n + 1) (Fast-dLLM)."""
     entropy_bound: float | None = None
     """Commit, in order of entropy, while the sum of the other entropies stays within it (nats)."""
+    lookahead_trigger: int = 4
+    """Masks left in the current block at which the window grows into later blocks; 0 for never."""
+    latency_table: LatencyTable | None = None
+    """What the window's growth costs; None: it grows to the next doubling of `block_length`."""
+    latency_allowance: float = 2.0
+    """A grown window may take so many times the latency of the one that has not grown."""
+    row_budget: int | None = None
+    """Most rows of a grown window: what the memory of activations allows."""
+    draft_feed: DraftFeed = "mask"
+    """What the row of a draft feeds: [MASK], or the token that was predicted there last."""
+    draft_threshold: float | None = None
+    """Drafts of this confidence are accepted when their block becomes current; None: those that the
+    accept rule takes, without the progress that it forces."""
+    lossless: bool = False
+    """Give exactly the tokens of block-wise decoding. In place of drafts, the late stage of a block
+    also computes the step after, as if this one committed what is expected of it; the forward
+    is saved where that came true."""
+    guess_threshold: float | None = None
+    """`lossless` also expects commits of this confidence in the step before; None: only what the
+    accept rule says to that step's scores."""
+    theta_visible: float = 0.7
+    """`staged`: masked positions whose confidence reaches it become visible, and visible tokens
+    give way to another one that reaches it (llada.cpp)."""
+    theta_stable: float = 0.9
+    """`staged`: tokens whose confidence reaches it change no more."""
+    wino_accept: float = 0.6
+    """`wino`: commit tokens whose confidence reaches it."""
+    wino_verify: float = 0.9
+    """`wino`: mask committed tokens again whose probability has fallen below it."""
+    edit_unmask: float = 0.7
+    """`token_edit`: commit tokens whose confidence reaches it."""
+    edit_replace: float = 0.5
+    """`token_edit`: replace a committed token by another one whose confidence reaches it."""
+    edit_steps: int = 16
+    """`token_edit`: forwards that may follow the last mask of a block, while they change tokens."""
+    rescore: Rescore = "shadow"
+    """What a visible token's new confidence comes from: `shadow` a further row that feeds [MASK] at
+    its position and does not see it; `token` the row that feeds it."""
+    refresh: Refresh = "rows"
+    """What happens to `staged` tokens that are still visible when their block is finished: `none`
+    they stay as they are; `rows` further rows of the forwards refresh them; `worker` a thread of
+    the host does, with the same result."""
+    refresh_rows: int = 4
+    """Tokens that are refreshed beside one forward."""
+    refresh_order: RefreshOrder = "least_confident"
+    """Which tokens are refreshed first."""
+    refresh_overflow: Overflow = "carry"
+    """Tokens beyond `refresh_rows` wait (`carry`), or stay as they are (`drop`)."""
+    end_steps: int = 4
+    """`staged`: forwards that may follow the last mask of a canvas, while tokens are visible."""
+    selective_logits: bool = True
+    """Score only positions whose decision is open, not the whole block."""
     remasking: Remasking = "low_confidence"
     temperature: float = 0.0
     cfg_scale: float = 0.0
@@ -178,23 +270,21 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_lengths()
-        self._check_accept()
+        self._choose_rule()
+        self._check_numbers()
+        self._check_window()
+        self._check_revision()
 
     def _check_choices(self) -> None:
-        require_choice("cache", self.cache, Cache)
-        require_choice("remasking", self.remasking, Remasking)
-        require_choice("confidence_dtype", self.confidence_dtype, FloatDtype)
-        require_choice("noise_dtype", self.noise_dtype, FloatDtype)
-        require_choice("forced_progress", self.forced_progress, Progress)
-        require_choice("tie_break", self.tie_break, TieBreak)
-        require(self.temperature >= 0, f"temperature is {self.temperature}; allowed: 0 or more")
-        require(self.cfg_scale >= 0, f"cfg_scale is {self.cfg_scale}; allowed: 0 or more")
+        for name, choices in _CHOICES.items():
+            require_choice(name, getattr(self, name), choices)
 
     def _check_lengths(self) -> None:
-        for name in ("gen_length", "block_length", "steps"):
+        for name, least in _COUNTS.items():
             value = getattr(self, name)
             require(
-                isinstance(value, int) and value > 0, f"{name} is {value!r}; allowed: 1 or more"
+                isinstance(value, int) and value >= least,
+                f"{name} is {value!r}; allowed: {least} or more",
             )
         require(
             self.gen_length % self.block_length == 0,
@@ -206,21 +296,91 @@ class SamplerConfig:
             f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
         )
 
-    def _check_accept(self) -> None:
+    def _choose_rule(self) -> None:
         rules = {
-            name: getattr(self, name)
-            for name in ("threshold", "factor", "entropy_bound")
-            if getattr(self, name) is not None
+            name: getattr(self, name) for name in NUMBERED_RULES if getattr(self, name) is not None
         }
         require(len(rules) <= 1, f"{rules} are set; allowed: at most one of them")
-        if self.threshold is not None:
+        numbered = next(iter(rules), None)
+        if self.accept == "quota" and numbered is not None:
+            object.__setattr__(self, "accept", numbered)
+        expected = self.accept if self.accept in NUMBERED_RULES else None
+        require(
+            numbered == expected,
+            f"accept is {self.accept!r} and {numbered or expected} is "
+            f"{rules.get(numbered) if numbered else None}; allowed: "
+            + (f"{numbered} None" if numbered else f"a number for {expected}"),
+        )
+
+    def _check_numbers(self) -> None:
+        for name in _PROBABILITIES:
+            value = getattr(self, name)
             require(
-                0 < self.threshold <= 1,
-                f"threshold is {self.threshold}; allowed: above 0, up to 1",
+                value is None or 0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1"
             )
-        for name in ("factor", "entropy_bound"):
+        for name in ("factor", "entropy_bound", "temperature", "cfg_scale"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name} is {value}; allowed: 0 or more")
+
+    def _check_window(self) -> None:
+        if self.window != "multi_block":
+            require(not self.lossless, "lossless is True; allowed: with window 'multi_block'")
+            return
+        self._require_with("window is 'multi_block'", "cache", "blockwise")
+        require(
+            0 <= self.lookahead_trigger <= self.block_length,
+            f"lookahead_trigger is {self.lookahead_trigger}; allowed: 0 to block_length "
+            f"({self.block_length})",
+        )
+        require(
+            self.latency_allowance >= 1,
+            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
+        )
+        require(
+            self.row_budget is None or self.row_budget >= self.block_length,
+            f"row_budget is {self.row_budget}; allowed: block_length ({self.block_length}) or more",
+        )
+        if self.lossless:
+            require(
+                self.accept not in REVISING_RULES,
+                f"accept is {self.accept!r} and lossless is True; allowed: a rule that never "
+                "changes a token",
+            )
+            self._require_with("lossless is True", "draft_threshold", None)
+            self._require_with("lossless is True", "draft_feed", "mask")
+            return
+        require(
+            self.accept != "quota" or self.draft_threshold is not None,
+            "window is 'multi_block' and accept is 'quota', which accepts no draft; allowed: with "
+            "draft_threshold or lossless, or another rule",
+        )
+
+    def _check_revision(self) -> None:
+        require(
+            self.theta_visible <= self.theta_stable,
+            f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
+            f"({self.theta_stable})",
+        )
+        if self.accept not in REVISING_RULES:
+            return
+        rule = f"accept is {self.accept!r}"
+        require(
+            self.cache in ("none", "blockwise"),
+            f"cache is {self.cache!r} and {rule}; allowed: 'none', 'blockwise'",
+        )
+        self._require_with(rule, "temperature", 0)  # a sampled token is not the preferred one
+        self._require_with(rule, "predict_mask", False)
+        if self.accept == "wino":
+            self._require_with(rule, "rescore", "shadow")
+            require(
+                self.wino_verify > 0.5,
+                f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails "
+                "where another one is preferred",
+            )
+
+    def _require_with(self, reason: str, name: str, allowed: object) -> None:
+        value = getattr(self, name)
+        require(value == allowed, f"{name} is {value!r} and {reason}; allowed: {allowed!r}")
 
     @property
     def n_blocks(self) -> int:
@@ -231,16 +391,14 @@ class SamplerConfig:
         return self.steps // self.n_blocks
 
     @property
-    def accept(self) -> Accept:
-        """The rule that accepts tokens."""
-        rules: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
-        for rule in rules:
-            if getattr(self, rule) is not None:
-                return rule
-        return "quota"
+    def revises(self) -> bool:
+        """Whether committed tokens may change."""
+        return self.accept in REVISING_RULES
 
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked again."""
+        if self.accept in NUMBERED_RULES:  # the rule follows its number
+            changes = {"accept": "quota", **changes}
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -253,6 +411,43 @@ class SamplerConfig:
         require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
         return cls(**{**_PRESETS[name], **overrides})
 
+
+_CHOICES: dict[str, Any] = {
+    "cache": Cache,
+    "window": Window,
+    "accept": Accept,
+    "draft_feed": DraftFeed,
+    "rescore": Rescore,
+    "refresh": Refresh,
+    "refresh_order": RefreshOrder,
+    "refresh_overflow": Overflow,
+    "remasking": Remasking,
+    "confidence_dtype": FloatDtype,
+    "noise_dtype": FloatDtype,
+    "forced_progress": Progress,
+    "tie_break": TieBreak,
+}
+_COUNTS = {
+    "gen_length": 1,
+    "block_length": 1,
+    "steps": 1,
+    "lookahead_trigger": 0,
+    "edit_steps": 0,
+    "refresh_rows": 1,
+    "end_steps": 0,
+}
+"""Whole numbers, and the least of each."""
+_PROBABILITIES = (
+    "threshold",
+    "draft_threshold",
+    "guess_threshold",
+    "theta_visible",
+    "theta_stable",
+    "wino_accept",
+    "wino_verify",
+    "edit_unmask",
+    "edit_replace",
+)
 
 _PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},

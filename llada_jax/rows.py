@@ -49,10 +49,10 @@ def empty_cache(
 
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
-    """The cache with the live rows' keys and values at their positions."""
+    """The cache with the written rows' keys and values at their positions."""
     batch = jnp.arange(rows.tokens.shape[0])[:, None]
     length = cache.keys.shape[2]
-    slots = jnp.where(rows.live, rows.positions, length)  # out of range: dropped
+    slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped
 
     def write(old: Array, new: Array) -> Array:
         return old.at[:, batch, slots].set(new, mode="drop")

@@ -18,7 +18,8 @@ Params = Any
 class Rows(NamedTuple):
     """The rows of one forward: canvas positions, what they feed and what they may see.
 
-    Rows that are not `live` pad the forward to a fixed size and change nothing.
+    Rows that are not `live` pad the forward to a fixed size and change nothing. `writes` marks
+    those whose keys and values enter the cache; None stands for all live ones.
     """
 
     tokens: Int[Array, "B R"]
@@ -26,6 +27,12 @@ class Rows(NamedTuple):
     live: Bool[Array, "B R"]
     sees_cache: Bool[Array, "B R L"]
     sees_rows: Bool[Array, "B R R"]
+    writes: Bool[Array, "B R"] | None = None
+
+    @property
+    def written(self) -> Bool[Array, "B R"]:
+        """Live rows whose keys and values enter the cache."""
+        return self.live if self.writes is None else self.live & self.writes
 
 
 class KVCache(NamedTuple):

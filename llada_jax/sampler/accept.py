@@ -27,6 +27,15 @@ class Candidates(NamedTuple):
 Bound = Float[Array, ""]
 """The number of the rule: threshold, factor or entropy bound. An array, so that a sweep over it
 compiles once."""
+
+
+class Bounds(NamedTuple):
+    """The numbers of the accept rule and of the revise rule."""
+
+    accept: Bound
+    revise: Bound
+
+
 Accept = Callable[[Candidates, Bound], Bool[Array, "B C"]]
 """The transfer mask: which candidates are committed."""
 
@@ -105,6 +114,15 @@ def accept_entropy_bound(
     return candidates.open & (sum_before <= bound)
 
 
+def accept_wino(candidates: Candidates, bound: Bound, config: SamplerConfig) -> Bool[Array, "B C"]:
+    """Tokens whose confidence reaches the threshold; of many, the best: 70 % of the masks, but at
+    least 5 and at most 20 (WINO, arXiv 2507.18578)."""
+    masks = candidates.open.sum(axis=1, keepdims=True, dtype=jnp.int32)
+    most = jnp.clip(masks * 7 // 10, 5, 20)
+    rank = ranks(candidates.scores.confidence, candidates.open, config.tie_break)
+    return accept_threshold(candidates, bound, config) & (rank < most)
+
+
 def _first_rank(rank: Int[Array, "B C"], chosen: Bool[Array, "B C"]) -> Int[Array, "B 1"]:
     return jnp.where(chosen, rank, rank.shape[1]).min(axis=1, keepdims=True)
 
@@ -114,7 +132,38 @@ _ACCEPT = {
     "threshold": accept_threshold,
     "factor": accept_factor,
     "entropy_bound": accept_entropy_bound,
+    "staged": accept_threshold,
+    "wino": accept_wino,
+    "token_edit": accept_threshold,
 }
+_NUMBERS = {
+    "threshold": "threshold",
+    "factor": "factor",
+    "entropy_bound": "entropy_bound",
+    "staged": "theta_visible",
+    "wino": "wino_accept",
+    "token_edit": "edit_unmask",
+}
+"""The setting that each accept rule compares with."""
+_REVISE_NUMBERS = {"staged": "theta_stable", "wino": "wino_verify", "token_edit": "edit_replace"}
+"""The setting that each revise rule compares with."""
+
+
+def rule_for(config: SamplerConfig) -> Accept:
+    """The accept rule alone, without any progress that is forced."""
+    return partial(_ACCEPT[config.accept], config=config)
+
+
+def draft_rule_for(config: SamplerConfig) -> Accept:
+    """Which drafts are taken over when their block becomes current."""
+    if config.draft_threshold is None:
+        return rule_for(config)
+    least = config.draft_threshold
+
+    def accept(candidates: Candidates, bound: Bound) -> Bool[Array, "B C"]:
+        return accept_threshold(candidates, jnp.asarray(least, bound.dtype), config)
+
+    return accept
 
 
 def accept_for(config: SamplerConfig) -> Accept:
@@ -123,26 +172,34 @@ def accept_for(config: SamplerConfig) -> Accept:
     Every step commits the best candidate of each row at the least, or the schedule's quota, so
     that decoding ends. The quota rule is left alone: it may give a step nothing to do.
     """
-    rule = _ACCEPT[config.accept]
+    rule = rule_for(config)
     if config.accept == "quota":
-        return partial(rule, config=config)
+        return rule
 
     def accept(candidates: Candidates, bound: Bound) -> Bool[Array, "B C"]:
         rank = ranks(priority(candidates, config), candidates.open, config.tie_break)
         least = jnp.ones_like(candidates.quota)
         if config.forced_progress == "quota":
             least = jnp.maximum(candidates.quota, least)
-        return rule(candidates, bound, config) | (candidates.open & (rank < least[:, None]))
+        return rule(candidates, bound) | (candidates.open & (rank < least[:, None]))
 
     return accept
 
 
 def bound_of(config: SamplerConfig) -> Bound:
     """The rule's number, in the confidence dtype; 0 for the quota rule, which has none."""
-    value = 0.0 if config.accept == "quota" else getattr(config, config.accept)
+    value = 0.0 if config.accept == "quota" else getattr(config, _NUMBERS[config.accept])
     return jnp.asarray(value, config.confidence_dtype)
 
 
+def bounds_of(config: SamplerConfig) -> Bounds:
+    """The numbers of both rules."""
+    name = _REVISE_NUMBERS.get(config.accept)
+    revise = 0.0 if name is None else getattr(config, name)
+    return Bounds(bound_of(config), jnp.asarray(revise, config.confidence_dtype))
+
+
 def without_bound(config: SamplerConfig) -> SamplerConfig:
-    """The same rule with a stand-in for its number: configurations that compile to one program."""
-    return config if config.accept == "quota" else config.replace(**{config.accept: 1.0})
+    """The same rules with stand-ins for their numbers: what compiles to one program."""
+    names = [table.get(config.accept) for table in (_NUMBERS, _REVISE_NUMBERS)]
+    return config.replace(**{name: 1.0 for name in names if name is not None})

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.types import KVCache
+from llada_jax.types import KVCache, Scores
 
 LENGTH_MULTIPLE = 32
 """Canvases are padded to such a length, so that prompts of similar length share compiled programs.
@@ -24,19 +24,32 @@ PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 """State of a position. A committed token is visible while it may still change, then stable."""
 
 
+class Hypothesis(NamedTuple):
+    """What the canvas may be after the next step, and the rows of the step after that one."""
+
+    tokens: Int[Array, "B L"]
+    rows: Bool[Array, "B L"]  # none where nothing is expected
+
+
 class Canvas(NamedTuple):
     """The state of decoding. Each row of the batch is a state machine of its own."""
 
     tokens: Int[Array, "B L"]
     state: Int[Array, "B L"]
-    confidence: Float[Array, "B L"]  # of committed tokens, when they were committed; else 0
+    confidence: Float[Array, "B L"]  # of committed tokens, when they were last scored; else 0
+    filled: Bool[Array, "B L"]  # became EOS without a prediction, because the row had stopped
     end: Int[Array, " B"]  # one past the last position that exists
     origin: Int[Array, " B"]  # where block 0 starts
     block: Int[Array, " B"]  # the current block
     block_step: Int[Array, " B"]  # forwards that the current block has had
     block_masks: Int[Array, " B"]  # masks that the current block had at its start
+    steady_steps: Int[Array, " B"]  # forwards since the current block has no masks
+    accepted: Int[Array, " B"]  # tokens that the last step committed, of the current block
     settled: Int[Array, " B"]  # positions before it have keys and values in the cache
     nfe: Int[Array, " B"]
+    step: Int[Array, " B"]  # decisions: forwards, and what was decided without one of its own
+    said: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
+    hypothesis: Hypothesis | None
     done: Bool[Array, " B"]
     key: Key[Array, " B"]
     cache: KVCache
@@ -87,16 +100,31 @@ def new_canvas(
         tokens=tokens,
         state=state.astype(np.int8),
         confidence=np.zeros((batch, length), np.float32),
+        filled=np.zeros((batch, length), bool),
         end=end,
         origin=origin,
         block=block.astype(np.int32),
         block_step=zeros(),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
+        steady_steps=zeros(),
+        accepted=zeros(),
         settled=zeros(),
         nfe=zeros(),
+        step=zeros(),
+        said=_nothing_said(tokens.shape, config),
+        hypothesis=_no_hypothesis(tokens) if config.lossless else None,
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), key=keys, cache=cache)
+
+
+def _nothing_said(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
+    zeros = [np.zeros(shape, config.confidence_dtype) for _ in range(3)]
+    return Scores(np.full(shape, -1, np.int32), *zeros)  # pyright: ignore
+
+
+def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
+    return Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
 
 
 def block_origin(
@@ -146,15 +174,27 @@ def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
+def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
+    """Positions from `start` up to, not including, `stop`."""
+    position = positions_of(canvas)
+    return (position >= start[:, None]) & (position < stop[:, None])
+
+
+def block_of(canvas: Canvas, positions: Int[Array, "*B R"], block_length: int) -> Int[Array, "B R"]:
+    """The block that each position is in; negative in the prompt."""
+    return (positions - canvas.origin[:, None]) // block_length
+
+
 def commit(
     canvas: Canvas,
     positions: Int[Array, "B C"],
     tokens: Int[Array, "B C"],
     confidence: Float[Array, "B C"],
     transfer_mask: Bool[Array, "B C"],
+    state: Int[Array, "B C"],
     mask_id: int,
 ) -> Canvas:
-    """The canvas with tokens written where `transfer_mask` says; they are stable at once.
+    """The canvas with tokens written where `transfer_mask` says, in the state that they get.
 
     A predicted [MASK] (`predict_mask`) leaves its position masked.
     """
@@ -162,11 +202,11 @@ def commit(
     batch = jnp.arange(canvas.tokens.shape[0])[:, None]
     slots = jnp.where(transfer_mask & (tokens != mask_id), positions, length)
 
-    def write(old: Array, new: Array | int) -> Array:
-        return old.at[batch, slots].set(jnp.asarray(new, old.dtype), mode="drop")
+    def write(old: Array, new: Array) -> Array:
+        return old.at[batch, slots].set(new.astype(old.dtype), mode="drop")
 
     return canvas._replace(
         tokens=write(canvas.tokens, tokens),
-        state=write(canvas.state, STABLE),
-        confidence=write(canvas.confidence, confidence.astype(jnp.float32)),
+        state=write(canvas.state, state),
+        confidence=write(canvas.confidence, confidence),
     )

@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.sampler.accept import Bound, bound_of, without_bound
-from llada_jax.sampler.canvas import STABLE, Canvas, Layout, layout_of, new_canvas
+from llada_jax.sampler.accept import Bounds, bounds_of, without_bound
+from llada_jax.sampler.advance import most_steps
+from llada_jax.sampler.canvas import VISIBLE, Canvas, Layout, layout_of, new_canvas
 from llada_jax.sampler.loops import OnStep, Steps, compiled_loop, host_loop
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
+from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.step import Decoder
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.window import buckets_for
@@ -82,8 +84,8 @@ def decode(
     with _precision(config):
         began = time.perf_counter()
         canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
-        bound = bound_of(config)
-        canvas, steps = _run(decoder, denoiser, params, canvas, bound, layout, loop, on_step)
+        bounds = bounds_of(config)
+        canvas, steps = _run(decoder, denoiser, params, canvas, bounds, layout, loop, on_step)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -93,10 +95,10 @@ def decode(
         tokens=_left_padded(tokens, end, _pad_id(model, config)),
         prompt_lengths=lengths,
         nfe=nfe,
-        tpf=float(steps.records.committed.sum() / max(1, nfe.sum())),
+        tpf=tokens_committed(steps.records.events) / max(1, int(nfe.sum())),
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
-        trace=trace_of(steps, tokens, state == STABLE, lengths, settings) if trace else None,
+        trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
     )
 
 
@@ -127,16 +129,17 @@ def _run(
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bound: Bound,
+    bounds: Bounds,
     layout: Layout,
     loop: Loop,
     on_step: OnStep | None,
 ) -> tuple[Canvas, Steps]:
-    buckets = buckets_for(decoder.window, layout, decoder.model)
-    limit = layout.n_blocks * decoder.steps_per_block
+    beside = decoder.most_beside(layout.length)
+    buckets = buckets_for(decoder.window, layout, decoder.model, beside)
+    limit = most_steps(decoder.config, layout.n_blocks)
     if loop == "compiled":
-        return compiled_loop(decoder, denoiser, params, canvas, bound, buckets, limit)
-    return host_loop(decoder, denoiser, params, canvas, bound, buckets, limit, on_step)
+        return compiled_loop(decoder, denoiser, params, canvas, bounds, buckets, limit)
+    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step)
 
 
 def _left_padded(

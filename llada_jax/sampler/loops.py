@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from llada_jax.sampler.accept import Bounds
 from llada_jax.sampler.canvas import Canvas
-from llada_jax.sampler.step import Decoder, StepRecord
+from llada_jax.sampler.record import StepRecord
+from llada_jax.sampler.step import Decoder, Denoised, Said
 from llada_jax.types import Denoiser, Params
 
 
@@ -52,17 +54,21 @@ def _compiled(
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bound: Float[Array, ""],
+    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
-    branches = [partial(decoder.denoise, denoiser, n_rows=n_rows) for n_rows in buckets]
+    bodies = [partial(decoder.denoise, denoiser, n_rows=n_rows) for n_rows in buckets]
+    head_buckets = decoder.head_sizes(canvas.tokens.shape[1])
+    head_sizes = jnp.asarray(head_buckets, jnp.int32)
+    heads = [partial(decoder.score, denoiser, n_heads=n_heads) for n_heads in head_buckets]
 
     def one_step(canvas, bucket):
-        canvas, denoised = jax.lax.switch(bucket, branches, params, canvas)
-        scores = denoiser.score_rows(params, denoised.hidden, denoised.noise_keys)
-        return decoder.decide(canvas, denoised, scores, bound)
+        canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas)
+        head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
+        said = jax.lax.switch(head, heads, params, denoised)
+        return decoder.decide(canvas, denoised, said, bounds)
 
     record = jax.eval_shape(one_step, canvas, jnp.int32(0))[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
@@ -88,13 +94,13 @@ def compiled_loop(
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bound: Float[Array, ""],
+    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
 ) -> tuple[Canvas, Steps]:
     """Decode in one compiled program (`lax.while_loop`); consumes the canvas."""
     canvas, records, rows, count = _compiled(
-        decoder, denoiser, params, canvas, bound, buckets, limit
+        decoder, denoiser, params, canvas, bounds, buckets, limit
     )
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
@@ -105,6 +111,7 @@ _rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
 _rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
 _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
 _absorb = jax.jit(Decoder.absorb, static_argnums=0, donate_argnames="canvas")
+_said = jax.jit(Decoder.said, static_argnums=0)
 _decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
 
 
@@ -113,7 +120,7 @@ def host_loop(
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bound: Float[Array, ""],
+    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
     on_step: OnStep | None = None,
@@ -123,9 +130,11 @@ def host_loop(
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
     denoiser that runs outside JAX is called as it is.
     """
-    forward_rows, score_rows = denoiser.forward_rows, denoiser.score_rows
     if denoiser.traceable:
-        forward_rows, score_rows = partial(_call, forward_rows), partial(_call, score_rows)
+        denoiser = denoiser._replace(
+            forward_rows=partial(_call, denoiser.forward_rows),
+            score_rows=partial(_call, denoiser.score_rows),
+        )
     records, rows_run, seconds = [], [], []
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
@@ -133,10 +142,10 @@ def host_loop(
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
         rows = _rows(decoder, canvas, n_rows)
-        out = forward_rows(params, rows, canvas.cache)
+        out = denoiser.forward_rows(params, rows, canvas.cache)
         canvas, denoised = _absorb(decoder, canvas, rows, out)
-        scores = score_rows(params, denoised.hidden, denoised.noise_keys)
-        canvas, record = _decide(decoder, canvas, denoised, scores, bound)
+        said = _score(decoder, denoiser, params, denoised)
+        canvas, record = _decide(decoder, canvas, denoised, said, bounds)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -144,6 +153,17 @@ def host_loop(
             on_step(_view(len(records) - 1, n_rows, canvas, before))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
+
+
+def _score(decoder: Decoder, denoiser: Denoiser, params: Params, denoised: Denoised) -> Said:
+    """The scores of what was asked, from the smallest head that holds it."""
+    sizes = decoder.head_sizes(denoised.query.rescored.shape[1])
+    asked = int(denoised.counts.head_rows.max())
+    size = next(size for size in sizes if size >= asked)
+    keys = denoised.noise_keys
+    keys = None if keys is None else keys[:, :size]
+    scores = denoiser.score_rows(params, denoised.hidden[:, :size], keys)
+    return _said(decoder, denoised.query, scores)
 
 
 def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
+from llada_jax.sampler import record
 from llada_jax.sampler.loops import Steps
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Event(IntEnum):
@@ -23,21 +24,49 @@ class Event(IntEnum):
     COMMIT = 0
     FILL = 1
     """Became EOS without a prediction, because the row had stopped."""
+    AHEAD = 2
+    """The commit came from a draft, or from a branch: the position had no forward of its own."""
+    PROMOTE = 3
+    """A visible token became stable, by its confidence."""
+    REPLACE = 4
+    """A visible token gave way to another one."""
+    REMASK = 5
+    """A visible token was masked again."""
+    FREEZE = 6
+    """A visible token became stable as it was: nothing would revise it any more."""
+
+
+_BITS = {
+    Event.COMMIT: record.COMMIT,
+    Event.AHEAD: record.AHEAD,
+    Event.PROMOTE: record.PROMOTE,
+    Event.REPLACE: record.REPLACE,
+    Event.REMASK: record.REMASK,
+    Event.FREEZE: record.FREEZE,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """S forwards of B rows, and the events of their positions.
 
-    Positions count from each row's own start: its prompt is at 0. Event arrays are in the order in
-    which things happened.
+    Positions count from each row's own start: its prompt is at 0. Event arrays are in the order of
+    steps; each has the token and the confidence that its position was left with.
     """
 
     rows: Int[np.ndarray, " S"]
     """Rows that the forward ran for each batch row: its bucket."""
     live_rows: Int[np.ndarray, "S B"]
+    """Rows that were no padding; the next three are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
+    draft_rows: Int[np.ndarray, "S B"]
+    """Masked positions beyond the current block."""
+    branch_rows: Int[np.ndarray, "S B"]
+    refreshed: Int[np.ndarray, "S B"]
+    """Tokens outside the window that were refreshed: by two rows each of this forward, or of a
+    worker's own (`settings["sampler"]["refresh"]`)."""
     head_rows: Int[np.ndarray, "S B"]
+    """Positions that were scored."""
     cache_length: Int[np.ndarray, "S B"]
     """Cached positions that the rows read."""
     block: Int[np.ndarray, "S B"]
@@ -58,10 +87,17 @@ class Trace:
     @property
     def nfe(self) -> Int[np.ndarray, " B"]:
         """Forwards that were useful to each row."""
-        return (self.live_rows > 0).sum(axis=0)
+        return _useful(self.live_rows, self.refreshed).sum(axis=0)
+
+    def count(self, kind: Event) -> Int[np.ndarray, "S B"]:
+        """How often something happened in each forward, by row of the batch."""
+        counts = np.zeros(self.live_rows.shape, np.int32)
+        chosen = self.event_kind == kind
+        np.add.at(counts, (self.event_step[chosen], self.event_row[chosen]), 1)
+        return counts
 
     def commit_steps(self) -> Int[np.ndarray, "B L"]:
-        """The forward that committed each position (0-based); -1 where none did."""
+        """The forward that last committed each position (0-based); -1 where none did."""
         steps = np.full(self.tokens.shape, -1, np.int32)
         commits = self.event_kind == Event.COMMIT
         steps[self.event_row[commits], self.event_position[commits]] = self.event_step[commits]
@@ -83,11 +119,12 @@ class Trace:
         with Path(path).open("rb") as file:
             try:
                 archive = np.load(file, allow_pickle=False)
-                arrays = {f.name: archive[f.name] for f in fields(cls)}
+                settings = json.loads(str(archive["settings"]))
+                found = settings.pop("format", None)
+                others = [f.name for f in fields(cls) if f.name != "settings"]
+                arrays = {name: archive[name] for name in others} if found == FORMAT else {}
             except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
                 raise ValueError(f"{path} is no trace of llada_jax: {error}") from error
-        settings = json.loads(str(arrays.pop("settings")))
-        found = settings.pop("format", None)
         require(found == FORMAT, f"{path} has trace format {found!r}; allowed: {FORMAT}")
         return cls(settings=settings, **arrays)
 
@@ -105,36 +142,23 @@ def trace_of(
     settings: dict[str, Any],
 ) -> Trace:
     """Assemble the trace of a finished run; `generated` marks final positions that hold a token."""
-    records = steps.records
-    step, row, candidate = np.nonzero(records.committed)
-    position = records.first_candidate[step, row] + candidate
-    events = {
-        "step": step,
-        "row": row,
-        "position": position,
-        "token": records.token[step, row, candidate],
-        "confidence": records.confidence[step, row, candidate],
-        "kind": np.full(step.shape, Event.COMMIT),
-    }
-    fill_row, fill_position = _filled(generated, row, position)
-    last_step = (records.live_rows > 0).sum(axis=0) - 1
-    fills = {
-        "step": last_step[fill_row],
-        "row": fill_row,
-        "position": fill_position,
-        "token": tokens[fill_row, fill_position],
-        "confidence": np.zeros(fill_row.shape),
-        "kind": np.full(fill_row.shape, Event.FILL),
-    }
-    merged = {name: np.concatenate([events[name], fills[name]]) for name in events}
+    records, counts = steps.records, steps.records.counts
+    parts = [_events(records, kind, bit) for kind, bit in _BITS.items()]
+    committed = parts[0]
+    last_step = _useful(counts.live_rows, counts.refreshed).sum(axis=0) - 1
+    parts.append(_fills(tokens, generated, committed, last_step))
+    merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}
     order = np.argsort(merged["step"], kind="stable")
     dtypes = {"confidence": np.float32, "kind": np.int8}
     return Trace(
         rows=steps.rows,
-        live_rows=records.live_rows,
-        shadow_rows=np.zeros_like(records.live_rows),
-        head_rows=records.head_rows,
-        cache_length=records.cache_length,
+        live_rows=counts.live_rows,
+        shadow_rows=counts.shadow_rows,
+        draft_rows=counts.draft_rows,
+        branch_rows=counts.branch_rows,
+        refreshed=counts.refreshed,
+        head_rows=counts.head_rows,
+        cache_length=counts.cache_length,
         block=records.block,
         seconds=steps.seconds,
         **{
@@ -147,10 +171,39 @@ def trace_of(
     )
 
 
-def _filled(
-    generated: Bool[np.ndarray, "B L"], row: np.ndarray, position: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    committed = np.zeros_like(generated)
-    committed[row, position] = True
-    rows, positions = np.nonzero(generated & ~committed)
-    return rows, positions
+def _useful(
+    live_rows: Int[np.ndarray, "S B"], refreshed: Int[np.ndarray, "S B"]
+) -> Bool[np.ndarray, "S B"]:
+    return (live_rows + refreshed) > 0
+
+
+def _events(records: Any, kind: Event, bit: int) -> dict[str, np.ndarray]:
+    step, row, position = np.nonzero(records.events & bit)
+    return {
+        "step": step,
+        "row": row,
+        "position": position,
+        "token": records.token[step, row, position],
+        "confidence": records.confidence[step, row, position],
+        "kind": np.full(step.shape, kind),
+    }
+
+
+def _fills(
+    tokens: Int[np.ndarray, "B L"],
+    generated: Bool[np.ndarray, "B L"],
+    committed: dict[str, np.ndarray],
+    last_step: Int[np.ndarray, " B"],
+) -> dict[str, np.ndarray]:
+    """Positions that hold a token which no step committed."""
+    by_step = np.zeros_like(generated)
+    by_step[committed["row"], committed["position"]] = True
+    row, position = np.nonzero(generated & ~by_step)
+    return {
+        "step": last_step[row],
+        "row": row,
+        "position": position,
+        "token": tokens[row, position],
+        "confidence": np.zeros(row.shape),
+        "kind": np.full(row.shape, Event.FILL),
+    }

@@ -4,14 +4,26 @@ A window is one span of positions per batch row. Spans of different length share
 forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.canvas import Canvas, Layout, block_start
+from llada_jax.config import LatencyTable, ModelConfig, SamplerConfig
+from llada_jax.sampler.canvas import (
+    MASKED,
+    PROMPT,
+    STABLE,
+    VISIBLE,
+    Canvas,
+    Layout,
+    block_of,
+    block_start,
+    in_span,
+    positions_of,
+)
 
 
 class Span(NamedTuple):
@@ -131,6 +143,105 @@ class Blockwise:
         return tuple(sorted({self.block_length, 2 * self.block_length, prefill}))
 
 
+@dataclass(frozen=True)
+class MultiBlock:
+    """A window that slides with the committed tokens, and reaches into later blocks (llada.cpp
+    §3.2).
+
+    It holds the current block and, from the first position that is not settled, at least
+    `block_length` positions. A position settles in the forward that feeds its final token; what is
+    still visible when its block is finished is not waited for. Where few masks are left in the
+    block, the window grows to a larger bucket of rows.
+    """
+
+    block_length: int
+    trigger: int
+    buckets: tuple[int, ...]
+    grown: tuple[int, ...]
+    """What a window in each bucket grows to; at least the bucket itself."""
+    shadows: bool
+    """Whether visible tokens take rows of their own."""
+
+    def span(self, canvas: Canvas) -> Span:
+        block_end = block_start(canvas, self.block_length) + self.block_length
+        stop = jnp.maximum(canvas.settled + self.block_length, block_end)
+        stop = jnp.minimum(stop, canvas.end)
+        growth = jnp.where(self._late(canvas), self._growth(canvas, stop), 0)
+        return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+
+    def _late(self, canvas: Canvas) -> Int[Array, " B"]:
+        start = block_start(canvas, self.block_length)
+        in_block = in_span(canvas, start, start + self.block_length)
+        left = (in_block & (canvas.state == MASKED)).sum(axis=1)
+        return (left > 0) & (left <= self.trigger)
+
+    def _growth(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
+        rows = stop - canvas.settled
+        if self.shadows:
+            visible = (canvas.state == VISIBLE) & in_span(canvas, canvas.settled, stop)
+            rows += visible.sum(axis=1, dtype=rows.dtype)
+        bucket = jnp.searchsorted(jnp.asarray(self.buckets, rows.dtype), rows)
+        larger = jnp.asarray((*self.grown, 0), rows.dtype)[bucket]  # 0: no bucket holds them
+        return jnp.maximum(larger - rows, 0)
+
+    def settled(self, canvas: Canvas) -> Int[Array, " B"]:
+        start, stop = self.span(canvas)
+        finished = (
+            block_of(canvas, positions_of(canvas)[None], self.block_length)
+            < (canvas.block[:, None])
+        )
+        final = (canvas.state == PROMPT) | (canvas.state == STABLE)
+        final |= (canvas.state == VISIBLE) & finished
+        waits = in_span(canvas, start, stop) & ~final
+        first = jnp.argmax(waits, axis=1).astype(stop.dtype)
+        return jnp.where(waits.any(axis=1), first, stop)
+
+    def cache_length(self, layout: Layout) -> int:
+        return layout.length
+
+    def sizes(self, layout: Layout) -> tuple[int, ...]:
+        prefill = (
+            layout.prompt_length + self.block_length if layout.prompt_length else layout.length
+        )
+        reached = max(self.grown) if self.trigger else self.block_length
+        largest = min(max(prefill, 2 * self.block_length, reached), layout.length)
+        return (*(size for size in self.buckets if size < largest), largest)
+
+
+LARGEST_GROWTH = 8
+"""Blocks that a window without a latency table may grow to."""
+
+
+def multi_block(config: SamplerConfig) -> Window:
+    """The window of `multi_block`. Lossless, it is the block, and a branch does the rest."""
+    if config.lossless:
+        return Blockwise(config.block_length)
+    doubling = tuple(config.block_length << i for i in range(LARGEST_GROWTH.bit_length()))
+    table = config.latency_table
+    buckets = table.rows if table else doubling
+    return MultiBlock(
+        block_length=config.block_length,
+        trigger=config.lookahead_trigger,
+        buckets=buckets,
+        grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
+        shadows=config.revises and config.rescore == "shadow",
+    )
+
+
+def _grown(
+    bucket: int, buckets: tuple[int, ...], table: LatencyTable | None, config: SamplerConfig
+) -> int:
+    """The largest bucket that the allowance and the budget permit; without a table, the next."""
+    budget = buckets[-1] if config.row_budget is None else config.row_budget
+    if table is None:
+        allowed = buckets[: bucket + 2]
+    else:
+        limit = config.latency_allowance * table.ms[bucket]
+        within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))
+        allowed = [buckets[k] for k in within]
+    return max((rows for rows in allowed if rows <= budget), default=buckets[bucket])
+
+
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:
     sizes = []
     while smallest < largest:
@@ -148,17 +259,24 @@ _WINDOWS = {
 
 
 def window_for(config: SamplerConfig) -> Window:
-    """The window policy that `config.cache` names."""
+    """The window policy that `config.window` and `config.cache` name."""
+    if config.window == "multi_block":
+        return multi_block(config)
     return _WINDOWS[config.cache](config.block_length)
 
 
-def buckets_for(window: Window, layout: Layout, model: ModelConfig) -> tuple[int, ...]:
+def buckets_for(
+    window: Window, layout: Layout, model: ModelConfig, beside: int = 0
+) -> tuple[int, ...]:
     """Row counts of the forwards that the window needs, ascending.
 
     One more row where outputs are shifted: a block's first token is predicted one position earlier.
+    `beside` is the most rows that stand beside the window.
     """
     extra = int(model.shift_logits)
     sizes = {min(size + extra, layout.length) for size in window.sizes(layout)}
+    if beside:
+        sizes |= set(_doubling(window.block_length, max(sizes) + beside))
     return tuple(sorted(sizes))
 
 
@@ -168,11 +286,14 @@ def attention_order(
     """Order between positions where attention is causal between blocks; None where all see all.
 
     It is in the block-causal families, and where finished blocks are cached without what follows
-    them: there the prompt comes before all blocks.
+    them: there the prompt comes before all blocks. Drafts are in the current block's order, since
+    they take part in its denoising, unless that is to be lossless.
     """
     if model.block_length is not None:
         return positions // config.block_length
-    if config.cache == "blockwise":
-        block = (positions - canvas.origin[:, None]) // config.block_length
-        return jnp.maximum(block, -1)
-    return None
+    if config.cache != "blockwise":
+        return None
+    block = jnp.maximum(block_of(canvas, positions, config.block_length), -1)
+    if config.window == "multi_block" and not config.lossless:
+        block = jnp.minimum(block, canvas.block[:, None])
+    return block
