@@ -95,7 +95,7 @@ def rows_with(
     positions = jnp.where(of_window, span.start[:, None] + index, entry % length)
     tokens = jnp.where((kind == SHADOW) | (kind == PROBE), jnp.int32(mask_id), take(fed, positions))
     tokens = jnp.where(kind == BRANCH, take(branch_fed, positions), tokens)
-    slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), cached.shape)
+    slots = jnp.broadcast_to(jnp.arange(cached.shape[1], dtype=jnp.int32), cached.shape)
     free = (
         jnp.zeros(kind.shape, bool) if order_binds_refresh else (kind == REFRESH) | (kind == PROBE)
     )
