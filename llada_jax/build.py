@@ -26,6 +26,7 @@ from llada_jax.config import ExportConfig, Loop, ModelConfig, SamplerConfig, req
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
+from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.loops import OnStep
 from llada_jax.sampler.prompts import Prompts, with_ids
@@ -208,18 +209,21 @@ def _decode(
 ) -> Result:
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config))
-    return decode(
-        denoiser,
-        model.params,
-        model.config,
-        prompts,
-        config,
-        seed=seed,
-        loop=loop or ("host" if on_step or not denoiser.traceable else "compiled"),
-        trace=trace,
-        on_step=on_step,
-        infill=infill,
-    )
+    needs_host = on_step or not denoiser.traceable or config.refresh == "worker"
+    with Worker() as worker:
+        return decode(
+            denoiser,
+            model.params,
+            model.config,
+            prompts,
+            config,
+            seed=seed,
+            loop=loop or ("host" if needs_host else "compiled"),
+            trace=trace,
+            on_step=on_step,
+            infill=infill,
+            worker=worker,
+        )
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:

@@ -15,7 +15,7 @@ from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_
 from llada_jax.sampler.accept import Bounds, bounds_of, without_bound
 from llada_jax.sampler.advance import most_steps
 from llada_jax.sampler.canvas import VISIBLE, Canvas, Layout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Steps, compiled_loop, host_loop
+from llada_jax.sampler.loops import OnStep, Steps, Worker, compiled_loop, host_loop
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.step import Decoder
@@ -54,6 +54,7 @@ def decode(
     trace: bool = False,
     on_step: OnStep | None = None,
     infill: bool = False,
+    worker: Worker | None = None,
 ) -> Result:
     """Decode a batch of prompts.
 
@@ -64,6 +65,7 @@ def decode(
         alone, at any temperature.
       loop: `compiled` or `host`; `on_step` needs `host`.
       infill: the masks in the prompts are the holes; nothing is appended.
+      worker: refreshes tokens in the `host` loop, where the settings ask for one.
 
     Raises:
       ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
@@ -76,16 +78,19 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
+    decoder = Decoder(model, without_bound(config))
+    _check_decoder(decoder, denoiser, loop, worker)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
-    decoder = Decoder(model, without_bound(config))
     with _precision(config):
         began = time.perf_counter()
         canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
         bounds = bounds_of(config)
-        canvas, steps = _run(decoder, denoiser, params, canvas, bounds, layout, loop, on_step)
+        canvas, steps = _run(
+            decoder, denoiser, params, canvas, bounds, layout, loop, on_step, worker
+        )
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -100,6 +105,23 @@ def decode(
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
         trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
     )
+
+
+def _check_decoder(decoder: Decoder, denoiser: Denoiser, loop: Loop, worker: Worker | None) -> None:
+    """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
+    beside = "lossless" if decoder.config.lossless else "shadow"
+    require(
+        not (decoder.shift and (decoder.shadows or decoder.config.lossless)),
+        f"the model's outputs are shifted, and {beside} rows need outputs at their own positions; "
+        "allowed: rescore 'token', no lossless",
+    )
+    if decoder.has_worker:
+        require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
+        require(
+            denoiser.traceable,
+            "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none'",
+        )
+        require(worker is not None, "refresh is 'worker' and no worker was given; allowed: one")
 
 
 def _precision(config: SamplerConfig):
@@ -133,13 +155,14 @@ def _run(
     layout: Layout,
     loop: Loop,
     on_step: OnStep | None,
+    worker: Worker | None,
 ) -> tuple[Canvas, Steps]:
     beside = decoder.most_beside(layout.length)
     buckets = buckets_for(decoder.window, layout, decoder.model, beside)
     limit = most_steps(decoder.config, layout.n_blocks)
     if loop == "compiled":
         return compiled_loop(decoder, denoiser, params, canvas, bounds, buckets, limit)
-    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step)
+    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step, worker)
 
 
 def _left_padded(

@@ -6,7 +6,7 @@ Both choose, before each step, the smallest bucket of rows that holds the batch'
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.sampler.accept import Bounds
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.record import StepRecord
-from llada_jax.sampler.step import Decoder, Denoised, Said
-from llada_jax.types import Denoiser, Params
+from llada_jax.sampler.step import Decoder, Denoised, RefreshJob, Said
+from llada_jax.types import Denoiser, Params, RowsOut, Scores
 
 
 class StepView(NamedTuple):
@@ -34,6 +34,16 @@ class StepView(NamedTuple):
 
 
 OnStep = Callable[[StepView], None]
+
+
+class Worker(Protocol):
+    """Does one job at a time beside the host loop; `llada_jax.revision.worker` is one."""
+
+    def submit(self, job: Callable[[], Any], /) -> None: ...
+
+    def collect(self) -> Any:
+        """Wait for the job; raise what it raised."""
+        ...
 
 
 class Steps(NamedTuple):
@@ -111,6 +121,10 @@ _rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
 _rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
 _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
 _absorb = jax.jit(Decoder.absorb, static_argnums=0, donate_argnames="canvas")
+_absorb_copy = jax.jit(Decoder.absorb, static_argnums=0)  # while a worker reads the cache
+_refresh_job = jax.jit(Decoder.refresh_job, static_argnums=0)
+_refresh = jax.jit(Decoder.refresh, static_argnums=0)
+_merge = jax.jit(Decoder.merge, static_argnums=0, donate_argnames=("canvas", "said"))
 _said = jax.jit(Decoder.said, static_argnums=0)
 _decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
 
@@ -124,11 +138,13 @@ def host_loop(
     buckets: tuple[int, ...],
     limit: int,
     on_step: OnStep | None = None,
+    worker: Worker | None = None,
 ) -> tuple[Canvas, Steps]:
     """Decode step by step from Python, for backends and callbacks; consumes the canvas.
 
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
-    denoiser that runs outside JAX is called as it is.
+    denoiser that runs outside JAX is called as it is. A worker refreshes tokens that left the
+    window, from the state at the start of a step, and its results are merged at the step's end.
     """
     if denoiser.traceable:
         denoiser = denoiser._replace(
@@ -141,10 +157,17 @@ def host_loop(
         needed = int(_rows_needed(decoder, canvas))
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
+        job = _start_refresh(decoder, denoiser, params, canvas, worker)
         rows = _rows(decoder, canvas, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
-        canvas, denoised = _absorb(decoder, canvas, rows, out)
+        absorb = _absorb if job is None else _absorb_copy
+        canvas, denoised = absorb(decoder, canvas, rows, out)
         said = _score(decoder, denoiser, params, denoised)
+        if worker is not None and job is not None:
+            canvas, query, said = _merge(
+                decoder, canvas, denoised.query, said, job, *worker.collect()
+            )
+            denoised = denoised._replace(query=query)
         canvas, record = _decide(decoder, canvas, denoised, said, bounds)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
@@ -153,6 +176,25 @@ def host_loop(
             on_step(_view(len(records) - 1, n_rows, canvas, before))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
+
+
+def _start_refresh(
+    decoder: Decoder, denoiser: Denoiser, params: Params, canvas: Canvas, worker: Worker | None
+) -> RefreshJob | None:
+    """Give the worker what is to be refreshed, if anything is."""
+    if worker is None or not decoder.has_worker:
+        return None
+    job, cache = _refresh_job(decoder, canvas), canvas.cache
+    if not bool(job.rows.live.any()):
+        return None
+
+    def refresh() -> tuple[RowsOut, Scores]:
+        out = denoiser.forward_rows(params, job.rows, cache)
+        scores = denoiser.score_rows(params, _refresh(decoder, out.hidden, job), None)
+        return jax.block_until_ready((out, scores))
+
+    worker.submit(refresh)
+    return job
 
 
 def _score(decoder: Decoder, denoiser: Denoiser, params: Params, denoised: Denoised) -> Said:

@@ -224,7 +224,7 @@ class Decoder:
         row = take(others.slots[:, PROBE if shadow else REFRESH], at)
         return RefreshJob(self._with_unconditional(canvas, rows), at, row)
 
-    def refresh(self, hidden: Float[Array, "BB R D"], job: RefreshJob) -> Float[Array, "B F D"]:
+    def refresh(self, hidden: Float[Array, "BB F D"], job: RefreshJob) -> Float[Array, "B F D"]:
         """The states that score the tokens of a job."""
         return take(self._guide(hidden), job.row)
 

@@ -1,0 +1,43 @@
+"""A worker: one thread that does a job while the main thread runs a forward."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+
+class Worker:
+    """One job at a time, in a thread of its own. As a context manager it leaves no thread behind.
+
+    `collect` waits for the job, so that what a run gives never depends on how long a job takes.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="revision")
+        self._job: Future[Any] | None = None
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        """Start a job; the one before must have been collected."""
+        assert self._job is None, "the last job was not collected"
+        self._job = self._executor.submit(job)
+
+    def collect(self) -> Any:
+        """What the job returned. Raises what it raised, with the worker's own traceback."""
+        assert self._job is not None, "no job was submitted"
+        job, self._job = self._job, None
+        return job.result()
+
+    def close(self) -> None:
+        """Wait for a running job and end the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,34 @@
+"""The toy denoiser outside JAX, with a record of the rows that it was given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.types import Rows
+from tests.sampler.toy import CONFIG, toy_denoiser
+
+_call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
+
+
+def recorded_decode(
+    prompts, config: SamplerConfig, model=CONFIG, salt=0, **options
+) -> tuple[Result, list[Rows]]:
+    """A run of the host loop, and the rows of each of its forwards as numpy arrays."""
+    config = with_ids(config, model)
+    toy, forwards = toy_denoiser(config), []
+
+    def forward_rows(params, rows, cache):
+        forwards.append(jax.tree.map(np.asarray, rows))
+        return _call(toy.forward_rows, params, rows, cache)
+
+    def score_rows(params, hidden, keys):
+        return _call(toy.score_rows, params, hidden, keys)
+
+    denoiser = toy._replace(forward_rows=forward_rows, score_rows=score_rows, traceable=False)
+    result = decode(
+        denoiser, jnp.int32(salt), model, prompts, config, loop="host", trace=True, **options
+    )
+    return result, forwards

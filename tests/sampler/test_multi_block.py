@@ -1,0 +1,187 @@
+"""The window that slides over blocks, its drafts, and its growth."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import LatencyTable, SamplerConfig
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.trace import Event
+from llada_jax.sampler.window import MultiBlock, multi_block
+from tests.sampler.recorded import recorded_decode
+from tests.sampler.scripted import Scripted
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, MASK, toy_decode
+
+SLIDING = SamplerConfig(
+    gen_length=24, block_length=8, steps=24, cache="blockwise", window="multi_block", threshold=0.24
+)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+VARIANTS = {
+    "mask": {},
+    "token": {"draft_feed": "token"},
+    "quota": {"threshold": None, "draft_threshold": 0.24},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_loops_and_any_batch_decode_alike(variant):
+    config = SLIDING.replace(**VARIANTS[variant])
+    seeds = [11, 22, 33]
+    host = toy_decode(PROMPTS, config, salt=3, seed=seeds, loop="host")
+    compiled = toy_decode(PROMPTS, config, salt=3, seed=seeds, loop="compiled")
+    assert host.trace.same_decoding(compiled.trace)
+    assert host.trace.count(Event.AHEAD).sum() > 0, "the case must accept drafts"
+    for row, prompt in enumerate(PROMPTS):
+        alone = toy_decode([prompt], config, salt=3, seed=[seeds[row]], loop="host")
+        np.testing.assert_array_equal(host.generated[row], alone.generated[0])
+        assert host.nfe[row] == alone.nfe[0]
+
+
+@pytest.mark.parametrize("model", [CONFIG, BLOCK_CAUSAL], ids=["bidirectional", "block_causal"])
+@settings(max_examples=10)
+@given(salt=st.integers(0, 200), trigger=st.sampled_from([0, 4, 8]))
+def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger):
+    """And nothing of a draft is ever read: all that rows see in the cache is final."""
+    config = SLIDING.replace(lookahead_trigger=trigger)
+    result, forwards = recorded_decode(PROMPTS, config, model, salt)
+    length = result.tokens.shape[1]
+    for row, prompt in enumerate(PROMPTS):
+        final = result.tokens[row, length - len(prompt) - config.gen_length :]
+        written = np.full(len(final), -1)
+        for rows in forwards:
+            live = rows.live[row]
+            seen = rows.sees_cache[row][live].any(axis=0)[: len(final)]
+            np.testing.assert_array_equal(written[seen], final[seen])
+            written[rows.positions[row][live]] = rows.tokens[row][live]
+
+
+@settings(max_examples=10)
+@given(salt=st.integers(0, 200))
+def test_drafts_keep_the_order_of_blocks_and_the_commit_rule(salt):
+    trace = toy_decode(PROMPTS, SLIDING, salt=salt, loop="host").trace
+    commits = trace.event_kind == Event.COMMIT
+    for row, prompt in enumerate(PROMPTS):
+        mine = commits & (trace.event_row == row)
+        block = (trace.event_position[mine] - len(prompt)) // 8
+        step = trace.event_step[mine]
+        for (_, before), (_, after) in itertools.pairwise(
+            (s, block[step == s]) for s in np.unique(step)
+        ):
+            assert before.max() <= after.min(), "a block opens when the one before is complete"
+    ahead = trace.event_kind == Event.AHEAD
+    assert (trace.event_confidence[ahead] >= np.float32(0.24)).all()
+    block = trace.block[trace.event_step[ahead], trace.event_row[ahead]]
+    origin = trace.prompt_lengths[trace.event_row[ahead]]
+    assert ((trace.event_position[ahead] - origin) // 8 > block).all()
+
+
+def test_infilling_skips_blocks_without_holes():
+    canvas = np.arange(30) % 20
+    canvas[[1, 2, 3, 20, 21, 27]] = MASK
+    runs = [
+        toy_decode([canvas], SLIDING, salt=4, infill=True, loop=loop)
+        for loop in ("host", "compiled")
+    ]
+    kept = canvas != MASK
+    np.testing.assert_array_equal(runs[0].generated[0][kept], canvas[kept])
+    assert not (runs[0].generated[0] == MASK).any()
+    assert runs[0].trace.same_decoding(runs[1].trace)
+
+
+def story(script, **settings):
+    """A run of two blocks of four behind a prompt of two, by a script; and what was fed."""
+    config = SLIDING.replace(gen_length=8, block_length=4, steps=8, threshold=0.5, **settings)
+    config = with_ids(config, CONFIG)
+    scripted = Scripted(script)
+    result = decode(scripted.denoiser(), None, CONFIG, [[1, 2]], config, loop="host", trace=True)
+    return result.trace, scripted.fed
+
+
+def test_the_window_slides_and_takes_drafts_over():
+    """As in the paper's Figure 7: what is committed at the left edge leaves, and drafts that the
+    last forward of a block is sure of are accepted without one of their own."""
+    sure_at = {2: 0, 3: 1, 4: 2, 5: 2, 6: 1, 7: 3, 8: 2, 9: 3}  # position: forward
+
+    def script(forward, position, masked):
+        return position, 0.9 if masked and forward >= sure_at[position] else 0.1
+
+    trace, fed = story(script, lookahead_trigger=0)
+    assert [sorted(window) for window in fed] == [
+        [0, 1, 2, 3, 4, 5],  # the prompt and the first block
+        [2, 3, 4, 5],
+        [3, 4, 5, 6],  # 2 has been fed as itself; 6 is a draft
+        [4, 5, 6, 7, 8, 9],  # 8 was no row of the last forward, so nothing was known of it
+    ]
+    assert fed[2][6] == [MASK], "it was sure of 6 before, but its block was not current"
+    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 3, 3, 3]
+    assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [6]
+
+
+def test_a_draft_that_is_not_sure_is_not_taken_over():
+    def script(forward, position, masked):
+        return position + forward, 0.9 if position < 6 or forward > 0 else 0.4
+
+    trace, fed = story(script, lookahead_trigger=4)
+    assert sorted(fed[0]) == list(range(10)), "two blocks are in the first forward"
+    assert trace.commit_steps()[0, 2:].tolist() == [0] * 4 + [1] * 4
+    assert trace.tokens[0, 6:].tolist() == [7, 8, 9, 10], "the later prediction counts"
+    assert trace.draft_rows[:, 0].tolist() == [4, 0]
+
+
+def test_drafts_of_several_blocks_cascade():
+    config = SLIDING.replace(lookahead_trigger=8, gen_length=16, steps=16)
+    scripted = Scripted(lambda forward, position, masked: (position, 0.9))
+    config = with_ids(config, CONFIG)
+    result = decode(scripted.denoiser(), None, CONFIG, [[1]], config, loop="host", trace=True)
+    assert result.nfe.tolist() == [1] and result.tpf == 16
+
+
+@pytest.mark.parametrize(("feed", "fed_token"), [("mask", MASK), ("token", 6)])
+def test_what_a_draft_feeds(feed, fed_token):
+    def script(forward, position, masked):
+        return position, 0.9 if position != 5 or forward == 2 else 0.4
+
+    _, fed = story(script, lookahead_trigger=4, draft_feed=feed)
+    assert fed[0][6] == [MASK] and fed[1][6] == [fed_token]
+
+
+def test_the_trigger_says_when_the_window_grows():
+    drafts = {}
+    for trigger in (0, 2, 8):
+        config = SLIDING.replace(lookahead_trigger=trigger, threshold=0.9)
+        trace = toy_decode([PROMPTS[0]], config, loop="host").trace
+        left = 8 - np.cumsum(trace.count(Event.COMMIT)[:, 0]) % 8  # after each forward
+        late = left[:-1] <= trigger
+        grown = trace.live_rows[1:, 0] > 8
+        assert (grown <= late).all()
+        drafts[trigger] = trace.draft_rows.sum()
+    assert drafts[0] < drafts[2] < drafts[8]
+
+
+def test_growth_by_buckets_and_latency():
+    def grown(**settings):
+        window = multi_block(SamplerConfig(
+            cache="blockwise", window="multi_block", threshold=0.9, **settings
+        ))  # fmt: skip
+        assert isinstance(window, MultiBlock)
+        return dict(zip(window.buckets, window.grown, strict=True))
+
+    assert grown() == {32: 64, 64: 128, 128: 256, 256: 256}
+    assert grown(row_budget=64) == {32: 64, 64: 64, 128: 128, 256: 256}
+    published = LatencyTable(rows=(32, 64, 128), ms=(478.1, 861.6, 1531.6))  # llada.cpp, Table 2
+    assert grown(latency_table=published) == {32: 64, 64: 128, 128: 128}
+    assert grown(latency_table=published, latency_allowance=1.5) == {32: 32, 64: 64, 128: 128}
+    assert grown(latency_table=published, latency_allowance=4.0)[32] == 128
+    assert grown(latency_table=published, latency_allowance=4.0, row_budget=100)[32] == 64
+
+
+def test_a_window_grows_to_its_bucket_and_no_further():
+    table = LatencyTable(rows=(8, 12, 32), ms=(1.0, 1.5, 4.0))
+    config = SLIDING.replace(latency_table=table, lookahead_trigger=8)
+    trace = toy_decode([PROMPTS[1]], config, salt=2, loop="host").trace
+    assert set(trace.live_rows[1:, 0]) & {12}
+    assert trace.live_rows[1:, 0].max() <= 16, "a block that is not settled, and the next one"
