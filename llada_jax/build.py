@@ -209,7 +209,7 @@ def _decode(
 ) -> Result:
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config))
-    needs_host = on_step or not denoiser.traceable or config.refresh == "worker"
+    needs_host = on_step or not denoiser.traceable or config.has_worker
     with Worker() as worker:
         return decode(
             denoiser,

@@ -395,6 +395,16 @@ class SamplerConfig:
         """Whether committed tokens may change."""
         return self.accept in REVISING_RULES
 
+    @property
+    def refreshes(self) -> bool:
+        """Whether tokens that left the window while they were visible are refreshed."""
+        return self.accept == "staged" and self.cache == "blockwise" and self.refresh != "none"
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a worker of the host refreshes them."""
+        return self.refreshes and self.refresh == "worker"
+
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked again."""
         if self.accept in NUMBERED_RULES:  # the rule follows its number

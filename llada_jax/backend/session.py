@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, ref
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.config import ModelConfig
@@ -54,8 +54,10 @@ class Program(Protocol):
 
 
 class _Fresh(NamedTuple):
-    """Rows of the last forward that have not entered the cache; keys and values by shard."""
+    """What of the last forward has yet to enter the cache; keys and values by shard."""
 
+    rows: Int[np.ndarray, " r"]
+    """Indices into the outputs."""
     positions: Int[np.ndarray, " r"]
     outputs: list[Mapping[str, np.ndarray]]
 
@@ -68,10 +70,13 @@ class _Canvas:
         self._fresh: _Fresh | None = None
 
     def keep(
-        self, positions: Int[np.ndarray, " r"], outputs: list[Mapping[str, np.ndarray]]
+        self,
+        rows: Int[np.ndarray, " r"],
+        positions: Int[np.ndarray, " r"],
+        outputs: list[Mapping[str, np.ndarray]],
     ) -> None:
         """Remember a forward's keys and values, where the executables left them."""
-        self._fresh = _Fresh(positions, outputs)
+        self._fresh = _Fresh(rows, positions, outputs)
 
     def make_room(self) -> None:
         """Copy what the executables hold for this canvas: another one will run."""
@@ -80,18 +85,21 @@ class _Canvas:
                 {name: array.copy() for name, array in output.items() if name != "hidden"}
                 for output in self._fresh.outputs
             ]
-            self._fresh = _Fresh(self._fresh.positions, outputs)
+            self._fresh = self._fresh._replace(outputs=outputs)
 
-    def write_left(self, rows: Int[np.ndarray, " r"]) -> None:
-        """Put the last forward's keys and values into the cache where no row stands now."""
+    def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
+        """Put the last forward's keys and values into the cache where no row stands now, and where
+        one does but others see the cache: a row that refreshes a token of the cache."""
         if self._fresh is None:
             return
-        (left,) = np.nonzero(~np.isin(self._fresh.positions, rows))
-        if len(left):
-            positions = self._fresh.positions[left]
+        fresh = self._fresh.positions
+        stands = np.isin(fresh, positions)
+        left = ~stands | seen[fresh] if len(seen) else ~stands
+        if left.any():
+            positions, rows = fresh[left], self._fresh.rows[left]
             for cache, outputs in zip(self.cache, self._fresh.outputs, strict=True):
                 for name, array in cache.items():
-                    array[:, positions] = outputs[f"new_{name}"][:, left]
+                    array[:, positions] = outputs[f"new_{name}"][:, rows]
         self._fresh = None
 
 
@@ -127,12 +135,14 @@ class Session:
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """One forward, canvas by canvas; only the live rows run."""
+        rows = rows._replace(writes=rows.written)
         arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         for b, canvas in enumerate(self._canvases):
             (run,) = np.nonzero(arrays.live[b])
-            canvas.write_left(np.asarray(arrays.positions[b])[run])
+            stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
+            canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
             if len(run):
                 hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
@@ -155,7 +165,8 @@ class Session:
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
         if self._length:
-            canvas.keep(np.asarray(rows.positions)[run], outputs)
+            (written,) = np.nonzero(np.asarray(rows.written)[run])
+            canvas.keep(written, np.asarray(rows.positions)[run][written], outputs)
         return inputs["hidden"][: len(run)]
 
     def _inputs(

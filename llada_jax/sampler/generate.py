@@ -115,7 +115,7 @@ def _check_decoder(decoder: Decoder, denoiser: Denoiser, loop: Loop, worker: Wor
         f"the model's outputs are shifted, and {beside} rows need outputs at their own positions; "
         "allowed: rescore 'token', no lossless",
     )
-    if decoder.has_worker:
+    if decoder.config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
         require(
             denoiser.traceable,

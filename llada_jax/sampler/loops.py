@@ -182,7 +182,7 @@ def _start_refresh(
     decoder: Decoder, denoiser: Denoiser, params: Params, canvas: Canvas, worker: Worker | None
 ) -> RefreshJob | None:
     """Give the worker what is to be refreshed, if anything is."""
-    if worker is None or not decoder.has_worker:
+    if worker is None or not decoder.config.has_worker:
         return None
     job, cache = _refresh_job(decoder, canvas), canvas.cache
     if not bool(job.rows.live.any()):

@@ -150,17 +150,6 @@ class Decoder:
         """Whether visible tokens of the window are scored by rows of their own."""
         return self.config.revises and self.config.rescore == "shadow"
 
-    @property
-    def refreshes(self) -> bool:
-        """Whether tokens that left the window while they were visible are tracked."""
-        config = self.config
-        return (config.accept, config.cache) == ("staged", "blockwise") and config.refresh != "none"
-
-    @property
-    def has_worker(self) -> bool:
-        """Whether a worker of the host refreshes them."""
-        return self.refreshes and self.config.refresh == "worker"
-
     def most_beside(self, length: int) -> int:
         """The most rows that stand beside the window, in a canvas of `length`."""
         block = self.config.block_length
@@ -168,7 +157,7 @@ class Decoder:
         refreshed = 2 * self.config.refresh_rows
         return (
             self.shadows * shadows
-            + (self.refreshes and not self.has_worker) * refreshed
+            + (self.config.refreshes and not self.config.has_worker) * refreshed
             + self.config.lossless * 2 * block
         )
 
@@ -178,7 +167,10 @@ class Decoder:
         asked = max(2 * block, *self.window.grown) if isinstance(self.window, MultiBlock) else block
         if config.revises:
             asked += length if config.cache == "none" else 2 * block
-        return min(asked + self.refreshes * config.refresh_rows, length) + config.lossless * block
+        return (
+            min(asked + self.config.refreshes * config.refresh_rows, length)
+            + config.lossless * block
+        )
 
     def span(self, canvas: Canvas) -> Span:
         """The positions that the next forward runs; none for rows that are done."""
@@ -196,7 +188,7 @@ class Decoder:
         shadow = refreshed = probe = branch = None
         if self.shadows:
             shadow = self._visible(canvas) & in_span(canvas, *self.span(canvas))
-        if self.refreshes and not self.has_worker:
+        if self.config.refreshes and not self.config.has_worker:
             refreshed, _ = self._refreshed(canvas)
             probe = refreshed if self.config.rescore == "shadow" else None
         if canvas.hypothesis is not None:
@@ -390,7 +382,7 @@ class Decoder:
         slots, kinds = others.slots + n_window[:, :, None], others.kinds
         row = jnp.maximum(positions_of(canvas) - self.shift - span.start[:, None], 0)
         refreshed = waiting = jnp.zeros(canvas.tokens.shape, bool)
-        if self.refreshes:
+        if self.config.refreshes:
             refreshed, waiting = self._refreshed(canvas)
         for kind in (SHADOW, PROBE) if self.shadows else (REFRESH,):
             row = jnp.where(kinds[:, kind], slots[:, kind], row)
