@@ -416,7 +416,8 @@ class SamplerConfig:
         """A published sampler by name, with some fields changed.
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
-        token for token.
+        token for token. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
+        are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise.
         """
         require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
         return cls(**{**_PRESETS[name], **overrides})
@@ -467,6 +468,11 @@ _PRESETS: dict[str, dict[str, Any]] = {
         "cache": "dual",
         "threshold": 0.9,
     },
+    "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
+    "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
+    "staged": {"cache": "blockwise", "accept": "staged"},
+    "wino": {"accept": "wino"},
+    "token_edit": {"cache": "blockwise", "accept": "token_edit", "rescore": "token"},
 }
 
 

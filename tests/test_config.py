@@ -2,7 +2,7 @@
 
 import pytest
 
-from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig
+from llada_jax.config import LatencyTable, ModelConfig, MoEConfig, SamplerConfig
 
 SHAPE = dict(
     family="llada", vocab_size=32, width=8, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=4,
@@ -88,3 +88,101 @@ def test_replace_checks_again():
     with pytest.raises(ValueError, match="steps is 3"):
         SamplerConfig().replace(steps=3)
     assert ModelConfig(**SHAPE).replace(width=16).width == 16
+
+
+MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"theta_visible": 0.95, "theta_stable": 0.9},
+            r"theta_visible is 0.95; allowed: up to theta_stable \(0.9\)",
+        ),
+        ({"theta_visible": 0.0}, "theta_visible is 0.0; allowed: above 0, up to 1"),
+        (
+            {**MULTI, "lookahead_trigger": 33},
+            r"lookahead_trigger is 33; allowed: 0 to block_length \(32\)",
+        ),
+        ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 or more"),
+        ({**MULTI, "latency_allowance": 0.5}, "latency_allowance is 0.5; allowed: 1 or more"),
+        ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: block_length \(32\) or more"),
+        (
+            {**MULTI, "cache": "dual"},
+            "cache is 'dual' and window is 'multi_block'; allowed: 'block",
+        ),
+        ({**MULTI, "threshold": None}, "accept is 'quota', which accepts no draft; allowed: with"),
+        ({"lossless": True}, "lossless is True; allowed: with window 'multi_block'"),
+        (
+            {**MULTI, "lossless": True, "draft_threshold": 0.5},
+            "draft_threshold is 0.5 and lossless",
+        ),
+        ({**MULTI, "lossless": True, "draft_feed": "token"}, "draft_feed is 'token' and lossless"),
+        (
+            {**MULTI, "lossless": True, "threshold": None, "accept": "staged"},
+            "accept is 'staged' and lossless is True; allowed: a rule that never changes a token",
+        ),
+        ({"accept": "threshold"}, "accept is 'threshold' and threshold is None; allowed: a number"),
+        ({"accept": "staged", "threshold": 0.9}, "threshold is 0.9; allowed: threshold None"),
+        ({"accept": "factor", "threshold": 0.9}, "accept is 'factor' and threshold is 0.9"),
+        ({"accept": "staged", "cache": "prefix"}, "cache is 'prefix' and accept is 'staged'"),
+        ({"accept": "wino", "temperature": 0.5}, "temperature is 0.5 and accept is 'wino'"),
+        ({"accept": "staged", "predict_mask": True}, "predict_mask is True and accept is 'staged'"),
+        ({"accept": "wino", "rescore": "token"}, "rescore is 'token' and accept is 'wino'"),
+        ({"accept": "wino", "wino_verify": 0.5}, "wino_verify is 0.5; allowed: above 0.5"),
+        ({"refresh_rows": 0}, "refresh_rows is 0; allowed: 1 or more"),
+        ({"refresh": "gpu"}, "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'"),
+        ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
+    ],
+)
+def test_settings_of_windows_and_revision(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SamplerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"rows": (64, 32), "ms": (1.0, 2.0)},
+            r"latency_table.rows is \[64, 32\]; allowed: ascend",
+        ),
+        ({"rows": (32, 32), "ms": (1.0, 2.0)}, "allowed: ascending"),
+        ({"rows": (), "ms": ()}, "at least one"),
+        ({"rows": (32, 64), "ms": (1.0,)}, r"latency_table.ms is \[1.0\]; allowed: 2 numbers"),
+        ({"rows": (32,), "ms": (0.0,)}, "allowed: 1 numbers above 0"),
+    ],
+)
+def test_latency_tables(table, message):
+    with pytest.raises(ValueError, match=message):
+        LatencyTable(**table)
+
+
+def test_the_rule_follows_the_number_that_is_set():
+    threshold = SamplerConfig(threshold=0.9)
+    assert threshold.accept == "threshold"
+    assert threshold.replace(threshold=None).accept == "quota"
+    assert threshold.replace(threshold=None, factor=1.0).accept == "factor"
+    assert threshold.replace(threshold=None, accept="staged").accept == "staged"
+    assert SamplerConfig(accept="threshold", threshold=0.9) == threshold
+
+
+def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
+    config = SamplerConfig.preset("llada_cpp")
+    assert (config.window, config.cache, config.accept) == ("multi_block", "blockwise", "staged")
+    assert (config.theta_visible, config.theta_stable, config.lookahead_trigger) == (0.7, 0.9, 4)
+    assert config.refreshes and config.selective_logits
+    for part in (
+        {"window": "by_cache"},
+        {"lookahead_trigger": 0},
+        {"accept": "quota", "threshold": 0.9},
+        {"refresh": "none"},
+        {"selective_logits": False},
+    ):
+        SamplerConfig.preset("llada_cpp", **part)
+    for contradiction in ({"cache": "dual"}, {"threshold": 0.9}, {"lossless": True}):
+        with pytest.raises(ValueError, match="allowed"):
+            SamplerConfig.preset("llada_cpp", **contradiction)
+    for name in ("multi_block", "staged", "wino", "token_edit"):
+        SamplerConfig.preset(name)

@@ -1,0 +1,121 @@
+"""The worker's thread, and that its timing never shows."""
+
+import random
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from llada_jax.config import SamplerConfig
+from llada_jax.revision.worker import Worker
+from llada_jax.sampler.trace import Event
+from tests.sampler.toy import CONFIG, toy_decode
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+STAGED = SamplerConfig(
+    gen_length=32, block_length=8, steps=32, cache="blockwise", accept="staged",
+    window="multi_block", theta_visible=0.2, theta_stable=0.3, refresh="worker", refresh_rows=2,
+)  # fmt: skip
+
+
+class Delayed(Worker):
+    """A worker that takes its time, by chance."""
+
+    def submit(self, job):
+        def later():
+            time.sleep(random.random() / 100)
+            return job()
+
+        super().submit(later)
+
+
+class Synchronous:
+    """Does its job before anything else goes on."""
+
+    def submit(self, job):
+        self._result = job()
+
+    def collect(self):
+        return self._result
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if "revision" in thread.name]
+
+
+@pytest.mark.parametrize("overflow", ["carry", "drop"])
+def test_the_same_tokens_whatever_the_timing(overflow):
+    config = STAGED.replace(refresh_overflow=overflow)
+    runs = [toy_decode(PROMPTS, config, salt=3, loop="host", worker=Synchronous())]
+    for worker_class in (Worker, Delayed, Delayed):
+        with worker_class() as worker:
+            runs.append(toy_decode(PROMPTS, config, salt=3, loop="host", worker=worker))
+    assert runs[0].trace.refreshed.sum() > 0, "the case must have something to refresh"
+    assert runs[0].trace.count(Event.REPLACE).sum() > 0
+    for run in runs[1:]:
+        assert run.trace.same_decoding(runs[0].trace)
+    rows = toy_decode(PROMPTS, config.replace(refresh="rows"), salt=3, loop="host")
+    np.testing.assert_array_equal(rows.tokens, runs[0].tokens)
+    np.testing.assert_array_equal(rows.nfe, runs[0].nfe)
+    np.testing.assert_array_equal(rows.trace.refreshed, runs[0].trace.refreshed)
+    assert threads() == []
+
+
+class Failing(Worker):
+    """Fails at its second job."""
+
+    def __init__(self):
+        super().__init__()
+        self.jobs = 0
+
+    def submit(self, job):
+        self.jobs += 1
+        super().submit(job if self.jobs < 2 else self._fail)
+
+    def _fail(self):
+        raise RuntimeError("the kernel met a bad tile")
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_own_traceback():
+    with pytest.raises(RuntimeError, match="bad tile") as caught, Failing() as worker:
+        toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=worker)
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "_fail" in frames and worker.jobs == 2
+    assert threads() == []
+
+
+def test_a_run_that_fails_beside_a_job_leaves_no_thread():
+    started = threading.Event()
+
+    def interrupted(view):
+        if started.is_set():
+            raise KeyboardInterrupt
+
+    class Slow(Worker):
+        def submit(self, job):
+            started.set()
+            super().submit(lambda: (time.sleep(0.05), job())[1])
+
+    with pytest.raises(KeyboardInterrupt), Slow() as worker:
+        toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=worker, on_step=interrupted)
+    assert threads() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": "compiled"}, "refresh is 'worker' and loop is 'compiled'; allowed: 'host'"),
+        ({"loop": "host"}, "no worker was given"),
+    ],
+)
+def test_where_no_worker_can_run(options, message):
+    with pytest.raises(ValueError, match=message):
+        toy_decode(PROMPTS, STAGED, **options)
+
+
+def test_models_with_shifted_outputs_have_no_shadows():
+    shifted = CONFIG.replace(shift_logits=True)
+    with pytest.raises(ValueError, match="outputs are shifted, and shadow rows"):
+        toy_decode(PROMPTS, STAGED.replace(refresh="rows"), shifted, loop="host")

@@ -1,0 +1,106 @@
+"""Lossless multi-block decoding: the tokens of block-wise decoding, in fewer forwards."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.trace import Event
+from tests.sampler.scripted import Scripted
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
+
+BLOCKWISE = SamplerConfig(gen_length=24, block_length=8, steps=12, cache="blockwise")
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+RULES = (
+    {},
+    {"threshold": 0.24},
+    {"factor": 0.9},
+    {"entropy_bound": 2.0},
+    {"remasking": "random", "temperature": 0.5},
+)
+
+
+def lossless(config, **settings):
+    return config.replace(window="multi_block", lossless=True, **settings)
+
+
+def hits(trace):
+    return int((trace.event_kind == Event.AHEAD).sum())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["quota", "threshold", "factor", "entropy", "random"])
+@pytest.mark.parametrize("model", [CONFIG, BLOCK_CAUSAL], ids=["bidirectional", "block_causal"])
+@settings(max_examples=6)
+@given(salt=st.integers(0, 500), trigger=st.sampled_from([2, 8]), seed=st.integers(0, 99))
+def test_tokens_equal_those_of_blockwise_decoding(model, rule, salt, trigger, seed):
+    config = BLOCKWISE.replace(**rule)
+    plain = toy_decode(PROMPTS, config, model, salt, seed=seed, loop="host")
+    fast = toy_decode(
+        PROMPTS, lossless(config, lookahead_trigger=trigger), model, salt, seed=seed, loop="host"
+    )
+    np.testing.assert_array_equal(fast.tokens, plain.tokens)
+    assert (fast.nfe <= plain.nfe).all()
+
+
+def test_hits_save_forwards_of_a_toy_without_patience():
+    saved = found = 0
+    for salt in range(12):
+        config = BLOCKWISE.replace(steps=24)
+        plain = toy_decode(PROMPTS, config, salt=salt, loop="host")
+        fast = toy_decode(PROMPTS, lossless(config, lookahead_trigger=8), salt=salt, loop="host")
+        np.testing.assert_array_equal(fast.tokens, plain.tokens)
+        saved += int(plain.nfe.sum() - fast.nfe.sum())
+        found += hits(fast.trace)
+    assert saved == found > 0, "one token a step: each one committed ahead is a forward saved"
+
+
+def test_a_steady_model_needs_half_the_forwards():
+    """It never changes its mind, so each step after a block's first commits what was expected."""
+
+    def run(config):
+        steady = Scripted(lambda forward, position, masked: (position % 20, 0.5 + position / 100))
+        config = with_ids(config, CONFIG)
+        return decode(steady.denoiser(), None, CONFIG, PROMPTS, config, loop="host", trace=True)
+
+    config = BLOCKWISE.replace(steps=24)
+    plain, fast = run(config), run(lossless(config, lookahead_trigger=8))
+    np.testing.assert_array_equal(plain.tokens, fast.tokens)
+    assert plain.nfe.tolist() == [24] * 3
+    assert fast.nfe.tolist() == [13] * 3, "the very first step has nothing to expect"
+    late = run(lossless(config, lookahead_trigger=2))
+    assert fast.nfe[0] < late.nfe[0] < plain.nfe[0]
+    assert late.trace.branch_rows.sum() < fast.trace.branch_rows.sum()
+
+
+def test_a_lower_bar_for_what_is_expected():
+    """A token at 0.6 is expected to reach the threshold in the next step, and does."""
+
+    def script(forward, position, masked):
+        return position % 20, (0.6 if forward == 0 else 0.9) if position % 8 else 0.95
+
+    def run(**settings):
+        config = with_ids(lossless(BLOCKWISE.replace(threshold=0.8), **settings), CONFIG)
+        scripted = Scripted(script)
+        prompt = [[1] * 8]
+        return decode(scripted.denoiser(), None, CONFIG, prompt, config, loop="host", trace=True)
+
+    without, with_bar = run(lookahead_trigger=8), run(lookahead_trigger=8, guess_threshold=0.5)
+    np.testing.assert_array_equal(without.tokens, with_bar.tokens)
+    assert with_bar.nfe[0] < without.nfe[0]
+
+
+@pytest.mark.parametrize("rule", [{"threshold": 0.24}, {"temperature": 0.7}])
+def test_both_loops_and_any_batch_decode_alike(rule):
+    config = lossless(BLOCKWISE.replace(steps=24, **rule), lookahead_trigger=8)
+    config = config.replace(eos_early_stop=True)
+    seeds = [5, 6, 7]
+    host = toy_decode(PROMPTS, config, salt=4, seed=seeds, loop="host")
+    compiled = toy_decode(PROMPTS, config, salt=4, seed=seeds, loop="compiled")
+    assert host.trace.same_decoding(compiled.trace)
+    for row, prompt in enumerate(PROMPTS):
+        alone = toy_decode([prompt], config, salt=4, seed=[seeds[row]], loop="host")
+        np.testing.assert_array_equal(host.generated[row], alone.generated[0])
+        assert host.nfe[row] == alone.nfe[0]

@@ -1,0 +1,119 @@
+"""WINO and token editing, and the numbers of all revise rules."""
+
+import numpy as np
+import pytest
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.accept import bounds_of, without_bound
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.trace import Event
+from tests.sampler.scripted import Scripted
+from tests.sampler.test_staged import events
+from tests.sampler.toy import CONFIG, MASK, toy_decode
+
+WINO = SamplerConfig(gen_length=16, block_length=8, steps=16, accept="wino")
+EDIT = SamplerConfig(
+    gen_length=16, block_length=8, steps=16, accept="token_edit", cache="blockwise",
+    rescore="token", edit_steps=3,
+)  # fmt: skip
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2]]
+
+
+def story(script, config):
+    scripted = Scripted(script)
+    config = with_ids(config, CONFIG)
+    result = decode(scripted.denoiser(), None, CONFIG, [[1]], config, loop="host", trace=True)
+    return result.trace, scripted.fed
+
+
+def test_wino_masks_again_what_it_no_longer_believes():
+    config = WINO.replace(gen_length=8, steps=8)
+
+    def script(forward, position, masked):
+        if position == 2 and forward == 1:
+            return 2, 0.8  # its own token, but below wino_verify
+        if position == 3 and forward == 1:
+            return 7, 0.95  # another one
+        return position, 0.95 if position < 5 or forward > 0 else 0.3
+
+    trace, _ = story(script, config)
+    assert events(trace, Event.COMMIT)[:8] == [(0, p, p) for p in (1, 2, 3, 4)] + [
+        (1, p, p) for p in (5, 6, 7, 8)
+    ]
+    assert events(trace, Event.REMASK) == [(1, 2, MASK), (1, 3, MASK)]
+    assert events(trace, Event.COMMIT)[8:] == [(2, 2, 2), (2, 3, 3)]
+    assert trace.shadow_rows[:, 0].tolist() == [0, 4, 6]
+    assert trace.tokens[0].tolist() == [1, *range(1, 9)]
+
+
+def test_wino_masks_fewer_again_than_the_step_before_committed():
+    """Two were committed, so of the two that fail only the less probable one is masked again."""
+
+    def script(forward, position, masked):
+        if position in (1, 2):
+            return position, {0: 0.95, 1: 0.95}.get(forward, 0.5 + position / 10)
+        return position, 0.95 if forward >= 2 else 0.1
+
+    trace, _ = story(script, WINO.replace(gen_length=8, steps=8))
+    assert events(trace, Event.REMASK)[0] == (2, 1, MASK)
+    assert [step for step, _, _ in events(trace, Event.REMASK)].count(2) == 1
+
+
+def test_wino_accepts_no_more_than_its_share():
+    trace, _ = story(lambda f, position, masked: (position, 0.95), WINO)
+    assert trace.count(Event.COMMIT)[:, 0].tolist()[:2] == [5, 3], "70 % of 8, and the rest"
+
+
+def test_token_editing_goes_on_until_nothing_changes():
+    """The first block's tokens are all sure; one changes twice afterwards."""
+    said = {0: 4, 1: 5, 2: 6}
+
+    def script(forward, position, masked):
+        return (said.get(forward, 6) if position == 3 else position), 0.9
+
+    trace, fed = story(script, EDIT.replace(gen_length=8, steps=8))
+    assert events(trace, Event.REPLACE) == [(1, 3, 5), (2, 3, 6)]
+    assert trace.nfe.tolist() == [4], "the fourth forward finds nothing to edit"
+    assert fed[2][3] == [5] and not trace.shadow_rows.any()
+    restless, _ = story(lambda f, position, masked: (f, 0.9), EDIT.replace(gen_length=8, steps=8))
+    assert restless.nfe.tolist() == [1 + 3], "edit_steps is the limit"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        WINO.replace(wino_accept=0.2, wino_verify=0.6),
+        WINO.replace(wino_accept=0.2, wino_verify=0.6, cache="blockwise", window="multi_block"),
+        EDIT.replace(edit_unmask=0.2, edit_replace=0.3),
+        EDIT.replace(edit_unmask=0.2, edit_replace=0.3, rescore="shadow", window="multi_block"),
+    ],
+    ids=["wino", "wino_sliding", "token_edit", "token_edit_sliding"],
+)
+def test_both_loops_decode_alike_and_finish(config):
+    runs = [toy_decode(PROMPTS, config, salt=7, loop=loop) for loop in ("host", "compiled")]
+    assert runs[0].trace.same_decoding(runs[1].trace)
+    trace = runs[0].trace
+    assert not (runs[0].tokens == MASK).any()
+    assert (trace.count(Event.REPLACE) + trace.count(Event.REMASK)).sum() > 0
+    kept = trace.count(Event.COMMIT).sum() - trace.count(Event.REMASK).sum()
+    assert kept == 32 and runs[0].tpf == kept / runs[0].nfe.sum()
+    for row, prompt in enumerate(PROMPTS):
+        alone = toy_decode([prompt], config, salt=7, loop="host")
+        np.testing.assert_array_equal(runs[0].generated[row], alone.generated[0])
+
+
+@pytest.mark.parametrize(
+    ("accept", "names"),
+    [
+        ("staged", ("theta_visible", "theta_stable")),
+        ("wino", ("wino_accept", "wino_verify")),
+        ("token_edit", ("edit_unmask", "edit_replace")),
+    ],
+)
+def test_sweeps_over_both_numbers_compile_once(accept, names):
+    low = SamplerConfig(accept=accept, **dict(zip(names, (0.55, 0.75), strict=True)))
+    high = SamplerConfig(accept=accept, **dict(zip(names, (0.65, 0.85), strict=True)))
+    assert without_bound(low) == without_bound(high)
+    assert [float(x) for x in bounds_of(low)] == [np.float32(0.55), np.float32(0.75)]
+    assert [float(x) for x in bounds_of(high)] == [np.float32(0.65), np.float32(0.85)]

@@ -1,0 +1,205 @@
+"""Staged tokens: visible, revised by shadows, stable; and what is left behind by the window."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.trace import Event
+from tests.sampler.recorded import recorded_decode
+from tests.sampler.scripted import Scripted
+from tests.sampler.toy import CONFIG, MASK, toy_decode
+
+STAGED = SamplerConfig(
+    gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
+    theta_visible=0.2, theta_stable=0.3, end_steps=2,
+)  # fmt: skip
+SLIDING = STAGED.replace(window="multi_block")
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+A, B, C, D, E, F, G, H, I = range(9)
+
+
+def story(script, gen_length=6, **settings):
+    """A run with blocks of three behind the prompt `a b c`; its trace, and what was fed."""
+    config = SamplerConfig(
+        gen_length=gen_length, block_length=3, steps=gen_length, cache="blockwise",
+        accept="staged", theta_visible=0.5, theta_stable=0.8, **settings,
+    )  # fmt: skip
+    scripted = Scripted(script)
+    result = decode(
+        scripted.denoiser(), None, CONFIG, [[A, B, C]], with_ids(config, CONFIG), loop="host",
+        trace=True,
+    )  # fmt: skip
+    return result.trace, scripted.fed
+
+
+def events(trace, kind):
+    chosen = trace.event_kind == kind
+    return list(
+        zip(
+            trace.event_step[chosen].tolist(),
+            trace.event_position[chosen].tolist(),
+            trace.event_token[chosen].tolist(),
+            strict=True,
+        )
+    )
+
+
+FIGURE_9 = [
+    {3: (D, 0.9), 4: (G, 0.2), 5: (G, 0.3)},
+    {4: (G, 0.3), 5: (E, 0.5)},
+    {4: (E, 0.8), 5: (F, 0.6)},
+    {5: (F, 0.9), 6: (G, 0.8), 7: (H, 0.9), 8: (G, 0.4)},
+    {8: (I, 0.9)},
+]
+"""What the model says of the open positions at each step (llada.cpp, arXiv 2606.13740, Figure 9)."""
+
+
+@pytest.mark.parametrize("window", ["by_cache", "multi_block"])
+def test_the_example_of_the_paper(window):
+    def script(forward, position, masked):
+        return FIGURE_9[forward][position]  # a KeyError where a stable position is scored
+
+    trace, fed = story(script, window=window, lookahead_trigger=0)
+    assert trace.tokens[0].tolist() == [A, B, C, D, E, F, G, H, I]
+    commits = [(0, 3, D), (1, 5, E), (2, 4, E), (3, 6, G), (3, 7, H), (4, 8, I)]
+    assert events(trace, Event.COMMIT) == commits
+    assert events(trace, Event.REPLACE) == [(2, 5, F)]
+    assert events(trace, Event.PROMOTE) == [(3, 5, F)]
+    assert trace.head_rows[:, 0].tolist() == [3, 2, 2, 4, 1]
+    assert trace.shadow_rows[:, 0].tolist() == [0, 0, 1, 1, 0]
+    assert fed[2][5] == [E, MASK], "as context, and by its shadow"
+    assert fed[3][5] == [F, MASK]
+
+
+@pytest.mark.parametrize("refresh", ["rows", "none"])
+def test_a_token_left_behind_is_refreshed_from_the_cache(refresh):
+    """`f` is not sure when its block is finished; two forwards later it has left the window."""
+    said_of_f = {2: (F, 0.6), 3: (F, 0.6), 4: (H, 0.95), 5: (H, 0.85)}
+
+    def script(forward, position, masked):
+        if position == 5:
+            return said_of_f.get(forward, (F, 0.1))
+        return position, 0.9 if forward >= {4: 2, 7: 4, 8: 5}.get(position, 0) else 0.1
+
+    trace, fed = story(script, gen_length=9, refresh=refresh)
+    if refresh == "none":
+        assert events(trace, Event.FREEZE) == [(2, 5, F)] and not trace.refreshed.any()
+        assert trace.tokens[0, 5] == F
+        return
+    assert trace.refreshed[:, 0].tolist()[:6] == [0, 0, 0, 0, 1, 1]
+    assert fed[4][5] == [F, MASK], "a row for its key and value, and a shadow"
+    assert events(trace, Event.REPLACE) == [(4, 5, H)]
+    assert fed[5][5] == [H, MASK], "not stable yet: the cache held the keys of `f`"
+    assert events(trace, Event.PROMOTE) == [(5, 5, H)]
+
+
+def test_a_token_that_is_fed_itself_takes_no_row():
+    trace, fed = story(
+        lambda forward, position, masked: (position, 0.6 if masked else 0.9), rescore="token"
+    )
+    assert not trace.shadow_rows.any()
+    assert fed[1][3] == [D], "the row of the block says both what follows from it and what it is"
+    assert trace.nfe.tolist() == [3]
+
+
+def test_what_may_follow_the_last_mask():
+    for end_steps in (0, 1, 3):
+        trace, _ = story(lambda f, position, masked: (position, 0.6), end_steps=end_steps)
+        assert trace.nfe.tolist() == [2 + end_steps]
+    trace, _ = story(lambda f, position, masked: (position, 0.6 + 0.1 * f), end_steps=9)
+    assert trace.nfe.tolist() == [3], "no longer than tokens are visible"
+
+
+@pytest.mark.parametrize("overflow", ["carry", "drop"])
+def test_tokens_beyond_those_that_are_refreshed(overflow):
+    """All three of a block are left behind; one is refreshed at a time, the least sure first."""
+
+    def script(forward, position, masked):
+        return position, 0.5 + position / 100 if position < 6 and forward < 3 else 0.9
+
+    trace, _ = story(script, gen_length=12, refresh_rows=1, refresh_overflow=overflow)
+    left = {step: token for step, token, _ in events(trace, Event.PROMOTE)}
+    frozen = [position for _, position, _ in events(trace, Event.FREEZE)]
+    assert trace.refreshed.max() == 1
+    if overflow == "carry":
+        assert not frozen and sorted(left.values()) == [3, 4, 5]
+        return
+    assert frozen == [4, 5] and list(left.values()) == [3]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        STAGED,
+        SLIDING,
+        STAGED.replace(cache="none"),
+        SLIDING.replace(rescore="token", cfg_scale=0.5),
+    ],
+    ids=["blockwise", "sliding", "no_cache", "token_guided"],
+)
+def test_both_loops_and_any_batch_decode_alike(config):
+    host = toy_decode(PROMPTS, config, salt=3, loop="host")
+    compiled = toy_decode(PROMPTS, config, salt=3, loop="compiled")
+    assert host.trace.same_decoding(compiled.trace)
+    for kind in (Event.REPLACE, Event.PROMOTE):
+        assert host.trace.count(kind).sum() > 0, "the case must revise"
+    for row, prompt in enumerate(PROMPTS):
+        alone = toy_decode([prompt], config, salt=3, loop="host")
+        np.testing.assert_array_equal(host.generated[row], alone.generated[0])
+        assert host.nfe[row] == alone.nfe[0]
+
+
+@settings(max_examples=15)
+@given(salt=st.integers(0, 300), order=st.sampled_from(["least_confident", "leftmost"]))
+def test_what_rows_see_and_write(salt, order):
+    config = SLIDING.replace(refresh_order=order, refresh_rows=2)
+    result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
+    trace, final = result.trace, result.tokens[0]
+    written = np.full(len(final), -1)
+    for step, rows in enumerate(forwards):
+        n_window = trace.live_rows[step, 0] - trace.shadow_rows[step, 0] - trace.refreshed[step, 0]
+        live = np.flatnonzero(rows.live[0])
+        window, others = live[:n_window], live[n_window:]
+        positions, sees = rows.positions[0], rows.sees_rows[0]
+        assert not sees[np.ix_(window, others)].any(), "the window does not see the others"
+        own = positions[others][:, None] == positions[window][None, :]
+        assert not (sees[np.ix_(others, window)] & own).any(), "nor they what they ask about"
+        assert not rows.sees_cache[0][others, positions[others]].any()
+        shadows = others[rows.tokens[0, others] == MASK]
+        assert len(shadows) == trace.shadow_rows[step, 0]
+        assert not rows.writes[0, shadows].any()
+        writes = live[rows.writes[0, live]]
+        assert len(set(positions[writes])) == len(writes)
+        written[positions[writes]] = rows.tokens[0, writes]
+    sure = np.zeros(len(final), bool)
+    for kind in (Event.COMMIT, Event.PROMOTE, Event.FREEZE):
+        chosen = trace.event_kind == kind
+        enough = trace.event_confidence[chosen] >= np.float32(0.3)
+        sure[trace.event_position[chosen][enough]] = True
+    left = np.arange(len(final)) < forwards[-1].positions[0].min()
+    np.testing.assert_array_equal(written[left & sure], final[left & sure])
+
+
+@pytest.mark.parametrize("config", [SLIDING, SamplerConfig(
+    gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3
+)], ids=["staged", "threshold"])  # fmt: skip
+def test_scoring_all_positions_changes_no_token(config):
+    some = toy_decode(PROMPTS, config, salt=5, loop="host")
+    all_ = toy_decode(PROMPTS, config.replace(selective_logits=False), salt=5, loop="host")
+    np.testing.assert_array_equal(some.tokens, all_.tokens)
+    np.testing.assert_array_equal(some.nfe, all_.nfe)
+    assert some.trace.head_rows.sum() < all_.trace.head_rows.sum()
+
+
+def test_an_early_stop_waits_for_visible_tokens():
+    config = STAGED.replace(eos_early_stop=True, theta_visible=0.15, theta_stable=0.25)
+    stopped = 0
+    for salt in range(12):
+        result = toy_decode([PROMPTS[0]], config, salt=salt, loop="host")
+        assert not (result.tokens == MASK).any()
+        stopped += int((result.trace.event_kind == Event.FILL).any())
+    assert stopped > 0
