@@ -55,7 +55,7 @@ FIGURE_9 = [
     {5: (F, 0.9), 6: (G, 0.8), 7: (H, 0.9), 8: (G, 0.4)},
     {8: (I, 0.9)},
 ]
-"""What the model says of the open positions at each step (llada.cpp, arXiv 2606.13740, Figure 9)."""
+"""What the model says of the open positions at each step (arXiv 2606.13740, Figure 9)."""
 
 
 @pytest.mark.parametrize("window", ["by_cache", "multi_block"])
