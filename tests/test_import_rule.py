@@ -41,7 +41,7 @@ ALLOWED = {
 THIRD_PARTY = {"config": set(), "lowered": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
 """Rooms that may use no more than this beside the standard library."""
 
-ROOM_OF_MODULE = {"llada_jax.evaluation.task": "tasks", "llada_jax.evaluation.tasks": "tasks"}
+ROOM_OF_MODULE = {f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")}
 """Files and folders of one room that belong to another one."""
 
 
