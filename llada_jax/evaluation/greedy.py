@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.evaluation.likelihood import Piece, check_pairs, padded, pieces_of
@@ -55,11 +56,11 @@ def _scores(
     params: ModelParams,
     config: ModelConfig,
     tokens: Int[Array, "1 L"],
-    live: Int[Array, "1 L"],
+    live: Bool[Array, "1 L"],
     candidates: Int[Array, " C"],
 ) -> Scores:
-    states: Float[Array, "1 L D"] = hidden_states(params, config, tokens, live)
-    predicting = jax.numpy.maximum(candidates - int(config.shift_logits), 0)
+    states = hidden_states(params, config, tokens, live)
+    predicting = jnp.maximum(candidates - int(config.shift_logits), 0)
     assert config.mask_id is not None
     rules = ScoreRules(forbidden=(config.mask_id,), spread=False)
     return score_rows(params, states[:, predicting], None, rules)

@@ -6,8 +6,7 @@ vocabulary: no logits [B, L, V] exist.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from typing import NamedTuple, Protocol
 
 import jax
@@ -130,13 +129,15 @@ class Piece(NamedTuple):
     start: int
 
 
-def pieces_of(pair: int, prompt: Sequence[int], answer: Sequence[int], block: int | None):
+def pieces_of(
+    pair: int, prompt: Sequence[int], answer: Sequence[int], block: int | None
+) -> list[Piece]:
     """The whole answer, or its parts in each block of a block-causal family."""
     ids = np.asarray([*prompt, *answer], np.int32)
     first, end = len(prompt), len(ids)
     cuts = [] if block is None else range((first // block + 1) * block, end, block)
     edges = [first, *cuts, end]
-    return [Piece(pair, ids[:stop], start) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [Piece(pair, ids[:stop], start) for start, stop in pairwise(edges)]
 
 
 class _Sample(NamedTuple):
@@ -184,8 +185,10 @@ def _canvas_length(piece: Piece) -> int:
 
 
 def padded(length: int) -> int:
-    """The smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`: four sizes an
-    octave, so that few programs are compiled and at most a fifth of a canvas is padding."""
+    """The smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`.
+
+    Four sizes an octave: few programs are compiled, and little of a long canvas is padding.
+    """
     step = max(8, 1 << max(0, (length - 1).bit_length() - 3))
     return -(-length // step) * step
 

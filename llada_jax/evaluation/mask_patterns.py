@@ -9,11 +9,11 @@ It is the mean of the log-likelihood over all orders of decoding one token a ste
 log-likelihood itself where every order gives the same.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import comb
 
 from llada_jax.config import require
 
@@ -34,7 +34,7 @@ def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
     """
     require(length >= 1, f"the answer has {length} tokens; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
-    if length < (mc_num + 1).bit_length():
+    if 2**length - 1 <= mc_num:
         return every_pattern(length)
     return drawn_patterns(length, mc_num, np.random.default_rng(seed))
 
@@ -44,7 +44,8 @@ def every_pattern(length: int) -> MaskPatterns:
     numbers = np.arange(1, 2**length)
     masked = (numbers[:, None] >> np.arange(length)) % 2 == 1
     counts = masked.sum(axis=1)
-    return MaskPatterns(masked, 1 / (counts * comb(length, counts)))
+    sets = np.array([math.comb(length, int(count)) for count in counts])
+    return MaskPatterns(masked, 1 / (counts * sets))
 
 
 def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPatterns:
