@@ -1,11 +1,11 @@
 """The model card of a trained model: everything that is needed to train and to judge it again."""
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Any, NamedTuple
 
 from experiments.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
+from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 
@@ -93,14 +93,6 @@ class Score(NamedTuple):
     sampler: SamplerConfig
     right: int
     items: int
-
-
-def wilson_interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (E. B. Wilson, 1927)."""
-    share = right / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - half, middle + half
 
 
 def model_card(

@@ -3,12 +3,12 @@
     python -m experiments.train hydra.run.dir=outputs/small
 
 The same command resumes a run that was stopped, from its last checkpoint. The run folder gets
-`config.yaml`, `env.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the model,
-`model/`.
+`config.yaml`, `env.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the
+model, `model/`.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,17 +17,19 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from experiments.answers import answer_items, batched
 from experiments.mixture import MixtureConfig, example_source, mixture_texts
-from experiments.model_card import Score, model_card, wilson_interval
+from experiments.model_card import Score, model_card
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.checkpoint import bundled_folder, bundled_names
 from llada_jax.checkpoint.atomic import new_folder
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
+from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.families import config_to_hf
 from llada_jax.text import Tokenizer
 from llada_jax.training.export import export_model
 from llada_jax.training.loop import read_metrics, train
@@ -74,6 +76,7 @@ class RunConfig:
     score: ScoreConfig
 
     def __post_init__(self) -> None:
+        _ = config_to_hf(self.model)  # which checks that the model can be exported
         for share in self.data.tasks:
             _ = self.score.sampler(load_task(share.name))  # which checks the lengths
 
@@ -104,22 +107,13 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
 
 def exact_match(model: Model, task: Task, config: ScoreConfig) -> Score:
     """Counts the test items whose generated answer passes the task's verifier."""
-    assert model.tokenizer is not None
     right = 0
     sampler = config.sampler(task)
     for indices in batched(range(config.items), config.batch_size):
-        items = [task.item(config.seed, index, "test") for index in indices]
-        chats = [[{"role": "user", "content": item.question}] for item in items]
-        prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
-        result = build.generate(model, prompts, sampler)
-        texts = map(model.tokenizer.decode, result.generated)
-        right += sum(map(task.verify, items, texts))
+        items = {index: task.item(config.seed, index, "test") for index in indices}
+        answers = answer_items(model, items, sampler).generations
+        right += sum(task.verify(answer.item, answer.text) for answer in answers)
     return Score(task.name, sampler, right, config.items)
-
-
-def batched(indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Successive parts; the last one may be shorter."""
-    return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
@@ -143,7 +137,7 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     hydra_config = HydraConfig.get()
     card = model_card(
         name=hydra_config.runtime.choices["architecture@model"],
-        command=" ".join(["python -m experiments.train", *hydra_config.overrides.task]),
+        command=shlex.join(["python", "-m", "experiments.train", *hydra_config.overrides.task]),
         model=model.config,
         train=config.train,
         data=config.data,

@@ -1,7 +1,7 @@
 """Names of the people in generated texts."""
 
-GIRLS = ("Anna", "Emma", "Lily", "Mia", "Zoe")
-BOYS = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
+GIRLS: tuple[str, ...] = ("Anna", "Emma", "Lily", "Mia", "Zoe")
+BOYS: tuple[str, ...] = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
 PEOPLE = GIRLS + BOYS
 
 

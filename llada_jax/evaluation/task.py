@@ -66,6 +66,7 @@ class Task:
       about: one line for tables and error messages.
       difficulties: what each difficulty means.
       gen_length: answer region, in tokens of the bundled tokenizer, that holds any answer.
+      version: raised with every change to what is drawn, so that scores can be told apart.
       verify: whether a text answers an item.
     """
 
@@ -76,6 +77,7 @@ class Task:
     default_difficulty: int
     gen_length: int
     verify: Verify = ends_in_target
+    version: int = 1
 
     def item(self, seed: int, index: int, split: Split, *, difficulty: int | None = None) -> Item:
         """The item at a place in the endless sequence of a seed.

@@ -67,7 +67,8 @@ def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
 def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows Out"]:
     """`x @ weight.T` for a weight [Out, In], summed in float32, in the dtype of `x`.
 
-    A weight narrower than `x` multiplies in its own dtype, as in mixed-precision training.
+    With a weight narrower than `x` the product is rounded to the weight's dtype, as in
+    mixed-precision training.
     """
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight)

@@ -21,7 +21,7 @@ def test_a_file_is_all_that_a_task_needs(task):
 
 
 def test_an_unknown_task_is_answered_with_those_that_exist():
-    with pytest.raises(ValueError, match="task is 'sums'; allowed: .*word_problems"):
+    with pytest.raises(ValueError, match=r"task is 'sums'; allowed: .*word_problems"):
         load_task("sums")
 
 

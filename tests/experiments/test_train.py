@@ -1,6 +1,7 @@
 """`python -m experiments.train`: configuration, run folder, exported model."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,11 +11,10 @@ from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments import train as entry
-from experiments.model_card import wilson_interval
+from experiments.mixture import TaskShare
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
-from llada_jax.evaluation.tasks import word_problems
-from llada_jax.text import Tokenizer
+from llada_jax.evaluation.tasks import load_task
 
 TINY = [
     "train.steps=4",
@@ -25,11 +25,15 @@ TINY = [
     "train.checkpoint_every=2",
     "model.width=16",
     "model.n_layers=1",
+    "model.n_heads=4",
+    "model.n_kv_heads=4",
     "model.head_dim=4",
     "model.ffn_width=16",
-    "score.problems=3",
-    "score.batch_size=2",
-    "score.steps=4",
+    "tokenizer.vocab_size=400",
+    "data.tasks=[{name: word_problems, weight: 2, difficulties: [0]}, {name: countdown}]",
+    "data.stages=[{steps: 1, retell_share: 1.0}, {steps: 1, drill_share: 0.5}]",
+    "score.items=3",
+    "score.batch_size=3",
 ]
 
 
@@ -41,14 +45,22 @@ def composed(*overrides: str):
 def test_the_shipped_configuration_is_valid():
     run = read_config(entry.RunConfig, composed())
     assert run.model.family == "llada"
-    assert run.score.sampler == lj.SamplerConfig()
-    assert run.train.max_gen_length >= run.score.gen_length
+    for task in (load_task(share.name) for share in run.data.tasks):
+        assert run.score.sampler(task) == lj.SamplerConfig(
+            gen_length=task.gen_length, steps=task.gen_length
+        )
+        assert run.train.max_gen_length >= task.gen_length
 
 
 def test_overrides_reach_the_configuration():
-    overrides = ("train.seed=7", "train.ema_decay=0.99", "data.difficulty=1")
+    overrides = (
+        "train.seed=7",
+        "train.ema_decay=0.99",
+        "data.tasks=[{name: word_problems, weight: 2}]",
+    )
     run = read_config(entry.RunConfig, composed(*overrides))
-    assert (run.train.seed, run.train.ema_decay, run.data.difficulty) == (7, 0.99, 1)
+    assert (run.train.seed, run.train.ema_decay) == (7, 0.99)
+    assert run.data.tasks == (TaskShare(name="word_problems", weight=2.0),)
 
 
 @pytest.mark.parametrize(
@@ -64,70 +76,20 @@ def test_unknown_keys_are_errors(override):
     [
         ("train.steps=soon", "soon"),
         ("train.optimizer=sgd", "optimizer is 'sgd'; allowed: 'adamw', 'muon'"),
-        ("data.difficulty=9", "difficulty is 9; allowed: 0, 1, 2, 3"),
-        ("score.problems=0", "problems is 0; allowed: 1 or more"),
-        ("score.gen_length=100", "gen_length is 100; allowed: a multiple"),
+        ("data.tasks=[{name: sums}]", r"task is 'sums'; allowed: choices, countdown"),
+        ("data.tasks=[]", "tasks is empty; allowed: one or more"),
+        (
+            "data.tasks=[{name: yes_no, difficulties: [9]}]",
+            "difficulty of yes_no is 9; allowed: 0, 1, 2",
+        ),
+        ("model.head_dim=4", r"\['head_dim', 'rotary_dims'\] of the configuration have no key"),
+        ("score.items=0", "items is 0; allowed: 1 or more"),
+        ("score.block_length=48", "gen_length is 128; allowed: a multiple"),
     ],
 )
 def test_bad_values_are_errors_before_the_run(override, message):
     with pytest.raises(ValueError, match=message):
         read_config(entry.RunConfig, composed(override))
-
-
-def test_examples_are_chats_that_end_their_turn():
-    tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
-    example = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4))(5)
-    problem = word_problems.problem(4, 5, "train")
-    assert tokenizer.decode(example.prompt, skip_special_tokens=False).endswith(
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    assert problem.question in tokenizer.decode(example.prompt)
-    assert tokenizer.decode(example.answer, skip_special_tokens=False) == (
-        problem.answer + "<|eot_id|>"
-    )
-
-
-def test_retellings_repeat_sentences_of_the_question():
-    tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
-    source = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4, retell_share=0.5))
-    retold = 0
-    for index in range(40):
-        prompt, answer = map(tokenizer.decode, source(index))
-        if "####" not in answer:
-            assert answer in prompt
-            assert answer in word_problems.problem(4, index, "train").question
-            retold += 1
-    assert 10 < retold < 30
-
-
-def test_drills_are_the_equations_of_training_problems():
-    tokenizer = Tokenizer.from_folder(entry.TOKENIZER_FOLDER)
-    source = entry.word_problem_source(tokenizer, entry.DataConfig(seed=4, drill_share=1.0))
-    prompt, answer = map(tokenizer.decode, source(7))
-    solutions = "".join(word_problems.problem(4, 7 + step, "train").answer for step in range(3))
-    for equation in answer.split():
-        left, _, right = equation.partition("=")
-        assert int(right) == eval(left.replace("/", "//"))
-        assert equation in solutions and left in prompt and equation not in prompt
-
-
-@pytest.mark.parametrize(
-    ("shares", "message"),
-    [
-        ({"drill_share": 1.5}, "drill_share is 1.5; allowed: 0 to 1"),
-        ({"drill_share": 0.75, "retell_share": 0.5}, r"drill_share is 1.25; allowed: up to 1"),
-    ],
-)
-def test_shares_are_shares(shares, message):
-    with pytest.raises(ValueError, match=message):
-        entry.DataConfig(**shares)
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634)]
-)
-def test_wilson_interval_of_published_tables(right, n, low, high):
-    assert wilson_interval(right, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_a_run_leaves_a_model_that_loads(tmp_path):
@@ -138,8 +100,11 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     assert "exact_match" in output.stdout
     assert OmegaConf.load(tmp_path / "config.yaml").train.steps == 4
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["jax"]
-    (row,) = json.loads((tmp_path / "results.json").read_text())
-    assert (row["name"], row["kind"], row["n"]) == ("exact_match", "measured", 3)
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert [(row["name"], row["kind"], row["n"]) for row in rows] == [
+        ("word_problems/exact_match", "measured", 3),
+        ("countdown/exact_match", "measured", 3),
+    ]
     model = lj.load(tmp_path / "model")
     assert model.tokenizer is not None
     assert model.config.mask_id == model.tokenizer.mask_id
@@ -148,6 +113,6 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
         assert isinstance(hf[key], int)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "python -m experiments.train train.steps=4" in card
-    assert "{" not in card.split("```")[2]
+    assert not re.search(r"\{[a-z_.]+\}", card)  # nothing left to fill in
     log = (tmp_path / "model" / "training_log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["step"] == 4

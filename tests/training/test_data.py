@@ -125,6 +125,19 @@ def test_pretraining_may_mask_every_token():
         assert not hidden.any()
 
 
-def test_an_answer_that_does_not_fit_is_an_error():
-    with pytest.raises(ValueError, match=r"an answer has 41 tokens; allowed: up to .*\(40\)"):
-        batch_at(lambda _: Example([2], [3] * 41), make_config(), EOS, 0)
+@pytest.mark.parametrize("block_share", [0.0, 1.0])
+def test_an_example_may_ask_for_a_shorter_region(block_share):
+    def short(index: int) -> Example:
+        return source(index)._replace(answer=[9] * (1 + index % 16), gen_length=16)
+
+    lengths = set()
+    for batch in islice(batches(short, make_config(block_share=block_share), EOS), 40):
+        for tokens, live in zip(batch.tokens, batch.live, strict=True):
+            lengths.add(int(live.sum() - (tokens[live] == 2).sum()))
+    assert max(lengths) == 16
+
+
+@pytest.mark.parametrize(("gen_length", "longest"), [(None, 40), (16, 16), (64, 40)])
+def test_an_answer_that_does_not_fit_is_an_error(gen_length, longest):
+    with pytest.raises(ValueError, match=f"an answer has 41 tokens; allowed: up to {longest}"):
+        batch_at(lambda _: Example([2], [3] * 41, gen_length), make_config(), EOS, 0)

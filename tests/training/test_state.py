@@ -41,9 +41,12 @@ def copy_task(index: int) -> Example:
     return Example([2, *digits], digits)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_loss_falls(optimizer):
-    config = CONFIG.replace(optimizer=optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "matmul_dtype"),
+    [("adamw", "float32"), ("muon", "float32"), ("muon", "bfloat16")],
+)
+def test_the_loss_falls(optimizer, matmul_dtype):
+    config = CONFIG.replace(optimizer=optimizer, matmul_dtype=matmul_dtype)
     state, step = create_state(MODEL, config), make_train_step(MODEL, config)
     losses = []
     for number in range(config.steps):
@@ -82,3 +85,15 @@ def test_without_an_average_the_parameters_are_the_best():
 def test_a_model_that_cannot_be_trained_is_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         create_state(MODEL.replace(**changes), CONFIG)
+
+
+def test_narrow_products_leave_parameters_and_gradients_in_float32():
+    batch = batch_at(copy_task, CONFIG, 1, 0)
+    norms = {}
+    for dtype in ("float32", "bfloat16"):
+        config = CONFIG.replace(matmul_dtype=dtype)
+        state, metrics = make_train_step(MODEL, config)(create_state(MODEL, config), batch)
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+        norms[dtype] = float(metrics["gradient_norm"])
+    assert norms["bfloat16"] != norms["float32"]
+    np.testing.assert_allclose(norms["bfloat16"], norms["float32"], rtol=0.02)

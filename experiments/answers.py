@@ -1,0 +1,76 @@
+"""A model's answers to the items of a task."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+
+import jax.monitoring
+import numpy as np
+
+from llada_jax import build
+from llada_jax.build import Model
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.generations import Batch, Generation
+from llada_jax.evaluation.task import Item
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def answer_items(
+    model: Model,
+    items: Mapping[int, Item],
+    sampler: SamplerConfig,
+    *,
+    backend: str = "xla",
+    seed: int = 0,
+) -> Batch:
+    """Decodes items, given by their place, at once; the place and `seed` make an item's own seed.
+
+    An answer ends with its first token that ends a text or a turn.
+    """
+    assert model.tokenizer is not None
+    chats = [[{"role": "user", "content": item.question}] for item in items.values()]
+    prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
+    compiled_before = _compilations().count
+    result = build.generate(
+        model, prompts, sampler, backend=backend, seed=[seed + index for index in items]
+    )
+    ends = _ends(model, sampler)
+    generations = []
+    for (index, item), tokens, nfe in zip(items.items(), result.generated, result.nfe, strict=True):
+        length = _length(tokens, ends)
+        text = model.tokenizer.decode(tokens[:length])
+        generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
+    return Batch(generations, result.seconds, _compilations().count > compiled_before)
+
+
+def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Successive parts; the last one may be shorter."""
+    return (places[start : start + size] for start in range(0, len(places), size))
+
+
+def _ends(model: Model, sampler: SamplerConfig) -> list[int]:
+    ids = [getattr(each, name) for each in (sampler, model.config) for name in ("eos_id", "eot_id")]
+    return [each for each in ids if each is not None]
+
+
+def _length(tokens: np.ndarray, ends: Sequence[int]) -> int:
+    """Tokens up to and with the first that is an end."""
+    (places,) = np.nonzero(np.isin(tokens, ends))
+    return int(places[0]) + 1 if len(places) else len(tokens)
+
+
+class _Counter:
+    """Programs that JAX compiled, or read from its compile cache."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, event: str, _seconds: float, **_: object) -> None:
+        self.count += event == COMPILED
+
+
+@cache
+def _compilations() -> _Counter:
+    counter = _Counter()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    return counter

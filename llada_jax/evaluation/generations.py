@@ -1,0 +1,175 @@
+"""What a decoder generated for the items of a task, on disk, so that it can be judged again.
+
+A folder holds `settings.json`, which says what was decoded how, and one file of JSON lines for each
+batch. Each file appears whole or not at all and says how many lines it has and what their hash is:
+so an interrupted run goes on where it stopped, and a damaged file is noticed.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llada_jax.config import require
+from llada_jax.evaluation.task import Item
+
+FORMAT = 1
+SETTINGS = "settings.json"
+
+
+class Generation(NamedTuple):
+    """What was generated for one item.
+
+    Attributes:
+      index: the item's place in the sequence of its seed.
+      item: as it was asked, so that it can be judged even where the generator has changed.
+      text: the answer, without what follows the token that ends it.
+      tokens: ids of the whole answer region.
+      length: tokens of the answer, the one that ends it included.
+      nfe: forwards until the answer was complete.
+    """
+
+    index: int
+    item: Item
+    text: str
+    tokens: list[int]
+    length: int
+    nfe: int
+
+
+class Batch(NamedTuple):
+    """Generations that were decoded together; `compiled` is whether that needed a compilation."""
+
+    generations: list[Generation]
+    seconds: float
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class GenerationStore:
+    """The folder of one decoder on one sequence of items.
+
+    Attributes:
+      settings: everything that the generations depend on, as plain JSON.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: Path) -> "GenerationStore":
+        """An existing store.
+
+        Raises:
+          FileNotFoundError: there is none.
+          ValueError: it is of another format, or its settings cannot be read.
+        """
+        path = folder / SETTINGS
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
+        header = _parsed(path.read_text(encoding="utf-8"), path)
+        found = header.get("format")
+        require(
+            found == FORMAT,
+            f"{path} has format {found!r}; allowed: {FORMAT}, the one of this version",
+        )
+        return cls(folder, header["settings"])
+
+    @classmethod
+    def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":
+        """A new store, or the one that an interrupted run of the same settings left.
+
+        Raises:
+          ValueError: the folder's settings are others; it names the first that differs.
+        """
+        store = cls(folder, settings)
+        if (folder / SETTINGS).exists():
+            existing = cls.load(folder).settings
+            difference = _first_difference(existing, json.loads(json.dumps(settings)))
+            require(
+                difference is None,
+                f"{folder} holds generations with other settings: {difference}; "
+                "allowed: another folder, or the same settings",
+            )
+            return store
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / SETTINGS, _json({"format": FORMAT, "settings": settings}, indent=2))
+        return store
+
+    def add(self, batch: Batch) -> None:
+        """Stores a batch."""
+        lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
+        header = {
+            "count": len(lines),
+            "sha256": _sha256(lines),
+            "seconds": batch.seconds,
+            "compiled": batch.compiled,
+        }
+        path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
+        _write(path, "".join([_json(header), *lines]))
+
+    def batches(self) -> list[Batch]:
+        """All batches, in the order of their items.
+
+        Raises:
+          ValueError: a file is cut short or was changed; it names the file.
+        """
+        return [_read(path) for path in sorted(self.folder.glob("*.jsonl"))]
+
+    def generations(self) -> list[Generation]:
+        """All generations, in the order of their items."""
+        return [generation for batch in self.batches() for generation in batch.generations]
+
+
+def _read(path: Path) -> Batch:
+    first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
+    header = _parsed(first, path)
+    whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
+    require(
+        whole,
+        f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
+        "allowed: the file as it was written, or none (its items are then decoded again)",
+    )
+    return Batch([_generation(json.loads(line)) for line in lines], header["seconds"],
+                 header["compiled"])  # fmt: skip
+
+
+def _generation(line: dict[str, Any]) -> Generation:
+    item = line.pop("item")
+    return Generation(item=Item(**{**item, "choices": tuple(item["choices"])}), **line)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}; allowed: the file as written") from error
+    require(isinstance(parsed, dict), f"{path} starts with {text[:40]!r}; allowed: an object")
+    return parsed
+
+
+def _first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
+    """`sampler.threshold is 0.9 there and 0.8 here`, or None."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            found = _first_difference(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
+            if found:
+                return found
+        return None
+    return None if theirs == ours else f"{name} is {theirs!r} there and {ours!r} here"
+
+
+def _sha256(lines: Sequence[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _json(content: Any, indent: int | None = None) -> str:
+    return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

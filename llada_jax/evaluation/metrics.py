@@ -1,0 +1,106 @@
+"""Statistics of right and wrong answers: how sure a score is, and whether two differ."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from llada_jax.config import require
+
+Z = 1.959963984540054  # of a 95 % interval
+LARGEST_LOSS = 5.0  # points of accuracy that a faster setting may lose and still count
+PENALTY = 3.0
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+class Paired(NamedTuple):
+    """Two decoders on the same items.
+
+    Attributes:
+      difference: share right of the second minus share right of the first.
+      interval: its 95 % confidence interval.
+      gained: items that only the second got right.
+      lost: items that only the first got right.
+      p_value: of McNemar's exact test.
+    """
+
+    difference: float
+    interval: Interval
+    gained: int
+    lost: int
+    p_value: float
+
+
+class Point(NamedTuple):
+    """One setting of a decoder: tokens per forward, and accuracy in percent."""
+
+    parallelism: float
+    accuracy: float
+
+
+def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
+    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927)."""
+    require(n > 0, f"n is {n}; allowed: 1 or more")
+    require(0 <= right <= n, f"right is {right}; allowed: 0 to n ({n})")
+    share = right / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # The bounds of 0 and n are 0 and 1, which rounding can miss.
+    return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided exact p-value of McNemar's test: a fair coin decides each item that changed."""
+    changed = gained + lost
+    tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**changed)
+
+
+def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
+    """Compares two decoders, item by item.
+
+    The interval is Agresti and Min's: Wald's with half an item added to each cell (Statistics in
+    Medicine 24, 2005), which holds its level for few items too.
+    """
+    require(
+        len(first) == len(second) > 0,
+        f"{len(first)} and {len(second)} items; allowed: the same items, at least one",
+    )
+    gained = sum(after and not before for before, after in zip(first, second, strict=True))
+    lost = sum(before and not after for before, after in zip(first, second, strict=True))
+    n = len(first)
+    middle = (gained - lost) / (n + 2)
+    variance = (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
+    half = Z * math.sqrt(variance)
+    interval = Interval(max(-1.0, middle - half), min(1.0, middle + half))
+    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost))
+
+
+def area_under_parallelism(points: Sequence[Point], best: float | None = None) -> float:
+    """AUP of a decoder's accuracy-parallelism curve (d3LLM, arXiv 2601.07568).
+
+    The area under accuracy (in percent) over tokens per forward, by trapezoids; before the slowest
+    setting its own accuracy counts, and after it each accuracy is weighted with
+    exp(-3 (1 - accuracy / best)). Settings that lose more than 5 points against the slowest one do
+    not count.
+
+    Args:
+      best: highest accuracy in percent of all decoders compared; default: of these points.
+    """
+    require(len(points) > 0, "there are no points; allowed: at least one")
+    slowest, *_ = points = sorted(points)
+    best = max(point.accuracy for point in points) if best is None else best
+    kept = [point for point in points if point.accuracy >= slowest.accuracy - LARGEST_LOSS]
+    area = slowest.parallelism * slowest.accuracy
+    for left, right in pairwise(kept):
+        height = (_weighted(left.accuracy, best) + _weighted(right.accuracy, best)) / 2
+        area += (right.parallelism - left.parallelism) * height
+    return area
+
+
+def _weighted(accuracy: float, best: float) -> float:
+    return accuracy * min(1.0, math.exp(-PENALTY * (1 - accuracy / best))) if best > 0 else 0.0

@@ -1,0 +1,95 @@
+"""Generations on disk: round trip, resuming, and damaged or foreign folders."""
+
+import json
+
+import pytest
+
+from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from llada_jax.evaluation.task import Item
+
+SETTINGS = {"task": {"name": "sums", "seed": 3}, "sampler": {"threshold": 0.9, "cache": "none"}}
+
+
+def batch(first: int, count: int) -> Batch:
+    items = [
+        Item(f"{i} + 1?", f"#### {i + 1}", str(i + 1), ("a", "ü", "c\n", "d")) for i in range(count)
+    ]
+    return Batch(
+        [
+            Generation(first + i, item, item.answer, [i, 7], 2, 5 + i)
+            for i, item in enumerate(items)
+        ],
+        seconds=0.25,
+        compiled=first == 0,
+    )
+
+
+@pytest.fixture
+def store(tmp_path) -> GenerationStore:
+    store = GenerationStore.begin(tmp_path / "generations", SETTINGS)
+    store.add(batch(10, 3))
+    store.add(batch(0, 10))
+    return store
+
+
+def test_what_is_stored_is_read_in_the_order_of_items(store):
+    found = GenerationStore.load(store.folder)
+    assert found.settings == SETTINGS
+    assert found.batches() == [batch(0, 10), batch(10, 3)]
+    assert [each.index for each in found.generations()] == list(range(13))
+
+
+def test_the_same_settings_go_on(store):
+    assert len(GenerationStore.begin(store.folder, SETTINGS).generations()) == 13
+
+
+def test_other_settings_are_refused_by_name(store):
+    other = {**SETTINGS, "sampler": {"threshold": 0.8, "cache": "none"}}
+    with pytest.raises(ValueError, match=r"sampler\.threshold is 0\.9 there and 0\.8 here"):
+        GenerationStore.begin(store.folder, other)
+    assert len(store.generations()) == 13
+
+
+def test_a_folder_of_another_version_is_refused(store):
+    path = store.folder / "settings.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    for opening in (
+        lambda: GenerationStore.load(store.folder),
+        lambda: GenerationStore.begin(store.folder, SETTINGS),
+    ):
+        with pytest.raises(ValueError, match=r"has format 2; allowed: 1"):
+            opening()
+
+
+def test_a_folder_without_generations_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no settings\.json"):
+        GenerationStore.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text[: text.rindex("\n", 0, -1) + 1],
+        lambda text: text.replace("#### 3", "#### 4"),
+        lambda text: "",
+        lambda text: "[]\n" + text,
+    ],
+    ids=["half", "a line less", "a digit changed", "empty", "no header"],
+)
+def test_a_damaged_file_is_named(store, damage):
+    path = store.folder / "000000.jsonl"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=r"000000\.jsonl"):
+        store.generations()
+
+
+def test_an_interrupted_write_leaves_no_batch(store, monkeypatch):
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathlib.Path.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.add(batch(13, 2))
+    monkeypatch.undo()
+    assert len(store.generations()) == 13

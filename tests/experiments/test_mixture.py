@@ -1,0 +1,128 @@
+"""What a model is trained on: items of the training split, in the shares and stages asked for."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from experiments.mixture import MixtureConfig, Stage, TaskShare, example_source, mixture_texts
+from llada_jax.checkpoint import bundled_folder
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.text import Tokenizer
+from llada_jax.training.data import ExampleSource
+
+WORDS = TaskShare(name="word_problems", weight=3.0, difficulties=(0,))
+SUMS = TaskShare(name="countdown", weight=1.0)
+PLAIN = Stage(steps=1)
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(bundled_folder("tiny"))
+
+
+def source(tokenizer: Tokenizer, *stages: Stage, tasks=(WORDS,), **settings) -> ExampleSource:
+    config = MixtureConfig(seed=4, tasks=tasks, stages=stages, **settings)
+    return example_source(tokenizer, config, BATCH)
+
+
+def test_examples_are_chats_that_end_their_turn(tokenizer):
+    example = source(tokenizer, PLAIN)(5)
+    item = load_task("word_problems").item(4, 5, "train", difficulty=0)
+    assert tokenizer.decode(example.prompt, skip_special_tokens=False).endswith(
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert item.question in tokenizer.decode(example.prompt)
+    answer = tokenizer.decode(example.answer, skip_special_tokens=False)
+    assert answer == item.answer + "<|eot_id|>"
+
+
+def test_an_example_is_a_function_of_its_index(tokenizer):
+    stages = Stage(steps=2, retell_share=0.5), Stage(steps=1, drill_share=0.5)
+    first, second = source(tokenizer, *stages), source(tokenizer, *stages)
+    assert [first(i) for i in (3, 9, 3)] == [second(i) for i in (3, 9, 3)]
+
+
+def test_tasks_are_drawn_by_weight_and_ask_for_their_own_length(tokenizer):
+    draw = source(tokenizer, PLAIN, tasks=(WORDS, SUMS))
+    lengths = Counter(draw(index).gen_length for index in range(400))
+    assert 0.7 < lengths[128] / (lengths[128] + lengths[64]) < 0.8
+    assert 0.05 < lengths[None] / 400 < 0.15
+
+
+def test_difficulties_are_drawn_alike(tokenizer):
+    tasks = (TaskShare(name="sudoku", difficulties=(0, 2)),)
+    draw = source(tokenizer, PLAIN, tasks=tasks)
+    sizes = Counter(tokenizer.decode(draw(index).answer).count("\n") for index in range(60))
+    assert set(sizes) == {4, 9}
+    assert 15 < sizes[4] < 45
+
+
+def test_stages_follow_one_another_and_the_last_one_stays(tokenizer):
+    stages = Stage(steps=2, retell_share=1.0), Stage(steps=3, drill_share=1.0), PLAIN
+    draw = source(tokenizer, *stages)
+    kinds = [kind_of(tokenizer.decode(draw(index).answer)) for index in range(8 * BATCH)]
+    assert kinds == ["retold"] * 2 * BATCH + ["drill"] * 3 * BATCH + ["answer"] * 3 * BATCH
+
+
+def kind_of(answer: str) -> str:
+    if "####" in answer:
+        return "answer"
+    return "drill" if re.fullmatch(r"[-+*/=0-9 ]+", answer) else "retold"
+
+
+def test_retellings_repeat_sentences_of_the_question(tokenizer):
+    draw = source(tokenizer, Stage(steps=1, retell_share=1.0))
+    for index in range(20):
+        example = draw(index)
+        prompt, answer = map(tokenizer.decode, (example.prompt, example.answer))
+        item = load_task("word_problems").item(4, index, "train", difficulty=0)
+        assert answer in prompt
+        assert answer in item.question
+
+
+def test_drills_are_the_equations_of_training_problems(tokenizer):
+    example = source(tokenizer, Stage(steps=1, drill_share=1.0))(7)
+    prompt, answer = map(tokenizer.decode, (example.prompt, example.answer))
+    problems = (load_task("word_problems").item(4, 7 + i, "train", difficulty=0) for i in range(3))
+    solutions = "".join(problem.answer for problem in problems)
+    for equation in answer.split():
+        left, _, right = equation.partition("=")
+        assert int(right) == eval(left.replace("/", "//"))
+        assert equation in solutions
+        assert left in prompt
+        assert equation not in prompt
+
+
+def test_a_tokenizer_is_learnt_from_training_items():
+    texts = mixture_texts(MixtureConfig(seed=4, tasks=(WORDS,), stages=(PLAIN,)))
+    item = load_task("word_problems").item(4, 0, "train", difficulty=0)
+    assert (next(texts), next(texts)) == (item.question, item.answer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Stage(steps=0), "steps is 0; allowed: 1 or more"),
+        (lambda: Stage(steps=1, drill_share=1.5), "drill_share is 1.5; allowed: 0 to 1"),
+        (
+            lambda: Stage(steps=1, drill_share=0.75, retell_share=0.5),
+            r"retell_share \+ drill_share is 1.25; allowed: up to 1",
+        ),
+        (lambda: TaskShare(name="sums"), "task is 'sums'; allowed: choices"),
+        (lambda: TaskShare(name="yes_no", weight=0.0), "weight of yes_no is 0.0; allowed: above 0"),
+        (
+            lambda: MixtureConfig(tasks=(SUMS,), stages=(Stage(steps=1, drill_share=0.1),)),
+            "drill_share is above 0 without the task word_problems",
+        ),
+        (
+            lambda: MixtureConfig(tasks=(SUMS,), stages=(PLAIN,), full_length_share=2.0),
+            "full_length_share is 2.0; allowed: 0 to 1",
+        ),
+        (lambda: MixtureConfig(tasks=(SUMS,), stages=()), "stages is empty; allowed: one or more"),
+    ],
+)
+def test_bad_values_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
