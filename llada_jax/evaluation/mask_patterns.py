@@ -29,7 +29,7 @@ class MaskPatterns(NamedTuple):
 def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
     """At most `mc_num` patterns for an answer of `length` tokens.
 
-    All of them, which makes the bound exact, where there are no more than `mc_num`; else drawn ones.
+    All of them, which makes the bound exact, where there are not more than that; else drawn ones.
     Answers of equal length get equal patterns, so that choices are compared on the same ones.
     """
     require(length >= 1, f"the answer has {length} tokens; allowed: 1 or more")
