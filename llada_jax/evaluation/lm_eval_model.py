@@ -183,7 +183,7 @@ class LmEvalModel(LM):
         """Ids of both, cut where the ids of the whole text allow; spaces go with what follows."""
         if not context:
             return self._prefix(), self._tokenizer.encode(continuation)
-        stripped = context.rstrip()
+        stripped = context.rstrip(" ")
         continuation, context = context[len(stripped) :] + continuation, stripped
         prompt, whole = self._encode(context), self._encode(context + continuation)
         joined = whole[: len(prompt)] == prompt
