@@ -9,20 +9,22 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
         data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
 
 The tasks are the files of conf/lm_eval, each of which says what its data holds. The run folder
-gets, besides what every run writes, `samples/<task>.jsonl` (every item, request, response and
-score) and `lm_eval.json` (the harness's version, results and settings of the tasks).
+gets, besides what every run writes, `samples_<task>.jsonl` (every item, request, response and
+score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings).
 """
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
+import numpy as np
+from jaxtyping import Int
 from omegaconf import DictConfig, OmegaConf
 
 import llada_jax as lj
@@ -31,7 +33,11 @@ from experiments.run import REPOSITORY, Run, launch
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 
+if TYPE_CHECKING:
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel
+
 TASKS = REPOSITORY / "conf" / "lm_eval"
+_SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,55 +70,142 @@ class LmEvalConfig:
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
-    tasks = [read_task(task, Path(config.data)) for task in config.tasks]
-    harness_model = _harness_model(config)
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
+
+    files = {task: data_files(task, Path(config.data)) for task in config.tasks}
+    model = lj.load(config.model, config.dtype)
+    decode = partial(_decode, model, config.backend)
+    harness_model = LmEvalModel(
+        model.config,
+        model.params,
+        model.tokenizer,
+        decode,
+        config.sampler,
+        mc_num=config.mc_num,
+        batch_size=config.batch_size,
+        check_greedy=config.check_greedy,
+        seed=config.seed,
+    )
     run.begin()
-    found = _evaluate(config, harness_model, tasks)
+    found = _evaluate(config, harness_model, files)
     for task, samples in found["samples"].items():
-        run.write(f"samples/{task}.jsonl", "".join(map(_line, samples)))
-        for sample in samples:
-            run.record({"task": task, **_scores(sample)})
-    run.write("lm_eval.json", _line(_summary(found)))
+        run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
+    for task in config.tasks:
+        for sample in found["samples"][task]:
+            run.record({"task": task, **scores_of(sample)})
+    run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
     run.finish([row for task in config.tasks for row in rows_of(task, found["samples"][task])])
 
 
-def read_task(name: str, data: Path) -> dict[str, Any]:
-    """A file of conf/lm_eval with the paths of its data.
+def _decode(
+    model: lj.Model, backend: str, prompts: list[list[int]], sampler: SamplerConfig, seeds: list[int]
+) -> Sequence[Int[np.ndarray, " G"]]:
+    return lj.generate(model, prompts, sampler, backend=backend, seed=seeds).generated
+
+
+def _evaluate(
+    config: LmEvalConfig, harness_model: "LmEvalModel", files: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """The harness's results. Its data sets are cached for as long as it runs, and nothing else."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    with TemporaryDirectory() as cache:
+        found = simple_evaluate(
+            harness_model,
+            tasks=[
+                {"task": task, "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache}}
+                for task, paths in files.items()
+            ],
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            limit=config.limit,
+            apply_chat_template=config.chat,
+            bootstrap_iters=0,
+        )
+    assert found is not None
+    return found
+
+
+def scores_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metrics.jsonl` says of one item under one filter of its response."""
+    metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
+    return {"item": sample["doc_id"], "filter": sample["filter"], **metrics}
+
+
+def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
+    """A row for each metric, and filter of the responses where there are several."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            parts = [task, metric] if sample["filter"] == "none" else [task, metric, sample["filter"]]
+            values.setdefault("/".join(parts), []).append(float(sample[metric]))
+    return [_row(name, scores) for name, scores in values.items()]
+
+
+def _row(name: str, scores: Sequence[float]) -> ResultRow:
+    require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
+    right, n = int(sum(scores)), len(scores)
+    return ResultRow(
+        name=name, value=right / n, unit="of items", n=n, interval=wilson_interval(right, n)
+    )
+
+
+def _json_line(content: Any) -> str:
+    return json.dumps(content, default=_plain, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, and what else the harness puts into its results."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def data_files(name: str, data: Path) -> dict[str, str]:
+    """Where the data of a task is, by split.
 
     Raises:
-      FileNotFoundError, ValueError: no data file, or one that does not hold what the task reads.
+      FileNotFoundError, ValueError: no such file, or one that does not hold what the task reads.
     """
-    task = OmegaConf.to_container(OmegaConf.load(TASKS / f"{name}.yaml"))
-    assert isinstance(task, dict)
-    kwargs, wanted = task["dataset_kwargs"], task["metadata"]["format"]
-    for split, file in kwargs["data_files"].items():
-        path = data / file
+    task = OmegaConf.load(TASKS / f"{name}.yaml")
+    wanted = task.metadata.format
+    paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
+    for path in paths.values():
         if not path.is_file():
-            raise FileNotFoundError(
-                f"no {path}, which task {name} reads; expected: JSON lines {wanted}"
-            )
+            raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {wanted}")
         check_lines(path, wanted)
-        kwargs["data_files"][split] = str(path)
-    return {str(key): value for key, value in task.items()}
+    return {str(split): str(path) for split, path in paths.items()}
 
 
 def check_lines(path: Path, wanted: str) -> None:
     """Raise ValueError unless each line is an object with the fields of `wanted`, an example."""
     example, _ = json.JSONDecoder().raw_decode(wanted)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    require(bool(lines), f"{path} is empty; expected: JSON lines {wanted}")
-    for number, line in enumerate(lines, 1):
-        try:
-            missing = [] if _holds(json.loads(line), example) else ["a field"]
-        except ValueError:
-            missing = ["JSON"]
-        require(not missing, f"{path}, line {number}, is not {wanted}")
+    with path.open(encoding="utf-8") as lines:
+        number = 0
+        for number, line in enumerate(lines, 1):
+            require(_is_like(line, example), f"{path}, line {number}, is not like {wanted}")
+    require(number > 0, f"{path} is empty; allowed: lines of {wanted}")
 
 
-def _holds(item: Any, example: Any) -> bool:
+def _is_like(line: str, example: Any) -> bool:
+    try:
+        return _has_fields(json.loads(line), example)
+    except ValueError:
+        return False
+
+
+def _has_fields(item: Any, example: Any) -> bool:
     """Whether an object has an example's fields, at any depth."""
     if not isinstance(example, Mapping):
         return True
     return isinstance(item, Mapping) and all(
-        name in item and _holds(item[name], inner) for name, inner in example.items()
+        name in item and _has_fields(item[name], inner) for name, inner in example.items()
     )
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="lm_eval")
+def main(config: DictConfig) -> None:
+    launch(score, LmEvalConfig, config)
+
+
+if __name__ == "__main__":
+    main()
