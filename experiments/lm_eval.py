@@ -34,7 +34,7 @@ from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 
 if TYPE_CHECKING:
-    from llada_jax.evaluation.lm_eval_model import LmEvalModel
+    from lm_eval.api.model import LM
 
 TASKS = REPOSITORY / "conf" / "lm_eval"
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
@@ -87,7 +87,7 @@ def score(config: LmEvalConfig, run: Run) -> None:
         seed=config.seed,
     )
     run.begin()
-    found = _evaluate(config, harness_model, files)
+    found = evaluate(harness_model, files, limit=config.limit, chat=config.chat)
     for task, samples in found["samples"].items():
         run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
     for task in config.tasks:
@@ -98,15 +98,20 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
 
 def _decode(
-    model: lj.Model, backend: str, prompts: list[list[int]], sampler: SamplerConfig, seeds: list[int]
+    model: lj.Model,
+    backend: str,
+    prompts: list[list[int]],
+    sampler: SamplerConfig,
+    seeds: list[int],
 ) -> Sequence[Int[np.ndarray, " G"]]:
     return lj.generate(model, prompts, sampler, backend=backend, seed=seeds).generated
 
 
-def _evaluate(
-    config: LmEvalConfig, harness_model: "LmEvalModel", files: Mapping[str, Mapping[str, str]]
+def evaluate(
+    harness_model: "LM", files: Mapping[str, Mapping[str, str]], *, limit: int | None, chat: bool
 ) -> dict[str, Any]:
-    """The harness's results. Its data sets are cached for as long as it runs, and nothing else."""
+    """The harness's results on tasks, by the files of their data. It caches those files for as long
+    as it runs, and nothing else."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -119,8 +124,8 @@ def _evaluate(
                 for task, paths in files.items()
             ],
             task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
-            limit=config.limit,
-            apply_chat_template=config.chat,
+            limit=limit,
+            apply_chat_template=chat,
             bootstrap_iters=0,
         )
     assert found is not None
@@ -138,7 +143,9 @@ def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
     values: dict[str, list[float]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
-            parts = [task, metric] if sample["filter"] == "none" else [task, metric, sample["filter"]]
+            parts = (
+                [task, metric] if sample["filter"] == "none" else [task, metric, sample["filter"]]
+            )
             values.setdefault("/".join(parts), []).append(float(sample[metric]))
     return [_row(name, scores) for name, scores in values.items()]
 

@@ -158,7 +158,7 @@ def bounds(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
-    """`log_likelihoods` of whatever scores masked tokens; `config` gives the mask and the blocks."""
+    """`log_likelihoods` of whatever scores masked tokens; `config` gives mask and blocks."""
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
     assert config.mask_id is not None
