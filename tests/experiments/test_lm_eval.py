@@ -163,13 +163,20 @@ def test_the_data_have_a_dozen_items_with_answers_of_every_kind():
 
 
 WITHOUT_TORCH_AND_NETWORK = """
-import socket, sys
-sys.modules["torch"] = None
+import runpy, socket, sys
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+def find_spec(name, *rest):
+    return None if name.split(".")[0] == "torch" else find(name, *rest)
+PathFinder.find_spec = staticmethod(find_spec)
+
 def refuse(*_):
     raise OSError("this test has no network")
 socket.socket.connect = refuse
-from experiments.lm_eval import main
-main()
+
+runpy.run_module("experiments.lm_eval", run_name="__main__", alter_sys=True)
+assert "torch" not in sys.modules
 """
 
 
