@@ -24,9 +24,9 @@ def asking(*args):
     return SimpleNamespace(args=args)
 
 
-def model_with(generate=None, tokenizer=TOKENIZER, **options):
+def model_with(generate=None, tokenizer=TOKENIZER, config=TINY.config, **options):
     options = {"mc_num": 4, "batch_size": 4, "progress": False, **options}
-    return LmEvalModel(TINY.config, TINY.params, tokenizer, generate, SAMPLER, **options)
+    return LmEvalModel(config, TINY.params, tokenizer, generate, SAMPLER, **options)
 
 
 class Answers:
@@ -76,13 +76,15 @@ def test_a_greedy_answer_is_found_out_on_demand():
 
 
 def test_a_rolling_likelihood_covers_texts_of_any_length():
-    texts = ["Anna had 4 apples.", "Ben has 3 hens. " * 60]
-    found = model_with(mc_num=1).loglikelihood_rolling([asking(text) for text in texts])
-    assert len(TOKENIZER.encode(texts[1])) > TINY.config.max_length
+    short = TINY.config.replace(max_length=24)
+    texts = ["3+4=7", "Ben has 3 hens and 4 cats. " * 4]
+    assert len(TOKENIZER.encode(texts[1])) > 24
+    model = model_with(config=short, mc_num=1)
+    found = model.loglikelihood_rolling([asking(text) for text in texts])
     for text, value in zip(texts, found, strict=True):
-        expected = rolling_log_likelihood(
-            TINY.params, TINY.config, TOKENIZER.encode(text), prefix=[TOKENIZER.bos_id], mc_num=1
-        )
+        ids = TOKENIZER.encode(text)
+        options = {"prefix": [TOKENIZER.bos_id], "mc_num": 1, "batch_size": 4}
+        expected = rolling_log_likelihood(TINY.params, short, ids, **options)
         assert value == pytest.approx(expected, rel=1e-5)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.lm_eval import LmEvalConfig, TASKS, data_files, evaluate, rows_of
+from experiments.lm_eval import TASKS, LmEvalConfig, data_files, evaluate, rows_of
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.evaluation.metrics import wilson_interval
@@ -139,7 +139,7 @@ def test_prompts_are_what_the_tasks_describe(right):
 
 
 def test_the_limit_takes_the_first_items():
-    model, found, rows = scored(["boolq"], wrong_answer, limit=5)
+    _, found, rows = scored(["boolq"], wrong_answer, limit=5)
     assert rows["boolq/exact_match/first-word"].n == 5
     assert [sample["doc_id"] for sample in found["samples"]["boolq"]] == [0, 1, 2, 3, 4]
 
