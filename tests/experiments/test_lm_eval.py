@@ -130,7 +130,7 @@ def test_prompts_are_what_the_tasks_describe(right):
     for task in ("hellaswag", "hellaswag_likelihood"):
         plant = first[task, 4][0]
         assert plant.startswith("How to plant a tree: How to plant a tree. Choose the place. ")
-        assert "[" not in "".join(map(str, first[task, 4]))
+        assert "[" not in plant + str(first[task, 4][1]).replace("'until': []", "")
     assert first["arc_challenge_likelihood", 0] == (
         "Question: Which of these keeps a magnet from being attracted?\nAnswer:",
         " an iron nail",
@@ -213,18 +213,20 @@ def test_the_run_folder_says_what_happened(finished):
 
 def test_samples_hold_requests_and_responses(finished):
     folder, _ = finished
-    lines = (folder / "samples_gsm8k.jsonl").read_text().splitlines()
-    samples = [json.loads(line) for line in lines]
+    samples = samples_of(folder, "gsm8k")
     assert {sample["filter"] for sample in samples} == {"strict-match", "flexible-extract"}
     prompt = samples[0]["arguments"][0][0]
     assert prompt.startswith("<|startoftext|>") and "Anna had 4 apples" in prompt  # a chat
     assert isinstance(samples[0]["resps"][0][0], str)
-    (scores,) = {
-        tuple(float(value) for ((value, _),) in sample["resps"])
-        for sample in map(json.loads, (folder / "samples_boolq_likelihood.jsonl").open())
-        if sample["doc_id"] == 0
-    }
-    assert len(scores) == 2 and max(scores) < 0
+    for sample in samples_of(folder, "boolq_likelihood"):
+        no, yes = (float(value) for ((value, _),) in sample["resps"])
+        assert max(no, yes) < 0 and no != yes
+
+
+def samples_of(folder, task):
+    return [
+        json.loads(line) for line in (folder / f"samples_{task}.jsonl").read_text().splitlines()
+    ]
 
 
 def config_of(*overrides):
