@@ -112,7 +112,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The harness's results on tasks, by the files of their data. It caches those files for as long
     as it runs, and nothing else."""
-    from lm_eval import simple_evaluate
+    from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)

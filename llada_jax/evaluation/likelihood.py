@@ -53,9 +53,10 @@ def log_likelihood(
     seed: int = 0,
 ) -> float:
     """`log_likelihoods` of one answer."""
-    pairs = [(prompt, answer)]
-    options = {"mc_num": mc_num, "batch_size": batch_size, "seed": seed}
-    return float(log_likelihoods(params, config, pairs, **options)[0])
+    (value,) = log_likelihoods(
+        params, config, [(prompt, answer)], mc_num=mc_num, batch_size=batch_size, seed=seed
+    )
+    return float(value)
 
 
 def log_likelihoods(
@@ -270,9 +271,11 @@ def rolling_log_likelihood(
 
     Other arguments and errors as `log_likelihoods`.
     """
-    pairs = rolling_windows(tokens, max_length or config.max_length, prefix, context)
-    options = {"mc_num": mc_num, "batch_size": batch_size, "seed": seed}
-    return float(log_likelihoods(params, config, pairs, **options).sum())
+    windows = rolling_windows(tokens, max_length or config.max_length, prefix, context)
+    values = log_likelihoods(
+        params, config, windows, mc_num=mc_num, batch_size=batch_size, seed=seed
+    )
+    return float(values.sum())
 
 
 def rolling_windows(
@@ -288,7 +291,7 @@ def rolling_windows(
         f"allowed: max_length above both, and context 0 or more",
     )
     stop = min(max_length - len(prefix), len(tokens))
-    windows = [(list(prefix), list(tokens[:stop]))]
+    windows: list[Pair] = [(list(prefix), list(tokens[:stop]))]
     while stop < len(tokens):
         start, stop = stop, min(stop + max_length - context, len(tokens))
         begin = max(0, stop - max_length)
