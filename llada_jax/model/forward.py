@@ -97,6 +97,20 @@ def forward(
 ) -> Float[Array, "B L V"]:
     """Logits of every position, float32, as the model gives them (not shifted).
 
+    Arguments as `hidden_states`.
+    """
+    return logits_of(params, hidden_states(params, config, tokens, live, order))
+
+
+def hidden_states(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[Array, "B L"],
+    live: Bool[Array, "B L"] | None = None,
+    order: Int[Array, "B L"] | None = None,
+) -> Float[Array, "B L D"]:
+    """States of every position after the final norm: all that the head reads.
+
     `live` marks positions that exist (default: all); positions count the live ones. `order` makes
     the mask causal between positions of different order (default: `block_order` of the config).
     """
@@ -107,8 +121,7 @@ def forward(
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
-    out = forward_rows(params, config, rows, cache_for(params, config, tokens.shape[0], 0))
-    return logits_of(params, out.hidden)
+    return forward_rows(params, config, rows, cache_for(params, config, len(tokens), 0)).hidden
 
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:

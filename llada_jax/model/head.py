@@ -205,6 +205,30 @@ def score_greedily(
     return token, 1 / total
 
 
+def log_probabilities(
+    params: ModelParams,
+    hidden: Float[Array, "B C D"],
+    tokens: Int[Array, "B C"],
+    chunk: int = VOCAB_CHUNK,
+) -> Float[Array, "B C"]:
+    """Log-probability (nats, float32) of given tokens, one a row, with the vocabulary streamed."""
+    weight, vocab = head_weight(params), params.embedding.shape[0]
+    highest = jnp.full(tokens.shape, jnp.finfo(jnp.float32).min)
+    total = picked = jnp.zeros(tokens.shape, jnp.float32)
+    for start in range(0, vocab, chunk):
+        stop = min(start + chunk, vocab)
+        part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
+        logits = _chunk_logits(hidden, part)
+        higher = jnp.maximum(highest, logits.max(axis=-1))
+        share = jnp.exp(logits - higher[..., None]).sum(axis=-1)
+        total = total * jnp.exp(highest - higher) + share
+        highest = higher
+        index = jnp.clip(tokens - start, 0, stop - start - 1)
+        own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+        picked = jnp.where((start <= tokens) & (tokens < stop), own, picked)
+    return picked - highest - jnp.log(total)
+
+
 def gumbel_noise(
     keys: Key[Array, "B C"], start: int, size: int, dtype: FloatDtype
 ) -> Float[Array, "B C size"]:
