@@ -5,14 +5,20 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import generate, train
+from experiments import evaluate, generate, lm_eval, reliability, train
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.tasks import word_problems
 
 CONF = REPOSITORY / "conf"
-SCHEMAS = {"generate": generate.GenerateConfig, "train": train.RunConfig}
+SCHEMAS = {
+    "evaluate": evaluate.EvaluateConfig,
+    "generate": generate.GenerateConfig,
+    "lm_eval": lm_eval.LmEvalConfig,
+    "reliability": reliability.ReliabilityConfig,
+    "train": train.RunConfig,
+}
 
 
 def names(folder: str) -> list[str]:
