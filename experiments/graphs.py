@@ -1,0 +1,33 @@
+"""Lowered steps of a model's shape, without weights, for the device model to price."""
+
+from functools import lru_cache
+
+from llada_jax.backend.lower import lower
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.steps import body_step, head_step
+from llada_jax.config import ModelConfig, Quant
+from llada_jax.lowered import Lowered
+
+
+class Graphs:
+    """Lowers each shape once. All layers of a dense model are alike, so one stands for all."""
+
+    def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
+        self.model, self.quant = model, quant
+        self.n_layers = model.n_layers
+        self.layer = lru_cache(None)(self._layer)
+        self.head = lru_cache(None)(self._head)
+
+    def _layer(self, rows: int, cache: int) -> Lowered:
+        """The first layer alone."""
+        # Not the last layer of the model, so that no final norm comes with it.
+        model = self.model.replace(n_layers=2)
+        return lower(body_step(model, range(1), Bucket(rows, cache)), self.quant)
+
+    def _head(self, rows: int) -> Lowered:
+        return lower(head_step(self.model, rows), self.quant)
+
+    def body(self, rows: int, cache: int) -> Lowered:
+        """All layers, and the final norm."""
+        layers = range(self.model.n_layers)
+        return lower(body_step(self.model, layers, Bucket(rows, cache)), self.quant)
