@@ -4,17 +4,21 @@ from functools import lru_cache
 
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.steps import body_step, head_step
+from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.lowered import Lowered
 
 
 class Graphs:
-    """Lowers each shape once. All layers of a dense model are alike, so one stands for all."""
+    """Lowers each shape once.
+
+    All layers of a dense model are alike, so one stands for all; so does one chunk of the head.
+    """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
         self.model, self.quant = model, quant
         self.n_layers = model.n_layers
+        self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)
         self.head = lru_cache(None)(self._head)
 
@@ -25,7 +29,10 @@ class Graphs:
         return lower(body_step(model, range(1), Bucket(rows, cache)), self.quant)
 
     def _head(self, rows: int) -> Lowered:
-        return lower(head_step(self.model, rows), self.quant)
+        """One chunk of the vocabulary."""
+        ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
+        size = min(HEAD_CHUNK, self.model.vocab_size)
+        return lower(head_step(self.model.replace(vocab_size=size, **ids), rows), self.quant)
 
     def body(self, rows: int, cache: int) -> Lowered:
         """All layers, and the final norm."""

@@ -4,6 +4,7 @@ Power is of the whole phone, measured at the battery while one processor, or bot
 joules are often idle-subtracted, so both are given.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from llada_jax.device.profile import Power
@@ -29,3 +30,13 @@ def energy_of(timeline: Timeline, power: Power) -> Energy:
     watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
     joules = sum(watts[state] * seconds for state, seconds in busy.items())
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
+
+
+def total_energy(energies: Iterable[tuple[Energy, int]]) -> Energy:
+    """The sum of energies, each with how often it occurs."""
+    joules = above_idle = seconds = 0.0
+    for energy, count in energies:
+        joules += count * energy.joules
+        above_idle += count * energy.above_idle
+        seconds += count * energy.seconds
+    return Energy(joules, above_idle, seconds)

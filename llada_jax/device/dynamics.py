@@ -1,0 +1,213 @@
+"""How many forwards a diffusion model needs: decoding dynamics from published statistics.
+
+A process with two numbers stands for the model. A masked position with `u` masked positions before
+it, as far as the window reaches, becomes confident in a forward with probability
+
+    reach * decay ** u
+
+(text is settled from the left, arXiv 2606.13740 Figure 8; what is near settled text is settled
+first). Everything the sampler does follows: threshold-parallel commits, drafts in a window that
+slides over the block's end, lookahead, acceptance when a block becomes current. It says how many
+forwards of which size run, never which tokens: quality is measured elsewhere, with real models.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from llada_jax.config import require, require_choice
+from llada_jax.device.workload import Forward, Workload, rounded
+
+Commit = Literal["one", "threshold"]
+SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics:
+    """The process, and the two shares that go with it."""
+
+    reach: float
+    decay: float
+    skipped: float = 0.0
+    """Share of the window's rows whose decision is skipped (Figure 5c)."""
+    strict: float = 1.0
+    """How much rarer confidence of 0.9 is than of the visible threshold (Figure 5b)."""
+    unstable: float = 0.0
+    """Share of a block's tokens left visible but not stable (Figure 5b)."""
+
+    def __post_init__(self) -> None:
+        for name in ("reach", "decay"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
+        for name in ("skipped", "strict", "unstable"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+
+    def replace(self, **changes: float) -> "Dynamics":
+        """A copy with some numbers changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Which of llada.cpp's techniques run."""
+
+    multi_block: bool = True
+    """A window that slides over the block's end, and looks ahead (MBSD)."""
+    trigger: int = 4
+    """Masks left in the block at which the window grows to two tiles."""
+    commit: Commit = "threshold"
+    """`one` token a forward, or every confident one (STS)."""
+    skip_logits: bool = True
+    """No head for rows whose decision is not open (SLS)."""
+    refresh: int = 2
+    """Rows that the CPU may revise beside a forward (SCR); 0: none."""
+    block: int = 32
+    ahead: int = 32
+    """Rows that the window grows by."""
+
+    def __post_init__(self) -> None:
+        require_choice("commit", self.commit, Commit)
+        for name, least in (("trigger", 0), ("refresh", 0), ("block", 1), ("ahead", 0)):
+            value = getattr(self, name)
+            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+
+
+class Statistics(NamedTuple):
+    """What the paper reports of its runs, as the process gives it."""
+
+    first_commit: np.ndarray
+    """Mean forward that committed each position of a block, from 1."""
+    tail_share: np.ndarray
+    """Share of forwards with 1, 2, ... 8 masks left in the block, or fewer."""
+    forwards: float
+    """Mean number for one block alone."""
+
+
+def decode(
+    dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int = 0
+) -> Workload:
+    """The forwards of one run. The same arguments give the same run."""
+    rng = np.random.default_rng(seed)
+    canvas = _Canvas(dynamics, decoding, prompt, tokens, rng)
+    forwards = []
+    while not canvas.done:
+        forwards.append(canvas.forward())
+    return Workload(tuple(forwards), tokens, prompt, SOURCE)
+
+
+class _Canvas:
+    """Generated positions while they are decoded; drafts are confident positions of later blocks."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        decoding: Decoding,
+        prompt: int,
+        tokens: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.dynamics, self.decoding, self.prompt, self.rng = dynamics, decoding, prompt, rng
+        self.masked = np.ones(tokens, bool)
+        self.fed = np.zeros(tokens, bool)
+        """Its final token was the input of a forward, so that its key and value are right."""
+        self.block = 0
+        self.stale = 0.0
+        """Tokens in the prefix that wait for a revision."""
+
+    @property
+    def done(self) -> bool:
+        return not self.masked.any()
+
+    def forward(self) -> Forward:
+        start, stop = self._window()
+        masks = self._masks_left()
+        refreshed = self._refreshed()
+        inside = np.arange(start, stop)
+        open_rows = len(inside)
+        if self.decoding.skip_logits:
+            open_rows = round(open_rows * (1 - self.dynamics.skipped))
+        first = not self.fed.any() and masks == self.decoding.block
+        rows = stop - start + (self.prompt if first and start == 0 else 0)
+        cache = 0 if rows > stop - start else rounded(self.prompt + start)
+        self.fed[inside] |= ~self.masked[inside]
+        self._commit(inside)
+        return Forward(rows, cache, open_rows, refreshed)
+
+    def _end(self) -> int:
+        return min((self.block + 1) * self.decoding.block, len(self.masked))
+
+    def _masks_left(self) -> int:
+        return int(self.masked[self.block * self.decoding.block : self._end()].sum())
+
+    def _window(self) -> tuple[int, int]:
+        unsettled = np.flatnonzero(self.masked | ~self.fed)
+        start = int(unsettled[0])
+        if not self.decoding.multi_block:
+            return start, self._end()
+        size = self.decoding.block
+        if self._masks_left() <= self.decoding.trigger:
+            size += self.decoding.ahead
+        return start, min(start + size, len(self.masked))
+
+    def _confident(self, inside: np.ndarray, reach: float) -> np.ndarray:
+        """Masked positions of the window that are confident now."""
+        masked = self.masked[inside]
+        before = np.cumsum(masked) - masked
+        chance = reach * self.dynamics.decay**before
+        return inside[masked & (self.rng.random(len(inside)) < chance)]
+
+    def _commit(self, inside: np.ndarray) -> None:
+        end = self._end()
+        if self.decoding.commit == "threshold":
+            chosen = self._confident(inside, self.dynamics.reach)
+        else:
+            chosen = self._one(inside, end)
+        masked = np.flatnonzero(self.masked[:end])
+        if not (chosen < end).any():  # progress is forced: the most confident one
+            chosen = np.append(chosen, masked[0])
+        self.masked[chosen] = False
+        while self._masks_left() == 0 and not self.done:
+            self.block += 1
+            self.stale += self.dynamics.unstable * self.decoding.block
+
+    def _one(self, inside: np.ndarray, end: int) -> np.ndarray:
+        """The best of the block; when a block becomes current, also drafts that pass at once."""
+        current = inside[(inside < end) & (inside >= self.block * self.decoding.block)]
+        open_ones = current[self.masked[current]]
+        if not len(open_ones):
+            return open_ones
+        order = self.rng.random(len(open_ones)) ** (self.dynamics.decay ** -np.arange(len(open_ones)))
+        best = open_ones[[int(np.argmax(order))]]
+        drafted = self.decoding.multi_block and self.block > 0
+        if drafted and len(open_ones) == self.decoding.block:
+            passing = self._confident(current, self.dynamics.reach * self.dynamics.strict)
+            return np.union1d(best, passing)
+        return best
+
+    def _refreshed(self) -> int:
+        chosen = min(int(self.stale), self.decoding.refresh)
+        self.stale -= chosen
+        return chosen
+
+
+def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
+    """What blocks decoded alone look like."""
+    rng = np.random.default_rng(seed)
+    first = np.zeros(block)
+    left_over: list[int] = []
+    for _ in range(runs):
+        masked, step = np.ones(block, bool), 0
+        while masked.any():
+            step += 1
+            left_over.append(int(masked.sum()))
+            before = np.cumsum(masked) - masked
+            chance = dynamics.reach * dynamics.decay**before
+            now = masked & (rng.random(block) < chance)
+            if not now.any():
+                now[np.argmax(masked)] = True
+            first[now] += step
+            masked &= ~now
+    tail = np.array([np.mean(np.array(left_over) <= k) for k in range(1, 9)])
+    return Statistics(first / runs, tail, len(left_over) / runs)
