@@ -100,7 +100,7 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepC
         if in_attention:
             per_element = kernels.score_ns if operation.name == "exponential" else 0.0
         else:
-            per_element = 0.0 if operation.name in FREE else kernels.elementwise_ns
+            per_element = 0.0 if _is_free(operation) else kernels.elementwise_ns
         return OperationCost(operation, vector=_elements(operation) * per_element * 1e-9)
 
     return _step(lowered, price, kernels.layer_overhead_us * 1e-6)
@@ -112,10 +112,15 @@ def price_on_cpu(lowered: Lowered, kernels: CpuKernels) -> StepCost:
     def price(operation: Operation, in_attention: bool) -> OperationCost:
         if operation.name == "dot_general":
             return _cpu_product(operation, lowered.weights.get(operation.weight or ""), kernels)
-        per_element = 0.0 if operation.name in FREE else kernels.elementwise_ns
+        per_element = 0.0 if _is_free(operation) else kernels.elementwise_ns
         return OperationCost(operation, vector=_elements(operation) * per_element * 1e-9)
 
     return _step(lowered, price, 0.0)
+
+
+def _is_free(operation: Operation) -> bool:
+    """Fused, or a change of layout at the step's edge: caches are kept as the kernels read them."""
+    return operation.name in FREE or (operation.name in MOVES and not operation.scope)
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:

@@ -145,24 +145,24 @@ def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[
 
 
 def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """`npu.vendor`: bandwidth and matrix rate on Genie's Llama-3.2-3B, one row and 128 rows."""
+    """`npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
     genie = figures["genie_llama_3b"]
     require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {_socs(genie)}")
     cell = genie[profile.soc]
     wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
 
     def values(free: np.ndarray) -> dict[str, float]:
-        return {"npu.vendor.dma_gbps": free[0], "npu.vendor.matrix_tops": free[1]}
+        return {"npu.vendor.dma_gbps": free[0], "npu.vendor.score_ns": free[1]}
 
     def residuals(free: np.ndarray) -> np.ndarray:
         changed = profile.with_values(values(free))
         return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
 
-    return _plain(values(least_squares(residuals, (50.0, 20.0))))
+    return _plain(values(least_squares(residuals, (50.0, 0.1))))
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
-    """Seconds of a Genie pass: a static context, and the head for one row on the NPU."""
+    """Seconds of a Genie pass: a static context, all of it computed, and the head for one row."""
     kernels = profile.npu["vendor"]
     layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
