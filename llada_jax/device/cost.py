@@ -5,11 +5,12 @@ A product with weights costs, for each pass over them (`pass_rows` rows share on
     max(bytes / dma, weights / dequantization)  and  2 rows inputs outputs / matrix rate,
 
 added or overlapped as the kernels do; rows are padded to tiles. Attention is the products without
-weights plus a price for each score. All else is vector work by the element.
+weights plus a price for each score. All else is vector work: what lies between two products is
+fused into passes, one that ends with each reduction, and a pass costs by its largest tensor.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from llada_jax.device.profile import CpuKernels, Memory, NpuKernels
@@ -37,6 +38,7 @@ class OperationCost(NamedTuple):
     """Seconds of one operation by the engine that it waits for, and the bytes that it reads."""
 
     operation: Operation
+    """A pass of vector work is booked where it ends."""
     matrix: float = 0.0
     dequantization: float = 0.0
     dma: float = 0.0
@@ -92,30 +94,30 @@ class StepCost(NamedTuple):
 def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepCost:
     """A step on the NPU."""
 
-    def price(operation: Operation, in_attention: bool) -> OperationCost:
-        if operation.name == "dot_general":
-            if operation.weight is None:
-                return _attention_product(operation, kernels)
-            return _product(operation, lowered.weights[operation.weight], kernels, memory)
-        if in_attention:
-            per_element = kernels.score_ns if operation.name == "exponential" else 0.0
-        else:
-            per_element = 0.0 if _is_free(operation) else kernels.elementwise_ns
-        return OperationCost(operation, vector=_elements(operation) * per_element * 1e-9)
+    def product(operation: Operation) -> OperationCost:
+        if operation.weight is None:
+            return _attention_product(operation, kernels)
+        return _product(operation, lowered.weights[operation.weight], kernels, memory)
 
-    return _step(lowered, price, kernels.layer_overhead_us * 1e-6)
+    rates = _VectorRates(kernels.elementwise_ns * 1e-9, kernels.score_ns * 1e-9)
+    return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels) -> StepCost:
     """A step on the CPU. A product takes the faster of the kernels for many and for few rows."""
 
-    def price(operation: Operation, in_attention: bool) -> OperationCost:
-        if operation.name == "dot_general":
-            return _cpu_product(operation, lowered.weights.get(operation.weight or ""), kernels)
-        per_element = 0.0 if _is_free(operation) else kernels.elementwise_ns
-        return OperationCost(operation, vector=_elements(operation) * per_element * 1e-9)
+    def product(operation: Operation) -> OperationCost:
+        return _cpu_product(operation, lowered.weights.get(operation.weight or ""), kernels)
 
-    return _step(lowered, price, 0.0)
+    seconds = kernels.elementwise_ns * 1e-9
+    return _step(lowered, product, _VectorRates(seconds, seconds), 0.0)
+
+
+class _VectorRates(NamedTuple):
+    """Seconds for an element of a pass, and for an attention score."""
+
+    element: float
+    score: float
 
 
 def _is_free(operation: Operation) -> bool:
@@ -210,13 +212,34 @@ def _cpu_product(
     return OperationCost(operation, matrix=many, dequantization=unpacking, dram_bytes=size)
 
 
-def _step(lowered: Lowered, price, layer_overhead: float) -> StepCost:
+def _step(
+    lowered: Lowered,
+    product: Callable[[Operation], OperationCost],
+    rates: _VectorRates,
+    layer_overhead: float,
+) -> StepCost:
     costs: dict[str, list[OperationCost]] = {}
     unknown = []
+    fused = 0
     for operation, in_attention in _with_attention(lowered.operations):
-        costs.setdefault(operation.scope.split("/")[0], []).append(price(operation, in_attention))
-        if operation.name not in FREE | MOVES | ELEMENTWISE | {"dot_general"}:
+        here = costs.setdefault(operation.scope.split("/")[0], [])
+        if operation.name == "dot_general":
+            here.append(OperationCost(operation, vector=fused * rates.element))
+            here.append(product(operation))
+            fused = 0
+            continue
+        if operation.name not in FREE | MOVES | ELEMENTWISE:
             unknown.append(_unknown(operation))
+        if in_attention:
+            scores = _elements(operation) if operation.name == "exponential" else 0
+            here.append(OperationCost(operation, vector=scores * rates.score))
+        elif not _is_free(operation):
+            fused = max(fused, _elements(operation))
+            if operation.name == "reduce":
+                here.append(OperationCost(operation, vector=fused * rates.element))
+                fused = 0
+    if fused:
+        here.append(OperationCost(operation, vector=fused * rates.element))
     parts = (
         _part(scope, operations, layer_overhead if scope.startswith("layer_") else 0.0)
         for scope, operations in costs.items()

@@ -129,11 +129,11 @@ class _Canvas:
         if self.decoding.skip_logits:
             open_rows = round(open_rows * (1 - self.dynamics.skipped))
         first = not self.fed.any() and masks == self.decoding.block
-        rows = stop - start + (self.prompt if first and start == 0 else 0)
-        cache = 0 if rows > stop - start else rounded(self.prompt + start)
+        prefill = self.prompt if first else 0
+        cache = 0 if first else rounded(self.prompt + start)
         self.fed[inside] |= ~self.masked[inside]
         self._commit(inside)
-        return Forward(rows, cache, open_rows, refreshed)
+        return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed)
 
     def _end(self) -> int:
         return min((self.block + 1) * self.decoding.block, len(self.masked))
