@@ -221,14 +221,20 @@ def _whole(prompt: int) -> Forward:
 
 
 def fit_reach(
-    figures: Figures, task: str, prompt: int, dynamics: Dynamics, phone: Phone
+    figures: Figures,
+    task: str,
+    prompt: int,
+    dynamics: Dynamics,
+    phone: Phone,
+    runs: int = RUNS,
 ) -> Dynamics:
     """A task's own forwards per block, from its 128-token llada.cpp cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
     low, high = 0.02, 1.0
     for _ in range(12):
         middle = (low * high) ** 0.5
-        found = mean_latency(dynamics.replace(reach=middle), Decoding(), prompt, TASK_TOKENS, phone)
+        tried = dynamics.replace(reach=middle)
+        found = mean_latency(tried, Decoding(), prompt, TASK_TOKENS, phone, runs)
         low, high = (middle, high) if found > wanted else (low, middle)
     return dynamics.replace(reach=(low * high) ** 0.5)
 
