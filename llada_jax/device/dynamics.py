@@ -6,9 +6,14 @@ it, as far as the window reaches, becomes confident in a forward with probabilit
     reach * decay ** u
 
 (text is settled from the left, arXiv 2606.13740 Figure 8; what is near settled text is settled
-first). Everything the sampler does follows: threshold-parallel commits, drafts in a window that
-slides over the block's end, lookahead, acceptance when a block becomes current. It says how many
-forwards of which size run, never which tokens: quality is measured elsewhere, with real models.
+first). What the sampler does follows: threshold-parallel commits, drafts in a window that slides
+over the block's end, lookahead. A confident position of a later block is a draft, and counts when
+its block becomes current. A visible token of the current block stays in the window until it is
+stable, and once its block is done it is the CPU's to revise. Where one token is committed at a time,
+a forward brings less news to the drafts, and their chance is smaller by as much.
+
+It says how many forwards of which size run, never which tokens: quality is measured elsewhere, with
+real models.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +39,9 @@ class Dynamics:
     strict: float = 1.0
     """How much rarer confidence of 0.9 is than of the visible threshold (Figure 5b)."""
     unstable: float = 0.0
-    """Share of a block's tokens left visible but not stable (Figure 5b)."""
+    """Share of tokens that are not stable when they become visible (Figure 5b)."""
+    tokens_per_forward: float = 1.0
+    """Of a block alone, as the process gives it: what a forward usually brings of news."""
 
     def __post_init__(self) -> None:
         for name in ("reach", "decay"):
@@ -43,6 +50,10 @@ class Dynamics:
         for name in ("skipped", "strict", "unstable"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        require(
+            self.tokens_per_forward >= 1,
+            f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
+        )
 
     def replace(self, **changes: float) -> "Dynamics":
         """A copy with some numbers changed."""
@@ -98,7 +109,7 @@ def decode(
 
 
 class _Canvas:
-    """Generated positions while they are decoded; drafts are confident positions of later blocks."""
+    """Generated positions while they are decoded."""
 
     def __init__(
         self,
@@ -110,40 +121,46 @@ class _Canvas:
     ) -> None:
         self.dynamics, self.decoding, self.prompt, self.rng = dynamics, decoding, prompt, rng
         self.masked = np.ones(tokens, bool)
+        """Without a token that is visible, or a draft."""
+        self.stable = np.zeros(tokens, bool)
         self.fed = np.zeros(tokens, bool)
         """Its final token was the input of a forward, so that its key and value are right."""
         self.block = 0
-        self.stale = 0.0
-        """Tokens in the prefix that wait for a revision."""
+        self.stale = 0
+        """Visible tokens of finished blocks that wait for a revision."""
 
     @property
     def done(self) -> bool:
         return not self.masked.any()
 
     def forward(self) -> Forward:
+        first = not self.fed.any() and bool(self.masked.all())
         start, stop = self._window()
-        masks = self._masks_left()
-        refreshed = self._refreshed()
         inside = np.arange(start, stop)
         open_rows = len(inside)
         if self.decoding.skip_logits:
             open_rows = round(open_rows * (1 - self.dynamics.skipped))
-        first = not self.fed.any() and masks == self.decoding.block
-        prefill = self.prompt if first else 0
-        cache = 0 if first else rounded(self.prompt + start)
+        refreshed = min(self.stale, self.decoding.refresh)
+        self.stale -= refreshed
         self.fed[inside] |= ~self.masked[inside]
-        self._commit(inside)
+        self._settle(inside)
+        cache = 0 if first else rounded(self.prompt + start)
+        prefill = self.prompt if first else 0
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed)
 
+    def _start(self) -> int:
+        return self.block * self.decoding.block
+
     def _end(self) -> int:
-        return min((self.block + 1) * self.decoding.block, len(self.masked))
+        return min(self._start() + self.decoding.block, len(self.masked))
 
     def _masks_left(self) -> int:
-        return int(self.masked[self.block * self.decoding.block : self._end()].sum())
+        return int(self.masked[self._start() : self._end()].sum())
 
     def _window(self) -> tuple[int, int]:
-        unsettled = np.flatnonzero(self.masked | ~self.fed)
-        start = int(unsettled[0])
+        kept = self.masked | ~self.fed
+        kept[self._start() : self._end()] |= ~self.stable[self._start() : self._end()]
+        start = int(np.argmax(kept))
         if not self.decoding.multi_block:
             return start, self._end()
         size = self.decoding.block
@@ -151,45 +168,35 @@ class _Canvas:
             size += self.decoding.ahead
         return start, min(start + size, len(self.masked))
 
-    def _confident(self, inside: np.ndarray, reach: float) -> np.ndarray:
-        """Masked positions of the window that are confident now."""
+    def _settle(self, inside: np.ndarray) -> None:
+        """What the forward makes visible and stable; then the next block, where this one is done."""
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
-        chance = reach * self.dynamics.decay**before
-        return inside[masked & (self.rng.random(len(inside)) < chance)]
-
-    def _commit(self, inside: np.ndarray) -> None:
-        end = self._end()
-        if self.decoding.commit == "threshold":
-            chosen = self._confident(inside, self.dynamics.reach)
-        else:
-            chosen = self._one(inside, end)
-        masked = np.flatnonzero(self.masked[:end])
-        if not (chosen < end).any():  # progress is forced: the most confident one
-            chosen = np.append(chosen, masked[0])
+        chance = self.dynamics.reach * self.dynamics.decay**before
+        later = inside >= self._end()
+        if self.decoding.commit == "one":
+            chance = np.where(later, chance * self.dynamics.strict, 0.0)
+            chance /= self.dynamics.tokens_per_forward
+        draw = self.rng.random(len(inside))
+        promoted = ~masked & (draw < chance * self.dynamics.strict)
+        chosen = inside[masked & (draw < chance)]
+        if not (chosen < self._end()).any():  # one of the block at the least: the most confident
+            chosen = np.append(chosen, self._best())
         self.masked[chosen] = False
-        while self._masks_left() == 0 and not self.done:
+        sure = self.rng.random(len(chosen)) >= self.dynamics.unstable
+        self.stable[chosen] = sure | (self.decoding.commit == "one")
+        self.stable[inside[promoted]] = True
+        while not self._masks_left() and not self.done:
+            self.stale += int((~self.stable[self._start() : self._end()]).sum())
             self.block += 1
-            self.stale += self.dynamics.unstable * self.decoding.block
 
-    def _one(self, inside: np.ndarray, end: int) -> np.ndarray:
-        """The best of the block; when a block becomes current, also drafts that pass at once."""
-        current = inside[(inside < end) & (inside >= self.block * self.decoding.block)]
-        open_ones = current[self.masked[current]]
-        if not len(open_ones):
-            return open_ones
-        order = self.rng.random(len(open_ones)) ** (self.dynamics.decay ** -np.arange(len(open_ones)))
-        best = open_ones[[int(np.argmax(order))]]
-        drafted = self.decoding.multi_block and self.block > 0
-        if drafted and len(open_ones) == self.decoding.block:
-            passing = self._confident(current, self.dynamics.reach * self.dynamics.strict)
-            return np.union1d(best, passing)
-        return best
-
-    def _refreshed(self) -> int:
-        chosen = min(int(self.stale), self.decoding.refresh)
-        self.stale -= chosen
-        return chosen
+    def _best(self) -> np.ndarray:
+        """A masked position of the block, the sooner the nearer it is to settled text."""
+        masked = self._start() + np.flatnonzero(self.masked[self._start() : self._end()])
+        if not len(masked):
+            return masked
+        chances = self.dynamics.decay ** np.arange(len(masked))
+        return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
 
 
 def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:

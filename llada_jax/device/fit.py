@@ -190,6 +190,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
 
     grid = [(r / 100, d / 100) for r in range(40, 81, 5) for d in range(86, 97)]
     reach, decay = min(grid, key=misfit)
+    forwards = statistics(Dynamics(reach=reach, decay=decay)).forwards
     tokens_per_step = "tokens_per_step"
     return Dynamics(
         reach=reach,
@@ -197,6 +198,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
         skipped=float(np.mean(figures["fig5c_skippable_decision_pct"]["cases"])) / 100,
         strict=at(0.9, tokens_per_step) / at(0.7, tokens_per_step),
         unstable=at(0.7, "pct_conf_below_0.9") / 100,
+        tokens_per_forward=len(first) / forwards,
     )
 
 
