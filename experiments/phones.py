@@ -54,7 +54,7 @@ class Task:
 
 
 class Calibrated:
-    """The tasks of the paper, fitted on first use: prompts and dynamics (`llada_jax.device.fit`)."""
+    """The paper's tasks, fitted on first use: prompts and dynamics (`llada_jax.device.fit`)."""
 
     def __init__(self, runs: int = RUNS) -> None:
         self.runs = runs
@@ -85,7 +85,8 @@ class Calibrated:
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
         found = self.task(task)
         return tuple(
-            decode(found.dynamics, decoding, found.prompt, tokens, seed) for seed in range(self.runs)
+            decode(found.dynamics, decoding, found.prompt, tokens, seed)
+            for seed in range(self.runs)
         )
 
     def seconds(self, phone: Phone, workloads: Iterable[Workload]) -> float:

@@ -126,7 +126,7 @@ def _is_free(operation: Operation) -> bool:
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Batch, rows, inputs and outputs of a product: [batch, rows, inputs] x [batch, inputs, outputs].
+    """Batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
 
     Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
     """
@@ -180,9 +180,11 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
 
 
 def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
-    """What the kernels take at one time, less where their activations do not fit in half of VTCM."""
+    """What the kernels take at one time; less where the activations exceed half of VTCM."""
     fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
-    return max(kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows))
+    return max(
+        kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows)
+    )
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCost:

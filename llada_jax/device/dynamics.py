@@ -9,8 +9,8 @@ it, as far as the window reaches, becomes confident in a forward with probabilit
 first). What the sampler does follows: threshold-parallel commits, drafts in a window that slides
 over the block's end, lookahead. A confident position of a later block is a draft, and counts when
 its block becomes current. A visible token of the current block stays in the window until it is
-stable, and once its block is done it is the CPU's to revise. Where one token is committed at a time,
-a forward brings less news to the drafts, and their chance is smaller by as much.
+stable; once its block is done it is the CPU's to revise. Where one token is committed at a time, a
+forward brings less news to the drafts, and their chance is smaller by as much.
 
 It says how many forwards of which size run, never which tokens: quality is measured elsewhere, with
 real models.
@@ -169,7 +169,7 @@ class _Canvas:
         return start, min(start + size, len(self.masked))
 
     def _settle(self, inside: np.ndarray) -> None:
-        """What the forward makes visible and stable; then the next block, where this one is done."""
+        """What the forward makes visible and stable; and the next block, once this one is done."""
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
         chance = self.dynamics.reach * self.dynamics.decay**before

@@ -12,10 +12,11 @@ from llada_jax.device.profile import MappingPaths, Memory
 
 MIB = 1 << 20
 Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
-"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the address
-space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced, with neither lifetimes nor slots. `swap`: a resident
-budget, the rest is copied through two slots while the NPU computes. `delayed`: registered buffers,
-mapped from the NPU's side. `wide`: 64-bit mappings, nothing is ever mapped twice."""
+"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
+address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
+with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
+while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
+mappings, nothing is ever mapped twice."""
 
 
 class Staging(NamedTuple):
@@ -139,9 +140,9 @@ def footprint(
 ) -> Footprint:
     """What must be mapped at one time for forwards of `rows` on a canvas.
 
-    Without a runtime that stages, that is all weights. Paging holds two buffers, the one in use and the one that
-    comes, and gives every temporary an offset of its own; swapping holds its slots (and resident
-    buffers only as far as there is room).
+    Without a runtime that stages, that is all weights. Paging holds two buffers, the one in use and
+    the one that comes, and gives every temporary an offset of its own; swapping holds its slots
+    (and resident buffers only as far as there is room).
     """
     weights = layer_mib(model) * model.n_layers
     cache = cache_mib(model, canvas)

@@ -88,7 +88,7 @@ class NpuKernels:
     """The same for the matrices whose kernel is faster: FFN down, and the head."""
     gemv_gbps: float = _or_none("GB/s")
     """Weights a second in a kernel of its own for a single row; 0: it runs as a padded tile."""
-    overlap: Overlap = _in("-")
+    overlap: Overlap = field(metadata={"unit": "-", "least": ""})
     """What runs at one time: DMA with dequantization only, or both with the matrix engine too."""
     readout_us: float = _or_none("us")
     """Reading one [tile_rows, 32] accumulator, where that is not in `matrix_tops`."""

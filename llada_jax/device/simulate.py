@@ -146,7 +146,9 @@ class Phone:
         return self._staging
 
     def _on_cpu(self, forward: Forward) -> Iterator[Task]:
-        layer = self._noted(price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu))
+        layer = self._noted(
+            price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu)
+        )
         yield from self._layers(layer, "cpu", ())
         yield self._head_task(forward, self._cpu, "cpu")
 

@@ -58,13 +58,14 @@ class Timeline(NamedTuple):
 
     def shifted(self, by: float) -> "Timeline":
         """The same, later."""
-        return Timeline(
-            tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events)
-        )
+        return Timeline(tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events))
 
 
 def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
-    """When each task runs. Raises ValueError for names that repeat, are missing, or go in a circle."""
+    """When each task runs.
+
+    Raises ValueError for names that repeat or are missing, and for tasks that wait for each other.
+    """
     names = [task.name for task in tasks]
     require(len(set(names)) == len(names), "task names repeat; allowed: each once")
     unknown = sorted({need for task in tasks for need in task.needs} - set(names))
@@ -80,7 +81,10 @@ def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
             if lane not in running and waiting[lane] and done.issuperset(waiting[lane][0].needs):
                 task = waiting[lane].pop(0)
                 running[lane] = _Running(task, now, now - free_since[lane], task.seconds)
-        require(bool(running), f"tasks wait for each other: {[q[0].name for q in waiting.values() if q]}")
+        require(
+            bool(running),
+            f"tasks wait for each other: {[q[0].name for q in waiting.values() if q]}",
+        )
         speeds = shares({lane: r.task.demand for lane, r in running.items()}, dram_gbps * 1e9)
         step = min(r.left / speeds[lane] for lane, r in running.items())
         now += step

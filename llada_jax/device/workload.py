@@ -51,7 +51,9 @@ class TraceLike(Protocol):
     settings: dict[str, Any]
 
 
-def from_trace(trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False) -> Workload:
+def from_trace(
+    trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
+) -> Workload:
     """The forwards of one batch row of a trace.
 
     Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` asks
