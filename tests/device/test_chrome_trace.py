@@ -1,6 +1,7 @@
 """The Chrome trace: the fields that its format asks of each event."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_complete_events_of_a_lane_do_not_overlap_and_end_with_the_run(timeline)
     events = [e for e in chrome_trace(timeline, "a phone")["traceEvents"] if e["ph"] == "X"]
     for lane in {event["tid"] for event in events}:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == lane)
-        assert all(a[1] <= b[0] + 0.01 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a[1] <= b[0] + 0.01 for a, b in pairwise(mine))
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(timeline.seconds * 1e6, abs=0.1)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.phones import CONF, phone_profile
@@ -53,6 +53,7 @@ def test_every_profile_loads_and_names_its_soc(path):
     assert set(profile.cpu) == {"plain", "tuned"}
 
 
+@settings(max_examples=20, deadline=None)
 @given(path=st.sampled_from(PATHS), key=st.sampled_from(["unit", "tag", "source"]))
 def test_a_number_without_unit_tag_or_source_is_refused(tmp_path_factory, path, key):
     file = written(tmp_path_factory.mktemp("profile"), changed(path, **{key: None}))
@@ -60,6 +61,7 @@ def test_a_number_without_unit_tag_or_source_is_refused(tmp_path_factory, path, 
         load_profile(file)
 
 
+@settings(max_examples=10, deadline=None)
 @given(path=st.sampled_from(PATHS))
 def test_a_missing_number_is_refused(tmp_path_factory, path):
     content = changed(path)

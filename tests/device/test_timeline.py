@@ -1,5 +1,7 @@
 """Lanes in order, needs kept, memory shared fairly, and every second accounted for."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_lanes_keep_order_and_needs_are_done(tasks):
     assert len(at) == len(tasks)
     for lane in LANES:
         mine = [at[task.name] for task in tasks if task.lane == lane]
-        assert all(a.end <= b.start + 1e-9 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(mine))
     for task in tasks:
         assert all(at[need].end <= at[task.name].start + 1e-9 for need in task.needs)
         assert at[task.name].slowed >= -1e-9 and at[task.name].waited >= -1e-9
