@@ -1,9 +1,10 @@
-"""Pictures of the reproduction: modelled beside published, and where time goes."""
+"""Pictures: modelled beside published, where time goes, and a timeline."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.claims import Chapter
+from llada_jax.device.timeline import LANES, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +63,8 @@ def _scatter(axes: "Axes", chapter: Chapter) -> None:
 
 
 def _kind(name: str) -> str:
-    parts = name.split("/")
-    return f"{parts[1]} {parts[-1]}" if len(parts) > 3 else parts[1]
+    """The phone."""
+    return name.split("/")[1]
 
 
 def _curve(axes: "Axes", chapter: Chapter) -> None:
@@ -88,4 +89,22 @@ def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:
         bottom = [left + share for left, share in zip(bottom, shares, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("share of the time")
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
+    """Lanes over time, as Perfetto would show them, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 2.4), layout="constrained")
+    axes: Any = figure.subplots()
+    for place, lane in enumerate(LANES):
+        mine = [event for event in timeline.events if event.task.lane == lane]
+        spans = [(event.start, event.end - event.start) for event in mine]
+        shades = [f"C{place}" if i % 2 else f"C{place + 5}" for i in range(len(mine))]
+        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
+    axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title=title)
+    axes.title.set_fontsize(9)
+    figure.savefig(path, dpi=110)

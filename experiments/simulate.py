@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 import llada_jax as lj
 from experiments.graphs import Graphs
 from experiments.phones import Calibrated, model_shape, phone_profile
+from experiments.pictures import draw_timeline
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import Quant, require, require_choice
@@ -43,6 +44,7 @@ class SimulateConfig:
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     drawn_forwards: int = 8
+    pictures: bool = True
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -66,7 +68,10 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         rows += on_phone(workload, found, graphs, profile, config.system)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
-        write_chrome_trace(found.timeline(last=config.drawn_forwards), title, path)
+        shown = found.timeline(last=config.drawn_forwards)
+        write_chrome_trace(shown, title, path)
+        if config.pictures:
+            draw_timeline(shown, title, path.with_suffix(".png"))
         for unknown in found.unknown:
             print(f"warning: {unknown}")
     run.finish(rows)

@@ -202,19 +202,20 @@ class _Canvas:
 def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
     """What blocks decoded alone look like."""
     rng = np.random.default_rng(seed)
-    first = np.zeros(block)
-    left_over: list[int] = []
-    for _ in range(runs):
-        masked, step = np.ones(block, bool), 0
-        while masked.any():
-            step += 1
-            left_over.append(int(masked.sum()))
-            before = np.cumsum(masked) - masked
-            chance = dynamics.reach * dynamics.decay**before
-            now = masked & (rng.random(block) < chance)
-            if not now.any():
-                now[np.argmax(masked)] = True
-            first[now] += step
-            masked &= ~now
-    tail = np.array([np.mean(np.array(left_over) <= k) for k in range(1, 9)])
-    return Statistics(first / runs, tail, len(left_over) / runs)
+    masked = np.ones((runs, block), bool)
+    first = np.zeros((runs, block))
+    left: list[np.ndarray] = []
+    step = 0
+    while masked.any():
+        step += 1
+        counts = masked.sum(axis=1)
+        left.append(counts[counts > 0])
+        before = np.cumsum(masked, axis=1) - masked
+        now = masked & (rng.random(masked.shape) < dynamics.reach * dynamics.decay**before)
+        stuck = (counts > 0) & ~now.any(axis=1)
+        now[stuck, masked[stuck].argmax(axis=1)] = True  # progress is forced
+        first[now] = step
+        masked &= ~now
+    masks = np.concatenate(left)
+    tail = np.array([np.mean(masks <= k) for k in range(1, 9)])
+    return Statistics(first.mean(axis=0), tail, len(masks) / runs)

@@ -184,7 +184,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
         return float(np.interp(threshold, thresholds, figures["fig5b"][name]))
 
     def misfit(candidate: tuple[float, float]) -> float:
-        found = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=100)
+        found = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=200)
         by_position = np.mean((found.first_commit / first - 1) ** 2)
         return float(by_position + np.mean((found.tail_share - tail) ** 2))
 
