@@ -114,7 +114,7 @@ def on_phone(
     memory = footprint(
         system.runtime, graphs.model, profile.memory, canvas=workload.canvas, rows=most
     )
-    yield row("mapped", memory.total, "MiB")
+    yield row("must_be_mapped", memory.total, "MiB")
     yield row("address_space", memory.limit, "MiB")
     if not memory.fits:
         print(f"warning: {profile.soc} cannot run this: {memory.reason}")

@@ -127,7 +127,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     parts: dict[str, float] = {}
 
     def add(name: str, seconds: float) -> None:
-        if seconds > 0:
+        if seconds > _DONE:
             parts[name] = parts.get(name, 0.0) + seconds
 
     first: dict[Lane, list[Event]] = {lane: _of(timeline, lane) for lane in LANES}

@@ -9,6 +9,9 @@ from llada_jax.device.profile import Profile, Tag
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by how it is known."""
 
+COUNTED = ("rows", "bits", "MiB", "-")
+"""Units of numbers that are facts of a library or a chip, in whole steps: they are left alone."""
+
 
 class Interval(NamedTuple):
     """A latency, and one standard deviation to each side."""
@@ -26,13 +29,12 @@ class Interval(NamedTuple):
 def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> Interval:
     """Moves each number of the profile by its doubt, alone, and adds the changes in quadrature.
 
-    Numbers that count (rows, bits) are facts of a library, and are left alone. What the model
-    leaves out is not in it: compare with the errors of the reproduction.
+    What the model leaves out is not in it: compare with the errors of the reproduction.
     """
     base = latency(profile)
     changes: list[tuple[str, float]] = []
     for path, entry in profile.numbers.items():
-        if entry.unit in ("rows", "bits", "-") or not entry.value:
+        if entry.unit in COUNTED or not entry.value:
             continue
         moved = profile.with_values({path: entry.value * (1 + DOUBT[entry.tag])})
         change = abs(latency(moved) - base)
