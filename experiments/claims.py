@@ -137,8 +137,8 @@ def table6(world: Calibrated) -> Chapter:
     words.append(
         "No number was fitted to this table, but its author knew it: that Table 2's step holds no "
         "mapping event (otherwise `npu_prefix_kv` would be a quarter too fast), and how drafts "
-        "become confident where one token is committed at a time (an earlier version of the process "
-        "gave 69 s for `mbsd`), are choices of structure that were made with it in view."
+        "become confident where one token is committed at a time (an earlier version of the "
+        "process gave 69 s for `mbsd`), are choices of structure that were made with it in view."
     )
     return Chapter("table6", "Table 6: GSM8K, 128 tokens, SM8750", rows, words, parts)
 

@@ -16,7 +16,8 @@ class Graphs:
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
-        self.model, self.quant = model, quant
+        self.model: ModelConfig = model
+        self.quant: Quant = quant
         self.n_layers = model.n_layers
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)

@@ -40,7 +40,7 @@ class SimulateConfig:
     task: str = "GSM8K"
     tokens: int = 128
     shape: str = "llada_8b"
-    quant: str = "int4_block32"
+    quant: Quant = "int4_block32"
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     drawn_forwards: int = 8
@@ -56,7 +56,7 @@ class SimulateConfig:
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Every phone, in one table."""
-    graphs = Graphs(model_shape(config.shape), config.quant)  # pyright: ignore
+    graphs = Graphs(model_shape(config.shape), config.quant)
     profiles = [phone_profile(soc) for soc in config.phones]
     for profile in profiles:
         profile.kernels(config.system.kernels)

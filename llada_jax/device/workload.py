@@ -41,14 +41,29 @@ class Workload(NamedTuple):
 class TraceLike(Protocol):
     """What is read of an `lj.Trace`."""
 
-    rows: Any
-    live_rows: Any
-    shadow_rows: Any
-    head_rows: Any
-    cache_length: Any
-    prompt_lengths: Any
-    tokens: Any
-    settings: dict[str, Any]
+    @property
+    def rows(self) -> Any: ...
+
+    @property
+    def live_rows(self) -> Any: ...
+
+    @property
+    def shadow_rows(self) -> Any: ...
+
+    @property
+    def head_rows(self) -> Any: ...
+
+    @property
+    def cache_length(self) -> Any: ...
+
+    @property
+    def prompt_lengths(self) -> Any: ...
+
+    @property
+    def tokens(self) -> Any: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
 
 
 def from_trace(
