@@ -60,6 +60,8 @@ class Calibrated:
         self.runs = runs
         self.graphs = graphs_of("llada_8b")
         self.figures = read_fit_figures(PUBLISHED)
+        self.phones: list[Phone] = []
+        """All that were asked for."""
         self.task = cache(self._task)
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
@@ -80,7 +82,13 @@ class Calibrated:
         return Task(name, prompt, dynamics)
 
     def _phone(self, soc: str, system: System) -> Phone:
-        return Phone(self.graphs, phone_profile(soc), system, canvas=256)
+        phone = Phone(self.graphs, phone_profile(soc), system, canvas=256)
+        self.phones.append(phone)
+        return phone
+
+    def unknown(self) -> list[str]:
+        """Operations that were priced as something else, in all steps so far."""
+        return list(dict.fromkeys(str(op) for phone in self.phones for op in phone.unknown()))
 
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
         found = self.task(task)

@@ -94,6 +94,7 @@ def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:
 
 def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     """Lanes over time, as Perfetto would show them, as a PNG."""
+    from matplotlib.colors import to_rgba
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.4), layout="constrained")
@@ -101,7 +102,7 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     for place, lane in enumerate(LANES):
         mine = [event for event in timeline.events if event.task.lane == lane]
         spans = [(event.start, event.end - event.start) for event in mine]
-        shades = [f"C{place}" if i % 2 else f"C{place + 5}" for i in range(len(mine))]
+        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
         axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
     axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
     axes.invert_yaxis()

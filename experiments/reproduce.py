@@ -7,7 +7,7 @@ The run folder gets `report.md` with its pictures, and `results.json`. Values ar
 says of each whether its reference went into the calibration, which `llada_jax.device.fit` is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -45,7 +45,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     names = {}
     if config.pictures:
         names = {chapter.name: draw(chapter, run.folder) for chapter in chapters}
-    run.write("report.md", report(chapters, names))
+    run.write("report.md", report(chapters, names, world.unknown()))
     rows = [row for chapter in chapters for row in chapter.rows]
     for row in rows:
         run.record(row.as_dict())
@@ -53,8 +53,10 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     print(f"\nreport: {run.folder / 'report.md'}")
 
 
-def report(chapters: Sequence[Chapter], pictures: dict[str, str | None]) -> str:
-    """Markdown: a summary, then a section for each table or figure."""
+def report(
+    chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[str] = ()
+) -> str:
+    """Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
         "# llada.cpp on a modelled phone",
         "",
@@ -64,6 +66,9 @@ def report(chapters: Sequence[Chapter], pictures: dict[str, str | None]) -> str:
         "",
         *_summary(chapters),
     ]
+    if unknown:
+        lines += ["", "**Warning: operations that the cost model does not know.**", ""]
+        lines += [f"- {operation}" for operation in unknown]
     for chapter in chapters:
         lines += ["", f"## {chapter.title}", ""]
         if picture := pictures.get(chapter.name):

@@ -43,6 +43,7 @@ class SimulateConfig:
     quant: Quant = "int4_block32"
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
+    drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
 
@@ -50,8 +51,9 @@ class SimulateConfig:
         require_choice("quant", self.quant, Quant)
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
         require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
-        least = self.drawn_forwards
-        require(least > 0, f"drawn_forwards is {least}; allowed: 1 or more")
+        for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"{name} is {value}; allowed: {least} or more")
 
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
@@ -68,7 +70,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         rows += on_phone(workload, found, graphs, profile, config.system)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
-        shown = found.timeline(last=config.drawn_forwards)
+        shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
         write_chrome_trace(shown, title, path)
         if config.pictures:
             draw_timeline(shown, title, path.with_suffix(".png"))

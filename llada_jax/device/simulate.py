@@ -81,10 +81,17 @@ class Simulated(NamedTuple):
 
 
 def simulate(
-    workload: Workload, graphs: GraphsLike, profile: Profile, system: System | None = None
+    workload: Workload,
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System | None = None,
+    staging: Staging | None = None,
 ) -> Simulated:
-    """Latency, breakdown and energy of a run: sums over its forwards."""
-    phone = Phone(graphs, profile, system or System(), workload.canvas)
+    """Latency, breakdown and energy of a run: sums over its forwards.
+
+    `staging` is what a plan makes each forward stage; by default what `system.runtime` gives.
+    """
+    phone = Phone(graphs, profile, system or System(), workload.canvas, staging)
     steps: dict[Forward, Timeline] = {}
     parts: dict[str, float] = {}
     energies = []
@@ -108,13 +115,18 @@ class Phone:
     """Prices forwards on one phone with one software."""
 
     def __init__(
-        self, graphs: GraphsLike, profile: Profile, system: System, canvas: int = 0
+        self,
+        graphs: GraphsLike,
+        profile: Profile,
+        system: System,
+        canvas: int = 0,
+        staging: Staging | None = None,
     ) -> None:
         self._graphs, self._profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
         self._head = profile.cpu_kernels(system.head)
-        self._staging = staging_for(
+        self._staging = staging or staging_for(
             system.runtime,
             graphs.model,
             profile.memory,

@@ -4,6 +4,7 @@ import pytest
 
 from experiments.phones import graphs_of
 from llada_jax.device.energy import energy_of
+from llada_jax.device.memory import Staging
 from llada_jax.device.simulate import Phone, System, latency, simulate
 from llada_jax.device.timeline import Task, run
 from llada_jax.device.uncertainty import DOUBT, with_uncertainty
@@ -42,6 +43,14 @@ def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
     assert bare < seconds() < bare + 0.1 * staged
     fast = seconds(kernels="vendor", runtime="none")
     assert seconds(kernels="vendor") > fast + 0.5 * staged
+
+
+def test_a_plan_can_say_what_a_forward_stages():
+    plan = Staging(copied_bytes=1e9, copy_bytes_per_second=1e9, overlapped=False)
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="none"))
+    planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
+    assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
+    assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
 
 
 def test_mapping_again_stops_the_npu():

@@ -121,6 +121,12 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     assert {row["fitted"] for row in rows} == {True, False}
 
 
+def test_unknown_operations_are_warned_of_at_the_top():
+    text = reproduce.report([], {}, ["sort f32[4] at part: priced as vector work"])
+    assert "**Warning" in text and "- sort f32[4] at part: priced as vector work" in text
+    assert "Warning" not in reproduce.report([], {})
+
+
 def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
     config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", "drawn_forwards=2")
