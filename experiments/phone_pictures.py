@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.claims import Chapter
+from experiments.pictures import figure, save
 from llada_jax.device.timeline import LANES, Timeline
 
 if TYPE_CHECKING:
@@ -12,12 +13,10 @@ if TYPE_CHECKING:
 
 def draw(chapter: Chapter, folder: Path) -> str | None:
     """The chapter's picture as a PNG of the folder, by name; None where a table says it all."""
-    from matplotlib.figure import Figure
-
     shown = [row for row in chapter.rows if row.reference]
     wide = 11 if chapter.parts else 6.5
-    figure = Figure(figsize=(wide, 4), layout="constrained")
-    axes: Any = figure.subplots(1, 2 if chapter.parts else 1, squeeze=False)[0]
+    drawn = figure(wide, 4)
+    axes: Any = drawn.subplots(1, 2 if chapter.parts else 1, squeeze=False)[0]
     if len(shown) > 20:
         _scatter(axes[0], chapter)
     elif shown:
@@ -29,8 +28,8 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     if chapter.parts:
         _stacked(axes[1], chapter.parts)
     name = f"{chapter.name}.png"
-    figure.suptitle(f"{chapter.title} (modelled)", fontsize=10)
-    figure.savefig(folder / name, dpi=110)
+    drawn.suptitle(f"{chapter.title} (modelled)", fontsize=10)
+    save(drawn, folder / name)
     return name
 
 
@@ -95,10 +94,9 @@ def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:
 def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     """Lanes over time, as Perfetto would show them, as a PNG."""
     from matplotlib.colors import to_rgba
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 2.4), layout="constrained")
-    axes: Any = figure.subplots()
+    drawn = figure(10, 2.4)
+    axes: Any = drawn.subplots()
     for place, lane in enumerate(LANES):
         mine = [event for event in timeline.events if event.task.lane == lane]
         spans = [(event.start, event.end - event.start) for event in mine]
@@ -108,4 +106,4 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="seconds", title=title)
     axes.title.set_fontsize(9)
-    figure.savefig(path, dpi=110)
+    save(drawn, path)

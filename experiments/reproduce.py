@@ -15,8 +15,8 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.claims import CHAPTERS, SOCS, Chapter
-from experiments.phones import Calibrated
 from experiments.phone_pictures import draw
+from experiments.phones import Calibrated
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require

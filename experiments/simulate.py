@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.graphs import Graphs
-from experiments.phones import Calibrated, model_shape, phone_profile
 from experiments.phone_pictures import draw_timeline
+from experiments.phones import Calibrated, model_shape, phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import Quant, require, require_choice
