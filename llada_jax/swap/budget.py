@@ -97,7 +97,7 @@ PATHS = {
         "3744 MiB in 1830 ms; the mean",
     ),
     "delayed": MappingPath(
-        map_ns=93_000,
+        map_ns=91_000,
         bytes_per_second=math.inf,
         tag="measured, unreviewed log",
         source="Dan1un1u/qwen3-block-htp L32-0048: HAP_mmap2 and HAP_munmap2 of 768 MiB that the "
