@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Region
 
 
 class Lifetime(NamedTuple):
@@ -38,11 +37,11 @@ def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     The largest are placed first, each in the lowest gap that holds it (greedy by size).
     """
     offsets, size = [0] * len(lifetimes), 0
-    placed: list[tuple[int, int]] = []  # offset and index, by offset
+    placed: list[tuple[int, int]] = []  # offset and index
     for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size, i)):
         mine, at = lifetimes[index], 0
         if not mine.size:
-            continue
+            break
         for offset, other in placed:
             lives = lifetimes[other]
             if lives.first > mine.last or lives.last < mine.first:
@@ -63,26 +62,59 @@ class Packer:
         self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
         self.sizes: list[int] = []
         """Bytes of each buffer."""
+        self.used = 0
+        """Bytes of all buffers."""
 
-    def add(self, size: int) -> bool:
-        """Take one more tensor; False, and nothing changes, where bytes or mappings do not do."""
-        if not size:
-            return True
-        if sum(self.sizes) + size > self._room or size > self._max_bytes:
-            return False
-        if self.sizes and self.sizes[-1] + size <= self._max_bytes:
-            self.sizes[-1] += size
-            return True
-        if len(self.sizes) == self._max_buffers:
-            return False
-        self.sizes.append(size)
-        return True
+    def add(self, size: int) -> int | None:
+        """Offset of one more tensor; None, and nothing changes, where it does not fit."""
+        if self.used + size > self._room or size > self._max_bytes:
+            return None
+        if not self.sizes or self.sizes[-1] + size > self._max_bytes:
+            if len(self.sizes) == self._max_buffers:
+                return None
+            self.sizes.append(0)
+        self.sizes[-1] += size
+        self.used += size
+        return self.used - size
 
 
-def regions(start: int, sizes: Sequence[int]) -> list[Region]:
-    """Regions one after the other."""
-    out = []
-    for size in sizes:
-        out.append(Region(start, size))
-        start += size
-    return out
+class Packed(NamedTuple):
+    """Tensors in buffers that lie one after the other."""
+
+    offsets: list[int]
+    buffers: list[int]
+    """Bytes of each."""
+
+
+def pack(
+    sizes: Sequence[int], room: int, max_buffers: int, max_buffer_bytes: int
+) -> Packed | None:
+    """Tensors in order of use, or by size where the order needs too many mappings.
+
+    None where neither way finds room.
+    """
+    packer = Packer(room, max_buffers, max_buffer_bytes)
+    offsets = [packer.add(size) for size in sizes]
+    if None not in offsets:
+        return Packed([offset for offset in offsets if offset is not None], packer.sizes)
+    if sum(sizes) > room:
+        return None
+    return _first_fit_decreasing(sizes, max_buffers, max_buffer_bytes)
+
+
+def _first_fit_decreasing(
+    sizes: Sequence[int], max_buffers: int, max_buffer_bytes: int
+) -> Packed | None:
+    buffers: list[int] = []
+    home: list[tuple[int, int]] = [(0, 0)] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        fits = (b for b, used in enumerate(buffers) if used + sizes[index] <= max_buffer_bytes)
+        buffer = next(fits, len(buffers))
+        if buffer == len(buffers):
+            if buffer == max_buffers or sizes[index] > max_buffer_bytes:
+                return None
+            buffers.append(0)
+        home[index] = buffer, buffers[buffer]
+        buffers[buffer] += sizes[index]
+    starts = [sum(buffers[:buffer]) for buffer in range(len(buffers))]
+    return Packed([starts[buffer] + within for buffer, within in home], buffers)

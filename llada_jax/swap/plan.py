@@ -23,7 +23,10 @@ class Region(NamedTuple):
         return self.start + self.size
 
     def overlaps(self, other: "Region") -> bool:
-        return self.start < other.end and other.start < self.end
+        return max(self.start, other.start) < min(self.end, other.end)
+
+    def holds(self, other: "Region") -> bool:
+        return self.start <= other.start and other.end <= self.end
 
 
 class Transfer(NamedTuple):
