@@ -93,9 +93,7 @@ class Graph:
 
         Raises ValueError for a speed of 0 or less.
         """
-        require(
-            bytes_per_second > 0, f"bytes_per_second is {bytes_per_second}; allowed: above 0"
-        )
+        require(bytes_per_second > 0, f"bytes_per_second is {bytes_per_second}; allowed: above 0")
         operators = tuple(
             replace(operator, transfer_ns=round(operator.weight_bytes / bytes_per_second * 1e9))
             for operator in self.operators
@@ -116,9 +114,7 @@ def chain(
     )
 
 
-def model_graph(
-    config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int
-) -> Graph:
+def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:
     """The matrix products of a model's body, without transfer times.
 
     Every matrix of the dense layers is an operator, and so is every expert: as if a step ran all

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from llada_jax.config import require
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import Room, regions, room_for_weights
+from llada_jax.swap.layout import Room, assemble, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
 from llada_jax.swap.plan import Plan, Region, Transfer
 
@@ -58,7 +58,7 @@ class Greedy:
         return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
 
     def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
-        """Bytes of a slot, 0 for none: as wanted, if the largest operator then still has a place."""
+        """Bytes of a slot (0: none): as wanted, if the largest operator then has a place."""
         largest = budget.aligned(max(op.weight_bytes for op in graph.operators))
         if room.buffers <= SLOTS:
             return 0
@@ -185,33 +185,23 @@ def _laid_out(
     groups: Sequence[Group],
     slot_bytes: int,
 ) -> Plan:
-    buffers = regions(room.start, region.buffers)
     slots = regions(room.start + sum(region.buffers), [slot_bytes] * SLOTS) if slot_bytes else []
-    weights = [Region(room.start, 0)] * len(graph)
-    for group in groups:
-        for index, offset in zip(group.operators, group.offsets, strict=False):
-            weights[index] = Region(room.start + offset, graph.operators[index].weight_bytes)
+    address = {
+        index: room.start + offset
+        for group in groups
+        for index, offset in zip(group.operators, group.offsets, strict=False)
+    }
     sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
     chunks = list(_slot_chunks(groups, sizes, slot_bytes))
     for rank, chunk in enumerate(chunks):
         starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
-        for index, start in zip(chunk, starts, strict=False):
-            weights[index] = Region(start, graph.operators[index].weight_bytes)
+        address |= dict(zip(chunk, starts, strict=False))
     staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
     order = [i for group in groups for i in group.operators]
     place = {index: position for position, index in enumerate(order)}
-    transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, weights)]
-    return Plan(
-        order=tuple(order),
-        transfers=tuple(sorted(transfers, key=lambda transfer: place[transfer.operators[0]])),
-        prefetch=True,
-        weights=tuple(weights),
-        temporaries=room.temporaries,
-        buffers=tuple(buffers),
-        slots=tuple(slots),
-        fixed=room.fixed,
-        arena=room.arena,
-    )
+    transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, sizes)]
+    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+    return assemble(graph, room, order, transfers, address, region.buffers, slots)
 
 
 def _slot_chunks(
@@ -231,20 +221,19 @@ def _slot_chunks(
             yield chunk
 
 
-def _displaced(groups: Sequence[Group], weights: Sequence[Region]) -> Iterator[Transfer]:
+def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transfer]:
     """Residents that share their place with those of other groups: each is staged in every step."""
     placed = sorted(
-        (weights[index], number, index)
+        (offset, offset + sizes[index], number, index)
         for number, group in enumerate(groups)
-        if group.kind == "resident"
-        for index in group.operators
-        if weights[index].size
+        for index, offset in zip(group.operators, group.offsets, strict=False)
+        if sizes[index]
     )
-    active: list[tuple[Region, int, int]] = []
+    active: list[tuple[int, int, int]] = []
     shared: set[int] = set()
-    for region, number, index in placed:
-        active = [other for other in active if other[0].end > region.start]
+    for start, end, number, index in placed:
+        active = [other for other in active if other[0] > start]
         others = [other for _, theirs, other in active if theirs != number]
         shared.update([index, *others] if others else [])
-        active.append((region, number, index))
+        active.append((end, number, index))
     yield from (Transfer((index,), None) for index in sorted(shared))

@@ -3,7 +3,7 @@
 It starts with keys and values, then come the temporaries, the buffers of the weights, the slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -59,14 +59,14 @@ def room_for_weights(graph: Graph, budget: Budget, order: Sequence[int]) -> Room
     return room
 
 
-def permanent_and_slots(
+def in_slots(
     graph: Graph,
     budget: Budget,
     order: Sequence[int],
     groups: Sequence[Sequence[int]],
     n_slots: int,
 ) -> Plan | None:
-    """A plan whose residents stay for good, with groups of operators that take turns in the slots.
+    """A plan in which groups of operators take turns in the slots, and all others stay for good.
 
     Groups are in order of use. Where there are no more of them than slots, each would stay in its
     slot from step to step: then all are residents. None where it does not fit.
@@ -79,7 +79,7 @@ def permanent_and_slots(
     if slot_bytes > budget.max_buffer_bytes or room.buffers < n_slots:
         return None
     staged = {i for group in groups for i in group}
-    residents = [i for i in order if i not in staged]
+    residents = [i for i in order if i not in staged and sizes[i]]
     packed = pack(
         [sizes[i] for i in residents],
         room.size - n_slots * slot_bytes,
@@ -88,25 +88,69 @@ def permanent_and_slots(
     )
     if packed is None:
         return None
-    buffers = regions(room.start, packed.buffers)
     slots = regions(room.start + sum(packed.buffers), [slot_bytes] * n_slots)
-    address = {
-        i: room.start + offset for i, offset in zip(residents, packed.offsets, strict=True)
-    }
+    address = {i: room.start + at for i, at in zip(residents, packed.offsets, strict=True)}
     for rank, group in enumerate(groups):
         starts = accumulate((sizes[i] for i in group), initial=slots[rank % n_slots].start)
         address |= dict(zip(group, starts, strict=False))
+    transfers = [Transfer(tuple(group), rank % n_slots) for rank, group in enumerate(groups)]
+    return assemble(graph, room, order, transfers, address, packed.buffers, slots)
+
+
+def in_shared_places(
+    graph: Graph,
+    budget: Budget,
+    order: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    offsets: Mapping[int, int],
+) -> Plan | None:
+    """A plan in which groups of operators take turns in one buffer, at given offsets.
+
+    `offsets` are those of the operators in `groups`; all others stay for good, in buffers of their
+    own. None where it does not fit.
+    """
+    room = room_for_weights(graph, budget, order)
+    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
+    area = max((offset + sizes[i] for i, offset in offsets.items()), default=0)
+    residents = [i for i in order if i not in offsets and sizes[i]]
+    packed = pack(
+        [sizes[i] for i in residents],
+        room.size - area,
+        room.buffers - bool(area),
+        budget.max_buffer_bytes,
+    )
+    if packed is None or area > budget.max_buffer_bytes:
+        return None
+    start = room.start + sum(packed.buffers)
+    address = {i: room.start + at for i, at in zip(residents, packed.offsets, strict=True)}
+    address |= {i: start + offset for i, offset in offsets.items()}
+    transfers = [Transfer(tuple(group), None) for group in groups]
+    buffers = [*packed.buffers, area] if area else packed.buffers
+    return assemble(graph, room, order, transfers, address, buffers, [])
+
+
+def assemble(
+    graph: Graph,
+    room: Room,
+    order: Sequence[int],
+    transfers: Sequence[Transfer],
+    address: Mapping[int, int],
+    buffers: Sequence[int],
+    slots: Sequence[Region],
+    *,
+    prefetch: bool = True,
+) -> Plan:
+    """The plan of all these; operators without an address have no weights."""
     return Plan(
         order=tuple(order),
-        transfers=tuple(
-            Transfer(tuple(group), rank % n_slots) for rank, group in enumerate(groups)
-        ),
-        prefetch=True,
+        transfers=tuple(transfers),
+        prefetch=prefetch,
         weights=tuple(
-            Region(address[i], operator.weight_bytes) for i, operator in enumerate(graph.operators)
+            Region(address.get(i, room.start), operator.weight_bytes)
+            for i, operator in enumerate(graph.operators)
         ),
         temporaries=room.temporaries,
-        buffers=tuple(buffers),
+        buffers=tuple(regions(room.start, buffers)),
         slots=tuple(slots),
         fixed=room.fixed,
         arena=room.arena,

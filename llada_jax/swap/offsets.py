@@ -86,9 +86,7 @@ class Packed(NamedTuple):
     """Bytes of each."""
 
 
-def pack(
-    sizes: Sequence[int], room: int, max_buffers: int, max_buffer_bytes: int
-) -> Packed | None:
+def pack(sizes: Sequence[int], room: int, max_buffers: int, max_buffer_bytes: int) -> Packed | None:
     """Tensors in order of use, or by size where the order needs too many mappings.
 
     None where neither way finds room.

@@ -1,15 +1,17 @@
 """The two planners without a plan: everything resident, and pages that are loaded on demand."""
 
+from collections.abc import Iterator, Sequence
+
 from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import permanent_and_slots, regions, room_for_weights
+from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
 from llada_jax.swap.plan import Plan, Region, Transfer
 
 
 def none(graph: Graph, budget: Budget) -> Plan:
     """Every weight is mapped, or nothing runs: llada.cpp's baseline without its runtime."""
     order = range(len(graph))
-    plan = permanent_and_slots(graph, budget, order, [], 0)
+    plan = in_slots(graph, budget, order, [], 0)
     if plan is None:
         room = room_for_weights(graph, budget, order)
         raise PlanError(
@@ -21,51 +23,39 @@ def none(graph: Graph, budget: Budget) -> Plan:
 
 
 def paging(graph: Graph, budget: Budget) -> Plan:
-    """The least recently used weights make room, and an operator's weights are mapped when it is due.
+    """The least recently used weights make room, and weights are mapped when they are due.
 
     A step uses every weight once. When an operator is due again, all others were used since: with
     this rule it is resident if all weights fit, and else no operator ever is. Its weights go where
     the oldest ones lie, so addresses are those of a ring.
     """
     order = range(len(graph))
-    plan = permanent_and_slots(graph, budget, order, [], 0)
+    plan = in_slots(graph, budget, order, [], 0)
     if plan is not None:
         return plan
     room = room_for_weights(graph, budget, order)
-    weights, buffers = _ring(graph, budget, room.start, room.size, room.buffers)
-    return Plan(
-        order=tuple(order),
-        transfers=tuple(
-            Transfer((i,), None) for i, operator in enumerate(graph.operators)
-            if operator.weight_bytes
-        ),
-        prefetch=False,
-        weights=tuple(weights),
-        temporaries=room.temporaries,
-        buffers=tuple(buffers),
-        slots=(),
-        fixed=room.fixed,
-        arena=room.arena,
-    )
+    each = _ring_buffers(graph, budget, room)
+    address = dict(enumerate(_around(graph, budget, regions(room.start, each))))
+    staged = [Transfer((i,), None) for i, op in enumerate(graph.operators) if op.weight_bytes]
+    return assemble(graph, room, order, staged, address, each, [], prefetch=False)
 
 
-def _ring(
-    graph: Graph, budget: Budget, start: int, size: int, max_buffers: int
-) -> tuple[list[Region], list[Region]]:
-    """Addresses one after the other, from the first buffer to the last and again."""
-    limit = budget.max_buffer_bytes
-    n_buffers = min(max_buffers, -(-size // limit))
-    each = min(limit, size // n_buffers // budget.alignment * budget.alignment)
-    buffers = regions(start, [each] * n_buffers)
+def _ring_buffers(graph: Graph, budget: Budget, room: Room) -> list[int]:
+    """Sizes of equal buffers for all of the room, each of which holds the largest operator."""
     largest = budget.aligned(max(operator.weight_bytes for operator in graph.operators))
-    if largest > each:
-        buffers = [Region(start, largest)]
-    weights, current, at = [], 0, start
+    count = min(room.buffers, -(-room.size // budget.max_buffer_bytes))
+    each = min(budget.max_buffer_bytes, room.size // count)
+    each = each // budget.alignment * budget.alignment
+    return [each] * count if each >= largest else [largest]
+
+
+def _around(graph: Graph, budget: Budget, buffers: Sequence[Region]) -> Iterator[int]:
+    """Addresses one after the other, from the first buffer to the last and again."""
+    current, at = 0, buffers[0].start
     for operator in graph.operators:
         taken = budget.aligned(operator.weight_bytes)
         if at + taken > buffers[current].end:
             current = (current + 1) % len(buffers)
             at = buffers[current].start
-        weights.append(Region(at, operator.weight_bytes))
+        yield at
         at += taken
-    return weights, buffers
