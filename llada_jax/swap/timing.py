@@ -82,10 +82,13 @@ class _Occupants:
         if begin < 0 or self._uses[begin][0].end <= region.start:
             begin += 1
         end = bisect_left(self._starts, region.end)
-        latest = max((use for _, use in self._uses[begin:end]), default=NEVER)
-        self._starts[begin:end] = [region.start]
-        self._uses[begin:end] = [(region, place)]
-        return latest
+        gone = self._uses[begin:end]
+        left = [(Region(r.start, region.start - r.start), use) for r, use in gone[:1]]
+        right = [(Region(region.end, r.end - region.end), use) for r, use in gone[-1:]]
+        now = [each for each in (*left, (region, place), *right) if each[0].size > 0]
+        self._starts[begin:end] = [each.start for each, _ in now]
+        self._uses[begin:end] = now
+        return max((use for _, use in gone), default=NEVER)
 
 
 def prefix_sums(graph: Graph, order: Sequence[int]) -> list[int]:
