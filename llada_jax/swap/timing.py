@@ -9,13 +9,13 @@ Linearity, 1992, chapter 3). Whole numbers stay whole, so plans are compared wit
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan, Region
+from llada_jax.swap.plan import Plan
 
 NEVER = -(1 << 80)
 
@@ -58,37 +58,45 @@ def _freed_by(plan: Plan, place: list[int]) -> tuple[list[int], list[int]]:
         before = through[rank - len(plan.slots)]
         after[j] = place[plan.transfers[before].operators[-1]]
         lag[j] = int(rank < len(plan.slots))
-    shared, n = _Occupants(), len(place)
-    for start in (-n, 0):  # the first round finds what the step before leaves behind
-        for j, transfer in enumerate(plan.transfers):
-            if transfer.slot is None:
-                users = [
-                    shared.replace(plan.weights[i], start + place[i]) for i in transfer.operators
-                ]
-                after[j], lag[j] = max(users) % n, int(max(users) < 0)
+    sharing = [i for t in plan.transfers if t.slot is None for i in t.operators]
+    used = {place[i]: plan.weights[i] for i in sharing}
+    latest = last_users(used, len(place))
+    for j, transfer in enumerate(plan.transfers):
+        if transfer.slot is None:
+            user = max(latest[place[i]] for i in transfer.operators)
+            after[j], lag[j] = user % len(place), int(user < 0)
     return after, lag
 
 
-class _Occupants:
-    """Who used each part of the address space last."""
+def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
+    """For each place in the order: the place of the operator that last used some of its bytes.
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._uses: list[tuple[Region, int]] = []
-
-    def replace(self, region: Region, place: int) -> int:
-        """Put a user into a region; gives the latest place of those that lay there."""
-        begin = bisect_right(self._starts, region.start) - 1
-        if begin < 0 or self._uses[begin][0].end <= region.start:
-            begin += 1
-        end = bisect_left(self._starts, region.end)
-        gone = self._uses[begin:end]
-        left = [(Region(r.start, region.start - r.start), use) for r, use in gone[:1]]
-        right = [(Region(region.end, r.end - region.end), use) for r, use in gone[-1:]]
-        now = [each for each in (*left, (region, place), *right) if each[0].size > 0]
-        self._starts[begin:end] = [each.start for each, _ in now]
-        self._uses[begin:end] = now
-        return max((use for _, use in gone), default=NEVER)
+    Args:
+      used: start and size of the weights, by place.
+      n: operators of a step. A negative result is a place of the step before, less `n`; a result
+        of its own place less `n` says that nobody else uses any of these bytes.
+    """
+    starts: list[int] = []
+    users: list[tuple[int, int, int]] = []  # start, end and place, by start, without overlaps
+    latest: dict[int, int] = {}
+    for step in (-n, 0):  # the first round finds what the step before leaves behind
+        for place in sorted(used):
+            start, size = used[place]
+            end = start + size
+            first = bisect_right(starts, start) - 1
+            if first < 0 or users[first][1] <= start:
+                first += 1
+            last = bisect_left(starts, end)
+            gone = users[first:last]
+            now = [(start, end, step + place)]
+            if gone and gone[0][0] < start:
+                now.insert(0, (gone[0][0], start, gone[0][2]))
+            if gone and gone[-1][1] > end:
+                now.append((end, gone[-1][1], gone[-1][2]))
+            users[first:last] = now
+            starts[first:last] = [each[0] for each in now]
+            latest[place] = max((each[2] for each in gone), default=step + place - n)
+    return latest
 
 
 def prefix_sums(graph: Graph, order: Sequence[int]) -> list[int]:
