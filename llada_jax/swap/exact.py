@@ -204,7 +204,9 @@ class _SharedPlaces(_Model):
         for q in range(n):
             model.add(self.offset[q] + sizes[q] <= self.room)
             for p in range(q):
-                below, above, share = (self._bool(f"{k}{p}_{q}") for k in ("below", "above", "share"))
+                below, above, share = (
+                    self._bool(f"{k}{p}_{q}") for k in ("below", "above", "share")
+                )
                 model.add_bool_or(below, above, share)
                 sharers[p].append(share)
                 sharers[q].append(share)

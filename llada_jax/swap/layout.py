@@ -4,6 +4,7 @@ It starts with keys and values, then come the temporaries, the buffers of the we
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -28,6 +29,11 @@ class Room(NamedTuple):
 
 def room_for_weights(graph: Graph, budget: Budget, order: Sequence[int]) -> Room:
     """Raises PlanError where no weights fit, or not those of the largest operator."""
+    return _room_for_weights(graph, budget, tuple(order))
+
+
+@lru_cache(maxsize=8)
+def _room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...]) -> Room:
     lifetimes = temporaries(graph, order, budget)
     offsets, arena_bytes = share(lifetimes)
     fixed = Region(0, budget.fixed_bytes)

@@ -1,8 +1,9 @@
 """Addresses: temporaries share them over their lifetimes, weights are packed in order of use."""
 
-from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph
@@ -36,23 +37,31 @@ def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
 
     The largest are placed first, each in the lowest gap that holds it (greedy by size).
     """
-    offsets, size = [0] * len(lifetimes), 0
-    placed: list[tuple[int, int]] = []  # offset and index
+    first = np.array([lifetime.first for lifetime in lifetimes])
+    last = np.array([lifetime.last for lifetime in lifetimes])
+    offsets = np.zeros(len(lifetimes), np.int64)
+    is_placed = np.zeros(len(lifetimes), bool)
+    size = 0
     for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size, i)):
-        mine, at = lifetimes[index], 0
+        mine = lifetimes[index]
         if not mine.size:
             break
-        for offset, other in placed:
-            lives = lifetimes[other]
-            if lives.first > mine.last or lives.last < mine.first:
-                continue
-            if at + mine.size <= offset:
-                break
-            at = max(at, offset + lives.size)
-        offsets[index] = at
-        insort(placed, (at, index))
-        size = max(size, at + mine.size)
-    return offsets, size
+        (beside,) = np.nonzero(is_placed & (first <= mine.last) & (last >= mine.first))
+        taken = sorted((int(offsets[other]), lifetimes[other].size) for other in beside)
+        offsets[index] = _lowest_gap(taken, mine.size)
+        is_placed[index] = True
+        size = max(size, int(offsets[index]) + mine.size)
+    return offsets.tolist(), size
+
+
+def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """Lowest offset with room for `size` bytes between others, given as (offset, size) in order."""
+    at = 0
+    for offset, length in taken:
+        if at + size <= offset:
+            break
+        at = max(at, offset + length)
+    return at
 
 
 class Packer:

@@ -140,9 +140,7 @@ def _paced(problem: Problem, slot_bytes: int, n_slots: int) -> list[int] | None:
     return _completed(sizes, eligible, marks, needed - staged)
 
 
-def _completed(
-    sizes: list[int], eligible: list[bool], marks: list[int], missing: int
-) -> list[int]:
+def _completed(sizes: list[int], eligible: list[bool], marks: list[int], missing: int) -> list[int]:
     """Stage some more, from the last operator on, until nothing is missing."""
     for place in reversed(range(len(marks))):
         if missing <= 0:

@@ -4,7 +4,7 @@ The step is a system of waits: a transfer starts at the later of two ends (of th
 of the last use of what lies there), an operator as well (of the operator before, of its transfer).
 Such a system is linear in the (max, +) algebra: a step maps a few numbers (when the last transfer
 ends, how late some operators are) to the same numbers one step later, and the mean stall of a loop
-without end is the largest cycle mean of that small matrix (Baccelli et al., Synchronization and
+without end is the largest mean of a cycle of such waits (Baccelli et al., Synchronization and
 Linearity, 1992, chapter 3). Whole numbers stay whole, so plans are compared without rounding.
 """
 
@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan import Plan
-
-NEVER = -(1 << 80)
 
 
 class Waits(NamedTuple):
@@ -110,62 +108,94 @@ def stall_of(graph: Graph, plan: Plan) -> Fraction:
 
 
 def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
-    """`stall_of` for waits alone; `computed` is from `prefix_sums`."""
+    """`stall_of` for waits alone; `computed` is from `prefix_sums`.
+
+    A stall is raised to the mean of every cycle of waits that exceeds it, until none does.
+    """
     if not waits.first:
         return Fraction(0)
-    users = [bisect_right(waits.first, after) - 1 for after in waits.after]
-    carried = sorted({user for user, lag in zip(users, waits.lag, strict=True) if lag})
-    columns = []
-    for unit in range(2 + len(carried)):
-        state = [0 if number == unit else NEVER for number in range(2 + len(carried))]
-        columns.append(_next_step(computed, waits, users, carried, state))
-    return _largest_cycle_mean(columns)
+    step = _Step.of(computed, waits)
+    stall = Fraction(0)
+    while (longer := step.cycle_above(stall)) is not None:
+        stall = longer
+    return stall
 
 
-def _next_step(
-    computed: Sequence[int],
-    waits: Waits,
-    users: Sequence[int],
-    carried: Sequence[int],
-    state: Sequence[int],
-) -> list[int]:
-    """State one step later: end of the last transfer, delay at the end, and the carried delays.
+class _Step(NamedTuple):
+    """How a step maps a state to the next one.
 
-    A delay is how much later than without any stall an operator starts; `users` are the transfers
-    that decide the delay of the operators in `waits.after` (-1: none of this step).
+    The state is when the last transfer ends, how late the step ends, and how late the operators
+    in `carried` are: all that the next step waits for. Late is against a step without any stall.
     """
-    transfer_end, delay = state[:2]
-    delays_before = dict(zip(carried, state[2:], strict=True))
-    delays = {-1: delay}
-    step = computed[-1]
-    for j, first in enumerate(waits.first):
-        after, user = computed[waits.after[j] + 1], users[j]
-        free = delays_before[user] + after - step if waits.lag[j] else delays[user] + after
-        transfer_end = max(transfer_end, free) + waits.ns[j]
-        delay = max(delay, transfer_end - computed[first])
-        delays[j] = delay
-    return [transfer_end - step, delay, *(delays[user] for user in carried)]
+
+    computed: Sequence[int]
+    waits: Waits
+    users: list[int]
+    """For each transfer: the last one that delays the operator it waits for; -1 for none."""
+    carried: list[int]
+    """Users that are waited for in the next step."""
+
+    @classmethod
+    def of(cls, computed: Sequence[int], waits: Waits) -> "_Step":
+        users = [bisect_right(waits.first, after) - 1 for after in waits.after]
+        carried = {user for user, lag in zip(users, waits.lag, strict=True) if lag}
+        return cls(computed, waits, users, sorted(carried))
+
+    def cycle_above(self, stall: Fraction) -> Fraction | None:
+        """The mean of a cycle with a larger mean than `stall`, or None (Bellman and Ford)."""
+        size = 2 + len(self.carried)
+        state = [0] * size
+        parent, weight = [-1] * size, [0] * size
+        while True:
+            after, origins = self.run(state, stall.denominator)
+            grown = False
+            for node, origin in enumerate(origins):
+                value = after[node] - stall.numerator
+                if value > state[node]:
+                    grown = True
+                    parent[node] = origin
+                    weight[node] = (after[node] - state[origin]) // stall.denominator
+            if not grown:
+                return None
+            cycle = _cycle(parent)
+            if cycle:
+                return Fraction(sum(weight[node] for node in cycle), len(cycle))
+            state = [max(v, a - stall.numerator) for v, a in zip(state, after, strict=True)]
+
+    def run(self, state: Sequence[int], scale: int) -> tuple[list[int], list[int]]:
+        """The next state, all times multiplied by `scale`, and what each number follows from."""
+        carried = {user: 2 + number for number, user in enumerate(self.carried)}
+        end, end_from, delay, delay_from = state[0], 0, state[1], 1
+        delays, delays_from = {-1: delay}, {-1: 1}
+        computed, waits, step = self.computed, self.waits, self.computed[-1]
+        for j, first in enumerate(waits.first):
+            free, user = computed[waits.after[j] + 1] * scale, self.users[j]
+            if waits.lag[j]:
+                free, free_from = free - step * scale + state[carried[user]], carried[user]
+            else:
+                free, free_from = free + delays[user], delays_from[user]
+            if free > end:
+                end, end_from = free, free_from
+            end += waits.ns[j] * scale
+            if end - computed[first] * scale > delay:
+                delay, delay_from = end - computed[first] * scale, end_from
+            delays[j], delays_from[j] = delay, delay_from
+        after = [end - step * scale, delay, *(delays[user] for user in self.carried)]
+        return after, [end_from, delay_from, *(delays_from[user] for user in self.carried)]
 
 
-def _largest_cycle_mean(columns: Sequence[Sequence[int]]) -> Fraction:
-    """Of a matrix given by its columns (Karp's theorem)."""
-    size = len(columns)
-    walks = [[0] * size]
-    for _ in range(size):
-        longest = walks[-1]
-        walks.append(
-            [max(longest[i] + columns[i][out] for i in range(size)) for out in range(size)]
-        )
-    best = Fraction(0)
-    for node in range(size):
-        if walks[size][node] < NEVER // 2:
-            continue
-        best = max(
-            best,
-            min(
-                Fraction(walks[size][node] - walks[k][node], size - k)
-                for k in range(size)
-                if walks[k][node] > NEVER // 2
-            ),
-        )
-    return best
+def _cycle(parent: Sequence[int]) -> list[int]:
+    """Nodes of a cycle of parents, or none; -1 is no parent."""
+    seen: dict[int, int] = {}
+    for start in range(len(parent)):
+        node = start
+        while node >= 0 and node not in seen:
+            seen[node] = start
+            node = parent[node]
+        if node >= 0 and seen[node] == start:
+            cycle, other = [node], parent[node]
+            while other != node:
+                cycle.append(other)
+                other = parent[other]
+            return cycle
+    return []
