@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.layout import Room, assemble, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
@@ -136,11 +136,21 @@ def alternate(
         hidden = _hidden(graph, budget, left, done, behind, slot_bytes, reorder)
         if not residents and not hidden:
             hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
+            _require_slot(graph, budget, left[0], slot_bytes)
         done.update(hidden)
         left = [i for i in left if i not in done]
         groups += [Group("resident", tuple(residents), tuple(offsets))] if residents else []
         groups += [Group("temporary", tuple(hidden), ())] if hidden else []
     return groups
+
+
+def _require_slot(graph: Graph, budget: Budget, index: int, slot_bytes: int) -> None:
+    operator = graph.operators[index]
+    if budget.aligned(operator.weight_bytes) > slot_bytes:
+        raise PlanError(
+            f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither into "
+            f"what the buffers of the residents leave, nor into a slot of {slot_bytes:,}"
+        )
 
 
 def _resident_offsets(

@@ -44,7 +44,7 @@ class Steady:
         goal = Fraction(least_step_ns(graph, budget) - graph.compute_ns)
         plans = list(_known(graph, budget))
         best = min(plans, key=lambda plan: _cost(graph, plan))
-        for order in {tuple(range(len(graph))), best.order}:
+        for order in dict.fromkeys((tuple(range(len(graph))), best.order)):
             if _cost(graph, best)[0] > goal:
                 plans += self._paced(graph, budget, order)
                 best = min(plans, key=lambda plan: _cost(graph, plan))
@@ -69,8 +69,9 @@ class Steady:
         self, graph: Graph, budget: Budget, plans: list[Plan], goal: Fraction
     ) -> Iterator[Plan]:
         search = PlaceSearch(graph, budget, self.seed)
-        starts = {search.start_from(plan) for plan in plans} - {None}
-        for start in sorted(filter(None, starts)):
+        placings = {search.start_from(plan) for plan in plans}
+        starts = sorted(state for state in placings if state and search.cost(state))
+        for start in starts:
             better, _ = search.improve(start, self.evaluations // len(starts), goal)
             yield search.to_plan(better)
 
