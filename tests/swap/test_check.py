@@ -21,7 +21,7 @@ GRAPH = Graph(
     )
 )
 BUDGET = Budget(
-    session_bytes=37, max_buffers=5, max_buffer_bytes=16, alignment=1, kv_bytes_per_token=1,
+    session_bytes=33, max_buffers=5, max_buffer_bytes=16, alignment=1, kv_bytes_per_token=1,
     tokens=8,
 )  # fmt: skip
 SLOTTED = in_slots(GRAPH, BUDGET, range(5), [[0], [1], [2], [4]], 2)
@@ -41,7 +41,7 @@ def with_output(plan: Plan, index: int, region: Region) -> Plan:
 
 
 def test_good_plans_pass():
-    assert SLOTTED.mapped_bytes == 37 and len(SLOTTED.transfers) == 4
+    assert SLOTTED.mapped_bytes == 33 and len(SLOTTED.transfers) == 4
     assert problems(GRAPH, BUDGET, SLOTTED) == []
     assert problems(GRAPH, BUDGET, SHARED) == []
 
@@ -62,7 +62,7 @@ def test_good_plans_pass():
             lambda p: p._replace(slots=(p.slots[0], p.slots[1]._replace(size=3))),
             "slots differ in size",
         ),
-        (lambda p: p._replace(slots=(p.slots[0], Region(34, 4))), "beyond the session"),
+        (lambda p: p._replace(slots=(p.slots[0], Region(30, 4))), "beyond the session"),
         (lambda p: p._replace(slots=(p.slots[0], p.slots[0])), "overlap"),
         (lambda p: p._replace(fixed=Region(0, 7)), "does not hold keys, values"),
         (lambda p: p._replace(buffers=()), "lie in no buffer"),
@@ -85,7 +85,7 @@ def test_residents_may_not_be_overwritten():
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({"session_bytes": 36}, "beyond the session"),
+        ({"session_bytes": 32}, "beyond the session"),
         ({"max_buffers": 4}, "5 buffers; allowed: 4"),
         ({"max_buffer_bytes": 8}, "larger than a buffer may be"),
         ({"alignment": 2}, "is not aligned"),
@@ -93,7 +93,7 @@ def test_residents_may_not_be_overwritten():
     ],
 )
 def test_a_smaller_budget_is_too_small(settings: dict[str, int], found: str):
-    given = {"session_bytes": 37, "max_buffers": 5, "max_buffer_bytes": 16, "alignment": 1}
+    given = {"session_bytes": 33, "max_buffers": 5, "max_buffer_bytes": 16, "alignment": 1}
     budget = Budget(**{**given, "kv_bytes_per_token": 1, "tokens": 8, **settings})
     assert any(found in problem for problem in problems(GRAPH, budget, SLOTTED))
 
