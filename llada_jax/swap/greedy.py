@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from llada_jax.config import require
 from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import Room, assemble, regions, room_for_weights
+from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
 from llada_jax.swap.plan import Plan, Region, Transfer
 
@@ -46,6 +46,9 @@ class Greedy:
 
     def __call__(self, graph: Graph, budget: Budget) -> Plan:
         given = range(len(graph))
+        everything = in_slots(graph, budget, given, [], 0)
+        if everything is not None:
+            return everything
         room = room_for_weights(graph, budget, given)
         slot_bytes = self._slot(graph, budget, room)
         for reorder in (True, False):

@@ -133,7 +133,7 @@ def test_llada_8b_runs_without_a_stall(path: str):
     assert problems(graph, budget, plans["steady"]) == []
     assert stall_of(graph, plans["steady"]) == 0
     assert (stall_of(graph, plans["greedy"]) > 0.2 * graph.compute_ns) == (path != "delayed")
-    assert 2900 * MIB < plans["steady"].resident_bytes(graph) < graph.weight_bytes
+    assert plans["steady"].resident_bytes(graph) < 3200 * MIB < graph.weight_bytes
 
 
 def test_a_plan_is_the_same_every_time():
