@@ -30,14 +30,15 @@ class Optimum(NamedTuple):
 
 
 def exact(
-    graph: Graph, budget: Budget, *, reorder: bool = False, seconds: float = 60.0, workers: int = 1
+    graph: Graph, budget: Budget, *, reorder: bool = False, effort: float = 60.0, workers: int = 1
 ) -> Optimum:
     """Search all plans of the two kinds.
 
     Args:
       reorder: whether operators may run in any order that their dependencies allow. Temporaries
         then have to be empty, since the room they take depends on the order.
-      seconds: limit of the search for each kind.
+      effort: limit of the search for each kind, in OR-tools' deterministic time: about as many
+        seconds of an idle core.
       workers: threads.
 
     Raises:
@@ -57,12 +58,12 @@ def exact(
     bounds = []
     for kind in (_SharedPlaces, _TwoSlots):
         model = kind(graph, budget, room.size, reorder, floor, longest)
-        plan, step_ns, bound_ns = model.solve(seconds, workers)
+        plan, step_ns, bound_ns = model.solve(effort, workers)
         bounds.append(bound_ns)
         if plan is not None and (best is None or step_ns < best[1]):
             best, longest = (plan, step_ns), step_ns
     if best is None:
-        raise PlanError(f"no plan was found in {seconds} s")
+        raise PlanError(f"no plan was found with an effort of {effort}")
     return Optimum(*best, min(*bounds, best[1]))
 
 
@@ -165,10 +166,10 @@ class _Model:
         shift = self.period if q <= p else 0
         self.model.add(self.begun[q] + shift >= self.end[p]).only_enforce_if(conditions)
 
-    def solve(self, seconds: float, workers: int) -> tuple[Plan | None, int, int]:
+    def solve(self, effort: float, workers: int) -> tuple[Plan | None, int, int]:
         """Plan, its period, and the bound of this kind."""
         solver = self.cp.CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_deterministic_time = effort
         solver.parameters.num_workers = workers
         solver.parameters.random_seed = 0
         status = solver.solve(self.model)

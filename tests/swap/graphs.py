@@ -57,7 +57,7 @@ def tight_instance(seed: int) -> tuple[Graph, Budget]:
     so that rounding a period up to a whole number changes it little."""
     rng = Random(seed)
     operators = []
-    for index in range(rng.randint(3, 8)):
+    for index in range(rng.randint(3, 7)):
         depends = rng.sample(range(index), rng.randint(0, min(2, index)))
         size, compute, transfer = (rng.randint(1, 9) for _ in range(3))
         operators.append(

@@ -11,7 +11,7 @@ from llada_jax.swap.check import problems
 from llada_jax.swap.exact import exact
 from llada_jax.swap.graph import Graph, Operator, chain
 from llada_jax.swap.greedy import Greedy
-from llada_jax.swap.places import Placing, PlaceSearch
+from llada_jax.swap.places import PlaceSearch, Placing
 from llada_jax.swap.planners import planner
 from llada_jax.swap.timing import stall_of
 from tests.swap.graphs import FIGURE_10, one_buffer, tight_instance
@@ -24,10 +24,12 @@ TINY = {
     "one_place": (chain([3, 3, 2], [10, 50, 30], [20, 20, 30]), 4),
     "grouped": (Graph(chain([1, 2, 3], [20, 60, 40], [10, 10, 10]).operators, map_ns=30), 4),
     "ordered": (
-        Graph((Operator("a", 3, 50, 40), Operator("b", 1, 10, 10), Operator("c", 2, 9, 30, 0, (0,)))),
+        Graph(
+            (Operator("a", 3, 50, 40), Operator("b", 1, 10, 10), Operator("c", 2, 9, 30, 0, (0,)))
+        ),
         4,
     ),
-}  # fmt: skip
+}
 
 
 def best_of_all_placings(graph: Graph, room: int) -> Fraction:
@@ -76,7 +78,7 @@ def compare(seeds: range) -> list[float]:
 
 @needs_ortools
 def test_ours_is_close_to_the_best_plans():
-    ratios = compare(range(1000, 1012))
+    ratios = compare(range(1000, 1010))
     assert sum(ratios) / len(ratios) <= 1.05
 
 
@@ -91,7 +93,7 @@ def test_ours_is_close_to_the_best_plans_of_200_graphs():
 def test_forty_operators_in_order():
     """With a transfer for every two operators the optimum is the bound, and it is found."""
     graph = chain([2] * 40, [30] * 40, [25] * 40)
-    optimum = exact(graph, one_buffer(72), seconds=20)
+    optimum = exact(graph, one_buffer(72), effort=20)
     assert problems(graph, one_buffer(72), optimum.plan) == []
     assert optimum.step_ns == graph.compute_ns == least_step_ns(graph, one_buffer(72))
 
