@@ -52,12 +52,12 @@ def budgets(draw) -> Budget:
     )
 
 
-def tight_instance(seed: int) -> tuple[Graph, Budget]:
-    """A graph without temporaries that has to be staged, in one buffer. Times are multiples of 12,
-    so that rounding a period up to a whole number changes it little."""
+def tight_instance(seed: int, most: int) -> tuple[Graph, Budget]:
+    """A graph of up to so many operators, without temporaries, that has to be staged, in one
+    buffer. Times are multiples of 12, so that rounding a period up changes it little."""
     rng = Random(seed)
     operators = []
-    for index in range(rng.randint(3, 7)):
+    for index in range(rng.randint(3, most)):
         depends = rng.sample(range(index), rng.randint(0, min(2, index)))
         size, compute, transfer = (rng.randint(1, 9) for _ in range(3))
         operators.append(

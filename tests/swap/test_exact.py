@@ -59,11 +59,11 @@ def test_the_constraint_program_knows_all_placings(name: str):
     assert problems(graph, one_buffer(room), optimum.plan) == []
 
 
-def compare(seeds: range) -> list[float]:
+def compare(seeds: range, most: int) -> list[float]:
     """How much longer our steps are than the best ones, as ratios; checks all that must hold."""
     ratios = []
     for seed in seeds:
-        graph, budget = tight_instance(seed)
+        graph, budget = tight_instance(seed, most)
         ours = graph.compute_ns + stall_of(graph, planner("steady")(graph, budget))
         optimum = exact(graph, budget, reorder=True)
         found = graph.compute_ns + stall_of(graph, optimum.plan)
@@ -78,14 +78,14 @@ def compare(seeds: range) -> list[float]:
 
 @needs_ortools
 def test_ours_is_close_to_the_best_plans():
-    ratios = compare(range(1000, 1010))
+    ratios = compare(range(1000, 1010), most=5)
     assert sum(ratios) / len(ratios) <= 1.05
 
 
 @needs_ortools
 @pytest.mark.slow
 def test_ours_is_close_to_the_best_plans_of_200_graphs():
-    ratios = compare(range(200))
+    ratios = compare(range(200), most=6)
     assert sum(ratios) / len(ratios) <= 1.05
 
 
