@@ -45,7 +45,7 @@ def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:
         seen = [(max(a, begin), min(b, end)) for a, b in spans if b > begin and a < end]
         axes.broken_barh(
             [((a - begin) / 1e6, (b - a) / 1e6) for a, b in seen],
-            (lane, 0.8), facecolors=color, edgecolor="white", linewidth=0.2,
+            (lane, 0.8), facecolors=color, edgecolor="white", linewidth=0.0 if lane else 0.2,
         )  # fmt: skip
 
     previous, stalls = begin, []
