@@ -4,7 +4,7 @@
     python -m experiments.plan path=immediate tokens=640
     python -m experiments.plan -m session_mib=3200,2048,1024
     python -m experiments.plan architecture=llada2_flash step_ms=1000 figure=false
-    python -m experiments.plan lowered=step.json architecture=null
+    python -m experiments.plan lowered=step.json architecture=small
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
 weights, and from the published cost of a way to stage. A planner that finds no plan says why.
@@ -42,7 +42,7 @@ SCALE_BYTES = 2
 class PlanConfig:
     """What to plan, and within what. The comments are in conf/plan.yaml."""
 
-    architecture: ModelConfig | None = None
+    architecture: ModelConfig
     lowered: str | None = None
     rows: int = 32
     weight_bits: float = 4.5
@@ -60,11 +60,6 @@ class PlanConfig:
     figure: bool = True
 
     def __post_init__(self) -> None:
-        require(
-            (self.architecture is None) != (self.lowered is None),
-            f"architecture is {'null' if self.architecture is None else 'given'} and lowered is "
-            f"{self.lowered!r}; allowed: one of them",
-        )
         for name in ("step_ms", "steps"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: above 0")
@@ -80,13 +75,12 @@ class PlanConfig:
 
     @property
     def budget(self) -> Budget:
-        model = self.architecture
         return Budget(
             session_bytes=self.session_mib * MIB,
             max_buffers=self.max_buffers,
             max_buffer_bytes=self.max_buffer_mib * MIB,
             alignment=self.alignment,
-            kv_bytes_per_token=kv_bytes_per_token(model) if model else 0,
+            kv_bytes_per_token=kv_bytes_per_token(self.architecture),
             tokens=self.tokens,
             reserved_bytes=self.reserved_mib * MIB,
         )
@@ -94,13 +88,12 @@ class PlanConfig:
     def graph(self) -> Graph:
         """The step, with the transfer times of the path."""
         step_ns = round(self.step_ms * 1e6)
-        if self.architecture is not None:
+        if self.lowered is not None:
+            graph = graph_of(Lowered.load(self.lowered), step_ns)
+        else:
             graph = model_graph(
                 self.architecture, rows=self.rows, weight_bits=self.weight_bits, step_ns=step_ns
             )
-        else:
-            assert self.lowered is not None
-            graph = graph_of(Lowered.load(self.lowered), step_ns)
         return mapping_path(self.path).price(graph)
 
 
@@ -210,7 +203,7 @@ def _described(graph: Graph, config: PlanConfig) -> str:
 
 def table_of(graph: Graph, planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     """A line for each planner."""
-    head = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
+    head: tuple[str, ...] = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
     lines = [head]
     for name, made, _ in planned:
         stall = float(stall_of(graph, made))

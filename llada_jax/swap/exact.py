@@ -269,7 +269,7 @@ class _TwoSlots(_Model):
 
 def _cp_model() -> Any:
     try:
-        from ortools.sat.python import cp_model
+        from ortools.sat.python import cp_model  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError("the exact planner needs OR-tools: install llada_jax[exact]") from error
     return cp_model

@@ -46,7 +46,7 @@ def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         mine = lifetimes[index]
         if not mine.size:
             break
-        (beside,) = np.nonzero(is_placed & (first <= mine.last) & (last >= mine.first))
+        beside = np.flatnonzero(is_placed & (first <= mine.last) & (last >= mine.first)).tolist()
         taken = sorted((int(offsets[other]), lifetimes[other].size) for other in beside)
         offsets[index] = _lowest_gap(taken, mine.size)
         is_placed[index] = True
