@@ -203,8 +203,8 @@ def _described(graph: Graph, config: PlanConfig) -> str:
 
 def table_of(graph: Graph, planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     """A line for each planner."""
-    head: tuple[str, ...] = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
-    lines = [head]
+    head = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
+    lines: list[tuple[str, ...]] = [head]
     for name, made, _ in planned:
         stall = float(stall_of(graph, made))
         lines.append(
