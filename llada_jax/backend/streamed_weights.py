@@ -121,7 +121,7 @@ class StreamedWeights:
             self._changed.wait_for(lambda: use in self._ready or self._error or self._stopped)
             if self._error is not None:
                 raise self._error
-            require(use in self._ready, "the weights are closed; allowed: inside of `with`")
+            require(not self._stopped, "the weights are closed; allowed: inside of `with`")
             memory = self._ready.pop(use)
         self.stalls[use.forward] += time.perf_counter() - began
         return weights_of(self._file.layers[layer], memory)
