@@ -20,6 +20,7 @@ from llada_jax.model.quantize import QuantArray
 ALIGNMENT = 64
 """Of each array, in bytes: XLA takes it where it lies."""
 PAGE = mmap.PAGESIZE
+_PIECE = 256 * PAGE
 
 
 class StoredArray(NamedTuple):
@@ -85,7 +86,8 @@ def _parts(name: str, pieces: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 class LayerFile:
-    """The file, mapped into memory. Pages that were read are given back."""
+    """The file, mapped into memory. Pages are given back once they were read, so that beside the
+    layers that somebody holds hardly any of it takes memory."""
 
     def __init__(self, path: Path, layers: Sequence[StoredLayer]):
         self.layers = tuple(layers)
@@ -98,8 +100,10 @@ class LayerFile:
     def read(self, index: int, into: np.ndarray) -> None:
         """Copy a layer into some bytes."""
         layer = self.layers[index]
-        into[: layer.size] = np.frombuffer(self._memory, np.uint8, layer.size, layer.offset)
-        self._memory.madvise(mmap.MADV_DONTNEED, layer.offset, layer.size)
+        for start in range(0, layer.size, _PIECE):
+            size, offset = min(_PIECE, layer.size - start), layer.offset + start
+            into[start : start + size] = np.frombuffer(self._memory, np.uint8, size, offset)
+            self._memory.madvise(mmap.MADV_DONTNEED, offset, size)
 
     def close(self) -> None:
         """Give the mapping back; reading is over."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class StreamedWeights:
         """Seconds that each forward waited so far."""
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
-    def __enter__(self) -> "StreamedWeights":
+    def __enter__(self) -> Self:
         if self._staging.transfers:
             self._thread.start()
         return self
