@@ -5,7 +5,8 @@
     python -m experiments.stream planner=paging
 
 First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then,
-for each share, the plan runs, and its tokens, memory and stalls are compared with what was expected.
+for each share, the plan runs, and its tokens, memory and stalls are compared with what they should
+be.
 """
 
 import time
@@ -114,19 +115,20 @@ def stream(config: StreamConfig, run: Run) -> None:
         file = write_layers(path, model.config, InMemory(model.params))
         stored = file.layers
         wanted, times = _timed(model, config, prompt, file)
-        rows = [ResultRow(name="stream/compute", value=1e3 * sum(times.layers), unit="ms a forward"),
-                ResultRow(name="stream/copy", value=_speed(stored, times), unit="MB/s")]  # fmt: skip
+        rows = list(_times_as_rows(stored, times))
         for share in config.shares:
-            for row in _one_share(
-                model, config, prompt, LayerFile(path, stored), times, wanted, share
-            ):
+            opened = LayerFile(path, stored)
+            for row in _one_share(model, config, prompt, opened, times, wanted, share):
                 run.record(row.as_dict())
                 rows.append(row)
     run.finish(rows)
 
 
-def _speed(stored: tuple[StoredLayer, ...], times: Times) -> float:
-    return sum(layer.size for layer in stored) / sum(times.copies) / 1e6
+def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[ResultRow]:
+    speed = sum(layer.size for layer in stored) / sum(times.copies)
+    yield ResultRow(name="stream/compute", value=1e3 * sum(times.layers), unit="ms a forward")
+    yield ResultRow(name="stream/between", value=1e3 * times.between, unit="ms a forward")
+    yield ResultRow(name="stream/copy", value=speed / 1e6, unit="MB/s")
 
 
 def _timed(
@@ -160,7 +162,9 @@ def _copy_seconds(file: LayerFile, index: int) -> float:
     return median(times)
 
 
-def planned(config: StreamConfig, stored: tuple[StoredLayer, ...], times: Times, share: float):
+def planned(
+    config: StreamConfig, stored: tuple[StoredLayer, ...], times: Times, share: float
+) -> tuple[Graph, Plan]:
     """The graph of a forward, an operator for each layer and one for the host, and its plan."""
     layers = [
         Operator(
