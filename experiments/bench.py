@@ -3,6 +3,7 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=llada8b_step
+    python -m experiments.bench suite=planning
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -25,6 +26,7 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.llada8b_step import StepBenchConfig, time_llada8b
+from experiments.planning import time_planning
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
@@ -34,7 +36,7 @@ from llada_jax.model.params import init_params
 from llada_jax.rows import make_rows
 from llada_jax.types import Scores
 
-Suite = Literal["hot_paths", "llada8b_step"]
+Suite = Literal["hot_paths", "llada8b_step", "planning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +69,13 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: the hot paths of a small model, or the step of an exported LLaDA-8B."""
+    """One suite: hot paths of a small model, the step of an exported LLaDA-8B, or planners."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
+        return
+    if config.suite == "planning":
+        run.begin()
+        run.finish(list(time_planning(config.repeats)))
         return
     model = config.architecture
     if model is None:

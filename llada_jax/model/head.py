@@ -176,7 +176,7 @@ def finish_scores(seen: RunningScores) -> Scores:
 
 
 def score_greedily(
-    chunks: Sequence[Float[Array, "chunk D"]],
+    chunks: Sequence[Weight],
     hidden: Float[Array, "R D"],
     penalty: Float[Array, " V"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
@@ -193,7 +193,7 @@ def score_greedily(
     first = jnp.full(n_rows, jnp.finfo(jnp.float32).min)
     total, token, start = jnp.zeros(n_rows), jnp.zeros(n_rows, jnp.int32), 0
     for weight in chunks:
-        stop = start + weight.shape[0]
+        stop = start + jax.tree.leaves(weight)[0].shape[0]
         logits = linear(hidden, weight) + penalty[start:stop]
         top = logits.max(axis=-1)
         index = jnp.argmax(logits, axis=-1).astype(jnp.int32)
