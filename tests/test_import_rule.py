@@ -38,7 +38,13 @@ ALLOWED = {
     "__init__": EVERYTHING,
 }
 
-THIRD_PARTY = {"config": set(), "lowered": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
+THIRD_PARTY = {
+    "config": set(),
+    "lowered": set(),
+    "tasks": {"numpy"},
+    "swap": {"numpy"},
+    "sampling_engine": {"numpy", "ml_dtypes"},
+}
 """Rooms that may use no more than this beside the standard library."""
 
 ROOM_OF_MODULE = {"llada_jax.evaluation.task": "tasks", "llada_jax.evaluation.tasks": "tasks"}
