@@ -30,7 +30,7 @@ from llada_jax.sampling_engine.instructions import (
     Instruction,
 )
 from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
 from llada_jax.sampling_engine.programs import Program
 from llada_jax.sampling_engine.reference import Decisions, StepInputs
 
@@ -404,9 +404,23 @@ def run_sampler(program: Program, inputs: StepInputs, hbm: Stored) -> Decisions:
 
 
 def _constants(program: Program) -> list[float]:
-    """`layout.CONSTANTS`. The hardware compares by `>`, so `>=` is `>` the number before."""
+    """`layout.CONSTANTS`, in scalar memory before the first instruction."""
     sampling, engine = program.sampling, program.engine
-    threshold = np.float32(sampling.threshold or 0)
-    if not sampling.strict_threshold:
-        threshold = np.nextafter(threshold, np.float32(-1))
-    return [-largest(engine.vector_format), float(threshold), 1.0]
+    exceeded = 0.0
+    if sampling.threshold is not None:
+        exceeded = bound_to_exceed(
+            sampling.threshold, sampling.strict_threshold, engine.scalar_format
+        )
+    return [-largest(engine.vector_format), exceeded, 1.0]
+
+
+def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> float:
+    """The number b of a format for which x > b says x > threshold, or x >= threshold unless strict.
+
+    For the top-k unit admits what is greater than 0, and nothing else. Never below 0.
+    """
+    dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
+    value = dtype.type(threshold)
+    if value > threshold or (value == threshold and not strict):
+        value = np.nextafter(value, dtype.type(-1))
+    return max(float(value), 0.0)
