@@ -419,8 +419,8 @@ def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> flo
 
     For the top-k unit admits what is greater than 0, and nothing else. Never below 0.
     """
-    dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
-    value = dtype.type(threshold)
-    if value > threshold or (value == threshold and not strict):
-        value = np.nextafter(value, dtype.type(-1))
-    return max(float(value), 0.0)
+    bound = round_scalar(threshold, format)
+    if bound > threshold or (bound == threshold and not strict):
+        dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
+        bound = float(np.nextafter(dtype.type(bound), dtype.type(-1)))
+    return max(bound, 0.0)
