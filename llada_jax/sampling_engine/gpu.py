@@ -20,9 +20,9 @@ class Pass(NamedTuple):
 
 UNFUSED_FLOAT64 = (
     Pass("argmax of BF16", 2),
+    Pass("maximum of BF16", 2),
     Pass("cast to float64", 2, 8),
-    Pass("softmax: maximum and sum", 2 + 8),
-    Pass("softmax: quotient", 0, 8),
+    Pass("softmax of float64", 8, 8),
 )
 """Fast-dLLM's sampler in PyTorch: 30 bytes a logit."""
 FUSED_BFLOAT16 = (Pass("running maximum and sum of BF16", 2),)
