@@ -170,7 +170,7 @@ def test_top_k_is_the_k_largest_positive_and_the_first_of_equals(keys, k):
 
 
 def test_the_tree_adds_lane_i_to_lane_i_plus_half():
-    big = np.float32(2**24)
+    big = np.float32(2**25)
     assert tree_sum(np.float32([big, 1, 1, -big]), 4) == 0  # (big + 1) + (1 - big)
     assert tree_sum(np.float32([big, 1, -big, 1]), 4) == 2  # (big - big) + (1 + 1)
     assert tree_sum(np.float32([1, 2, 3]), 8) == 6
