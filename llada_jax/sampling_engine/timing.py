@@ -158,8 +158,8 @@ def _segments(nodes: Sequence[Node], config: TimingConfig, vlen: int) -> tuple[_
             if len(body) == 1 and isinstance(body[0], Cycles):
                 segment = start.plus(end).plus(body[0], node.count)
             else:
-                segments += [start.plus(end)]
-                segment = _Repeat(node.count, body)
+                segments += [start, _Repeat(node.count, body)]
+                segment = end
         elif node.name in ("H_START_V", "H_WAIT"):
             segments += [_cost(node, config, vlen)]
             segment = node
