@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llada_jax.sampling_engine.formats import LogitFormat
-from llada_jax.sampling_engine.machine import run_sampler, store_logits
+from llada_jax.sampling_engine.formats import Stored
+from llada_jax.sampling_engine.machine import run_sampler
 from llada_jax.sampling_engine.programs import Program
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
 
@@ -36,15 +36,15 @@ def count_flips(found: Decisions, wanted: Decisions) -> Flips:
 
 
 def flips_of(
-    program: Program, inputs: StepInputs, format: LogitFormat, wanted: Decisions | None = None
+    program: Program, inputs: StepInputs, hbm: Stored, wanted: Decisions | None = None
 ) -> Flips:
-    """What a program decides on logits in a format, against the reference on the logits.
+    """What a program decides on stored logits, against the reference on the logits of `inputs`.
 
     Args:
+      hbm: those logits in some format, from `store_logits`.
       wanted: the reference's decisions, where they are known already.
     """
     wanted = wanted or reference_sampler(program.sampling, inputs)
-    hbm = store_logits(program.sampling, program.engine.vlen, inputs.logits, format)
     return count_flips(run_sampler(program, inputs, hbm), wanted)
 
 

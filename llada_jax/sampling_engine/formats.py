@@ -19,6 +19,8 @@ Bytes = NDArray[np.uint8]
 
 BLOCK = 8
 _SCALE_BIAS = 127
+_SLAB = 1 << 18
+"""Numbers encoded at a time, so that their temporaries stay in the cache."""
 _ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m4}
 
 
@@ -94,22 +96,24 @@ def store(values: Floats, format: LogitFormat) -> Stored:
     )
     elements = np.empty(values.shape, np.uint8)
     scales = np.empty((len(values), values.shape[1] // BLOCK), np.uint8)
-    for row, numbers in enumerate(values):
-        elements[row], scales[row] = _encoded(numbers.astype(np.float32), format)
+    slab = max(1, _SLAB // values.shape[1])
+    for start in range(0, len(values), slab):
+        rows = slice(start, start + slab)
+        elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32), format)
     return Stored(format, elements, scales)
 
 
 def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
-    """Elements and scales of one row."""
+    """Elements and scales of some rows."""
     info = ml_dtypes.finfo(_ELEMENTS[format])
     top = np.float32(info.max)
     absent = np.isnan(numbers) | (numbers == -np.inf)
-    blocks = np.where(absent, np.float32(0), numbers).reshape(-1, BLOCK)
+    blocks = np.where(absent, np.float32(0), numbers).reshape(len(numbers), -1, BLOCK)
     blocks = np.minimum(blocks, np.finfo(np.float32).max)
-    _, exponent = np.frexp(np.abs(blocks).max(axis=1))  # magnitude in [2**(e-1), 2**e)
+    _, exponent = np.frexp(np.abs(blocks).max(axis=-1))  # magnitude in [2**(e-1), 2**e)
     _, top_exponent = np.frexp(top)
     exponent = np.clip(exponent - top_exponent, -_SCALE_BIAS, 254 - _SCALE_BIAS)
-    scaled = np.clip(np.ldexp(blocks, -exponent[:, None]), -top, top).reshape(-1)
+    scaled = np.clip(np.ldexp(blocks, -exponent[..., None]), -top, top).reshape(numbers.shape)
     scaled[absent] = np.nan
     elements = scaled.astype(_ELEMENTS[format]).view(np.uint8)
     return elements, (exponent + _SCALE_BIAS).astype(np.uint8)

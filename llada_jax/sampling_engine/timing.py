@@ -203,12 +203,34 @@ class _Clock:
             if isinstance(segment, Cycles):
                 self._advance(segment)
             elif isinstance(segment, _Repeat):
-                for _ in range(segment.count):
-                    self.run(segment.body)
+                self._repeat(segment)
             elif segment.name == "H_WAIT":
                 self._wait(segment.operands[0])
             else:
                 self._start(segment.operands[2])
+
+    def _repeat(self, loop: _Repeat) -> None:
+        """As soon as a round leaves the loads as it found them, the others are like it."""
+        for done in range(1, loop.count + 1):
+            loads, spent = self._loads_ahead(), self.spent
+            self.run(loop.body)
+            if self._loads_ahead() == loads:
+                round_ = self.spent.plus(spent, -1)
+                self._shift(round_, loop.count - done)
+                return
+
+    def _loads_ahead(self) -> tuple[float, ...]:
+        """When HBM is free and when loads arrive, from now on, to a millionth of a cycle."""
+        ahead = (time - self._now for time in (self._hbm_free, *self._arrivals))
+        return tuple(round(max(0.0, time), 6) for time in ahead)
+
+    def _shift(self, cycles: Cycles, times: int) -> None:
+        """Let rounds pass that only move the loads."""
+        self.spent = self.spent.plus(cycles, times)
+        later = cycles.total * times
+        self._now += later
+        self._hbm_free += later
+        self._arrivals = deque(time + later for time in self._arrivals)
 
     def _advance(self, cycles: Cycles) -> None:
         self.spent = self.spent.plus(cycles)

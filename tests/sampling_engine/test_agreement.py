@@ -1,5 +1,7 @@
 """Real logits, our own sampler, and what number formats flip."""
 
+from typing import get_args
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.sampler.accept import Candidates, accept_for, bound_of
 from llada_jax.sampling_engine.agreement import count_flips, flips_of, random_inputs
+from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.machine import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
@@ -91,8 +95,10 @@ def test_coarser_logits_flip_more():
     runner_up = np.argsort(inputs.logits, axis=-1)[..., -2:-1]
     top = inputs.logits.max(axis=-1, keepdims=True)
     np.put_along_axis(inputs.logits, runner_up, top * np.float32(0.999), axis=-1)
-    program = compile_sampler(Sampling(batch=4, rows=16, vocab=300), exact_engine())
-    coarse = compile_sampler(Sampling(batch=4, rows=16, vocab=300), EngineConfig(vlen=32))
-    assert flips_of(program, inputs, "float32").either == 0
-    few, many = (flips_of(coarse, inputs, f).tokens for f in ("bfloat16", "mx_e4m3"))
+    sampling = Sampling(batch=4, rows=16, vocab=300)
+    stored = {f: store_logits(sampling, 32, inputs.logits, f) for f in get_args(LogitFormat)}
+    program = compile_sampler(sampling, exact_engine())
+    coarse = compile_sampler(sampling, EngineConfig(vlen=32))
+    assert flips_of(program, inputs, stored["float32"]).either == 0
+    few, many = (flips_of(coarse, inputs, stored[f]).tokens for f in ("bfloat16", "mx_e4m3"))
     assert 0 < few <= many
