@@ -10,7 +10,7 @@ published numbers; the rows say which. Decisions are measured, on the functional
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, product
 from typing import get_args
 
 import hydra
@@ -121,10 +121,6 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     if config.plots:
         draw(rows, run.folder)
     run.finish(rows)
-
-
-def _program(config: SamplingEngineConfig, mode: Mode, vlen: int) -> Program:
-    return compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
 
 
 def _timed(program: Program) -> Timing:
@@ -267,7 +263,7 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
         config.seed, 1, config.batch, config.rows, config.vocab, config.rows // 4
     )
     vlen = config.vlens[-1]
-    program = _program(config, "performance", vlen)
+    program = compile_sampler(config.sampling(), EngineConfig(vlen=vlen))
     hbm = store_logits(program.sampling, vlen, inputs.logits, "mx_e4m3")
     began, used = time.perf_counter(), time.process_time()
     run_sampler(program, inputs, hbm)

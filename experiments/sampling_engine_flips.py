@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ PROBLEMS = 64
 class FlipsConfig:
     """What to count flips on. The comments are in conf/sampling_engine.yaml."""
 
-    batch: int = 4
+    batch: int = 8
     k: int = 8
     formats: tuple[LogitFormat, ...] = ("float32", "bfloat16", "mx_e4m3", "mx_e3m4")
     scalars: tuple[ScalarFormat, ...] = ("float32", "bfloat16", "float16")
@@ -47,30 +47,31 @@ class Case(NamedTuple):
     inputs: StepInputs
     wanted: Decisions
 
+    def by_odds(self) -> "Case":
+        return self._replace(sampling=replace(self.sampling, key="odds"))
+
 
 def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlens: tuple[int, ...], seed: int
 ) -> Iterator[ResultRow]:
-    """Per format of the logits, on the engine's BF16 vectors; `flips/<format>` is at the longest
-    vectors, on random logits."""
+    """Per format of the logits, on BF16 vectors. `flips/<format>` is on random logits, at the
+    longest vectors with float32 scalars, and chooses by confidence as published; `odds` is ours."""
     require(config.k <= rows, f"flips.k is {config.k}; allowed: up to rows ({rows})")
     chance = [random_case(config, vocab, rows, seed)]
     real = model_cases(config, rows, seed)
-    longest = vlens[-1]
+    longest = EngineConfig(vlen=vlens[-1])
     for format in config.formats:
-        stored = _stored(chance, longest, format)
-        yield from _rows(f"flips/{format}", _flips(chance, stored, EngineConfig(vlen=longest)))
-        for scalar in config.scalars:
-            engine = EngineConfig(vlen=longest, scalar_format=scalar)
-            yield _row(f"flips/{format}/scalars_{scalar}", _flips(chance, stored, engine))
+        for name, cases in ((format, chance), (f"{format}/{config.model}", real)):
+            stored = _stored(cases, longest.vlen, format)
+            yield from _rows(f"flips/{name}", _flips(cases, stored, longest))
+            by_odds = [case.by_odds() for case in cases]
+            yield _row(f"flips/{name}/odds", _flips(by_odds, stored, longest))
         for vlen in vlens:
             stored = _stored(chance, vlen, format)
-            yield _row(
-                f"flips/{format}/vlen{vlen}", _flips(chance, stored, EngineConfig(vlen=vlen))
-            )
-        stored = _stored(real, longest, format)
-        flips = _flips(real, stored, EngineConfig(vlen=longest))
-        yield from _rows(f"flips/{format}/{config.model}", flips)
+            for scalar in config.scalars:
+                engine = EngineConfig(vlen=vlen, scalar_format=scalar)
+                name = f"flips/{format}/scalars_{scalar}/vlen{vlen}"
+                yield _row(name, _flips(chance, stored, engine))
 
 
 def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[Stored]:

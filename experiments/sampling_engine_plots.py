@@ -54,6 +54,7 @@ def latency(figure, values: Mapping[str, float]) -> None:
     axes = figure.subplots()
     axes.barh(list(bars), list(bars.values()))
     axes.invert_yaxis()
+    axes.margins(x=0.12)
     axes.set_xlabel(f"ms for one step, modelled (engine: VLEN = {vlen}; GPUs: rooflines)")
     for place, value in enumerate(bars.values()):
         axes.text(value, place, f" {value:.2f}", va="center")
@@ -84,6 +85,11 @@ def sweeps(figure, values: Mapping[str, float]) -> None:
         for mode, points in _sweep_points(values, axis).items():
             panel.plot(*zip(*sorted(points), strict=True), marker="o", label=mode.replace("_", " "))
         panel.set(xlabel=label, xscale="log", yscale="log")
+        ticks = sorted(
+            {point for line in _sweep_points(values, axis).values() for point, _ in line}
+        )
+        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize="small", rotation=45)
+        panel.minorticks_off()
     panels[0].set_ylabel("ms, modelled")
     panels[0].legend(fontsize="small")
 
@@ -102,16 +108,22 @@ def flips(figure, values: Mapping[str, float]) -> None:
     """Shares of flipped decisions by format, on random and on real logits."""
     names = [name.split("/") for name in values if name.startswith("flips/")]
     formats = list(dict.fromkeys(words[1] for words in names))
-    models = [w[2] for w in names if w[-1] == "tokens" and len(w) == 4]
+    (model,) = {words[2] for words in names if len(words) == 4 and words[3] == "odds"}
     axes = figure.subplots()
-    series = {"random": "flips/{}"} | {model: "flips/{}/" + model for model in models[:1]}
+    series = {
+        "random logits": "flips/{}",
+        "random logits, by odds (ours)": "flips/{}/odds",
+        f"{model}'s logits": f"flips/{{}}/{model}",
+        f"{model}'s logits, by odds (ours)": f"flips/{{}}/{model}/odds",
+    }
     width = 0.8 / len(series)
     for place, (label, pattern) in enumerate(series.items()):
         heights = [100 * values[pattern.format(format)] for format in formats]
-        axes.bar([i + place * width for i in range(len(formats))], heights, width, label=label)
+        middles = [i + (place - 1.5) * width for i in range(len(formats))]
+        axes.bar(middles, heights, width, label=label)
     axes.set_xticks(range(len(formats)), formats)
     axes.set_ylabel("% of decisions flipped, measured")
-    axes.legend()
+    axes.legend(fontsize="small")
 
 
 def _longest(values: Mapping[str, float]) -> int:

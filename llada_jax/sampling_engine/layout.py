@@ -7,7 +7,8 @@ from llada_jax.config import require, require_choice
 from llada_jax.sampling_engine.memories import Domain, EngineConfig, check_fits
 
 Mode = Literal["performance", "edge", "one_pass", "one_pass_overlapped"]
-CONSTANTS = ("lowest", "threshold", "one")
+Key = Literal["confidence", "odds"]
+CONSTANTS = ("lowest", "threshold", "one", "below_one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,10 @@ class Sampling:
     vocabulary twice, for the maximum and for the sum; `one_pass` (ours) streams them once, with a
     running maximum and a rescaled sum; `one_pass_overlapped` (ours) also loads the next chunk
     while it computes.
+
+    Keys, by which the k best are chosen and which a threshold is compared with: `confidence` p =
+    1 / sum, as published; `odds` (ours) p / (1 - p) = 1 / (sum - 1), which tells apart in BF16 what
+    is nearly sure, where confidences are all 1.
     """
 
     batch: int
@@ -28,6 +33,7 @@ class Sampling:
     mode: Mode = "performance"
     chunk_rows: int = 4
     """Vector rows of VLEN logits in a chunk; performance mode has none."""
+    key: Key = "confidence"
     threshold: float | None = None
     """Confidence that commits a token, besides the k best; None: only the k best."""
     strict_threshold: bool = False
@@ -38,6 +44,7 @@ class Sampling:
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
         require_choice("mode", self.mode, Mode)
+        require_choice("key", self.key, Key)
         require(
             self.threshold is None or 0 <= self.threshold <= 1,
             f"threshold is {self.threshold}; allowed: 0 to 1, or none",

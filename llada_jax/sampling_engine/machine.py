@@ -404,14 +404,19 @@ def run_sampler(program: Program, inputs: StepInputs, hbm: Stored) -> Decisions:
 
 
 def _constants(program: Program) -> list[float]:
-    """`layout.CONSTANTS`, in scalar memory before the first instruction."""
-    sampling, engine = program.sampling, program.engine
+    """`layout.CONSTANTS`, in scalar memory before the first instruction.
+
+    Odds subtract the number below 1 and not 1: then a position that is sure has finite odds, and
+    one without any number, whose sum is 0, negative ones.
+    """
+    sampling, scalars = program.sampling, program.engine.scalar_format
+    below_one = _before(1.0, scalars)
     exceeded = 0.0
     if sampling.threshold is not None:
-        exceeded = bound_to_exceed(
-            sampling.threshold, sampling.strict_threshold, engine.scalar_format
-        )
-    return [-largest(engine.vector_format), exceeded, 1.0]
+        exceeded = bound_to_exceed(sampling.threshold, sampling.strict_threshold, scalars)
+        if sampling.key == "odds":
+            exceeded = round_scalar(1 / (1 / exceeded - below_one), scalars) if exceeded else 0.0
+    return [-largest(program.engine.vector_format), exceeded, 1.0, below_one]
 
 
 def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> float:
@@ -421,6 +426,11 @@ def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> flo
     """
     bound = round_scalar(threshold, format)
     if bound > threshold or (bound == threshold and not strict):
-        dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
-        bound = float(np.nextafter(dtype.type(bound), dtype.type(-1)))
+        bound = _before(bound, format)
     return max(bound, 0.0)
+
+
+def _before(value: float, format: ScalarFormat) -> float:
+    """The largest number of a format below a number of it."""
+    dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
+    return float(np.nextafter(dtype.type(value), dtype.type(-1)))

@@ -22,7 +22,7 @@ HBM, LOGITS, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS, BUFFER, OTHER = 
 # At the end of a batch row nothing of the vocabulary is live any more.
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
 
-F_ZERO, F_LOWEST, F_THRESHOLD, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(7)
+F_ZERO, F_LOWEST, F_THRESHOLD, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class _Compiler:
         self._emit("S_LD_FP", F_LOWEST, ZERO, layout.fp_constants)
         if sampling.threshold is not None:
             self._emit("S_LD_FP", F_THRESHOLD, ZERO, layout.fp_constants + 1)
+        if sampling.key == "odds":
+            self._emit("S_LD_FP", F_BELOW_ONE, ZERO, layout.fp_constants + 3)
         self._set(HBM, 0)
         self._set(K_ADDRESS, layout.k)
         with self._loop(STEP, sampling.steps):
@@ -115,6 +117,8 @@ class _Compiler:
         self._set(BASE, 0)
 
     def _finish_position(self) -> None:
+        if self._sampling.key == "odds":
+            self._emit("S_SUB_FP", F_TOTAL, F_TOTAL, F_BELOW_ONE)
         self._emit("S_RECI_FP", F_TOTAL, F_TOTAL)
         self._emit("S_ST_FP", F_TOTAL, SCALARS, 0)
         self._emit("S_ST_INT", INDEX, PREDICTION, 0)

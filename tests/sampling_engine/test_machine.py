@@ -100,6 +100,39 @@ def test_bfloat16_picks_the_best_of_the_rounded_logits(vlen):
     np.testing.assert_array_equal(found.predictions, best)
 
 
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("mode", MODES)
+def test_odds_rank_as_confidences_do(mode, threshold):
+    sampling = Sampling(
+        batch=2, rows=12, vocab=707, steps=2, mode=mode, threshold=threshold, key="odds"
+    )
+    inputs = random_inputs(3, 2, 2, 12, 707, 3)
+    inputs.logits[0, 0, 3] = np.nan
+    assert_same(run(sampling, exact_engine(), inputs), reference_sampler(sampling, inputs))
+
+
+def test_odds_tell_apart_what_is_nearly_sure():
+    """Confidences of 0.9990 to 0.9999 are all 1 in BF16, and then the first ones win."""
+    inputs = random_inputs(0, 1, 1, 8, 4, 2)
+    inputs.logits[:] = 0
+    inputs.logits[..., 2] = np.linspace(8, 11, 8)
+    chosen = {
+        key: run(Sampling(batch=1, rows=8, vocab=4, key=key), EngineConfig(vlen=8, fp_words=16), inputs)
+        for key in ("confidence", "odds")
+    }  # fmt: skip
+    assert np.flatnonzero(chosen["confidence"].transfer).tolist() == [0, 1]
+    assert np.flatnonzero(chosen["odds"].transfer).tolist() == [6, 7]
+
+
+def test_a_sure_position_has_odds_and_one_without_numbers_has_none():
+    inputs = random_inputs(0, 1, 1, 2, 4, 2)
+    inputs.logits[..., 1:] = -np.inf
+    inputs.logits[0, 0, 1, 0] = -np.inf
+    sampling = Sampling(batch=1, rows=2, vocab=4, key="odds")
+    found = run(sampling, EngineConfig(vlen=8), inputs)
+    assert found.transfer[0].tolist() == [True, False]
+
+
 def test_a_load_that_nobody_waits_for_is_not_there():
     sampling = Sampling(batch=2, rows=6, vocab=300, mode="one_pass_overlapped", chunk_rows=2)
     inputs = random_inputs(0, 1, 2, 6, 300, 2)
