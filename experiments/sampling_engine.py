@@ -97,9 +97,9 @@ class SamplingEngineConfig:
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     """All rows, the programs as text, and pictures."""
-    programs = {
-        (mode, vlen): _program(config, mode, vlen) for mode in MODES for vlen in config.vlens
-    }
+    programs: Programs = {}
+    for mode, vlen in product(MODES, config.vlens):
+        programs[mode, vlen] = compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
     run.begin()
     for mode in MODES:
         run.write(f"{mode}.asm", render(programs[mode, config.vlens[-1]].instructions))
