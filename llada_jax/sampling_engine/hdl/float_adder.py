@@ -4,6 +4,10 @@ For finite inputs, which is what the engine has: loads leave no NaN and no infin
 maximum is subtracted before a sum. What is too large becomes infinity.
 """
 
+# Amaranth's annotations do not know the operators of its own slices.
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
+
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal
 
 EXPONENT, FRACTION = 8, 23
@@ -90,5 +94,6 @@ def _rounded(m: Module, normal: Signal, exponent: Signal) -> Signal:
     m.d.comb += packed.eq(((exponent - 1) << FRACTION) + normal[3:] + up)
     magnitude = Signal(WIDTH - 1)
     infinite = packed[FRACTION:] >= _INFINITY
-    m.d.comb += magnitude.eq(Mux(infinite, _INFINITY << FRACTION, packed[: WIDTH - 1]))
+    finite = Mux(normal == 0, 0, packed[: WIDTH - 1])
+    m.d.comb += magnitude.eq(Mux(infinite, _INFINITY << FRACTION, finite))
     return magnitude
