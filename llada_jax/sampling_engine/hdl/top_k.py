@@ -36,6 +36,7 @@ class TopK(Elaboratable):
         self.start = Signal()
         self.k = Signal(range(slots + 1))
         self.mask = Signal(length)
+        self.slots = slots
         self._slots = [
             _Slot(Signal(LANE_WIDTH, name=f"key{i}"), Signal(range(length), name=f"index{i}"))
             for i in range(slots)
