@@ -5,6 +5,7 @@ A wire holds an array of bits, one for each stream that runs beside the others.
 
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ def _initial(module: Mapping[str, Any]) -> dict[int, bool]:
 
 
 class NetlistSimulator:
-    """A netlist that runs, `streams` of them side by side."""
+    """A netlist that runs, `streams` of them side by side. Inputs that nobody sets are 0."""
 
     def __init__(self, netlist: Netlist, streams: int) -> None:
         self._netlist = netlist
@@ -91,6 +92,8 @@ class NetlistSimulator:
             "1": np.ones(streams, bool),
             "x": np.zeros(streams, bool),
         }
+        for wire in chain.from_iterable(netlist.ports.values()):
+            self._wires.setdefault(wire, np.zeros(streams, bool))
         for cell in self._flip_flops:
             self._wires[cell.output] = np.full(streams, netlist.initial.get(cell.output, False))
 

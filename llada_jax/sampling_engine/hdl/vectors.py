@@ -136,7 +136,9 @@ def top_k_vectors(unit: TopK, blocks: int, streams: int, seed: int) -> Vectors:
     k = rng.integers(0, slots + 1, (blocks, streams))
     masks = np.empty((blocks, streams), np.int64)
     for block, stream in np.ndindex(blocks, streams):
-        machine = _machine(np.stack([keys[block, stream], admitted[block, stream]]))
+        machine = _machine(
+            np.stack([keys[block, stream], admitted[block, stream].astype(np.float32)])
+        )
         registers = ((1, 0), (2, 1), (3, 2), (4, int(k[block, stream])))
         machine.run(
             [Instruction("S_ADDI_INT", (register, 0, value)) for register, value in registers]
