@@ -116,10 +116,11 @@ def test_odds_tell_apart_what_is_nearly_sure():
     inputs = random_inputs(0, 1, 1, 8, 4, 2)
     inputs.logits[:] = 0
     inputs.logits[..., 2] = np.linspace(8, 11, 8)
+    engine = EngineConfig(vlen=8, fp_words=16)
     chosen = {
-        key: run(Sampling(batch=1, rows=8, vocab=4, key=key), EngineConfig(vlen=8, fp_words=16), inputs)
+        key: run(Sampling(batch=1, rows=8, vocab=4, key=key), engine, inputs)
         for key in ("confidence", "odds")
-    }  # fmt: skip
+    }
     assert np.flatnonzero(chosen["confidence"].transfer).tolist() == [0, 1]
     assert np.flatnonzero(chosen["odds"].transfer).tolist() == [6, 7]
 

