@@ -5,7 +5,7 @@
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two
 published numbers; the rows say which. Decisions and gates are measured, on the functional machine and by
-synthesis.
+by synthesis.
 """
 
 import time
