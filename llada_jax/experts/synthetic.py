@@ -25,7 +25,7 @@ GATE_AHEAD = 0.78
 """Share of a layer's experts that its gate finds one layer early. FATE on DeepSeek-V2-Lite, as
 arXiv 2511.10676 puts it (93.03 %, about 15 points above). Further ahead: its powers, an assumption."""
 LOOK_AHEAD = 3
-LOGIT_SCALE = 2.0
+LOGIT_SCALE = 1.0
 """Router logits for each standard deviation of preference; an assumption that only scores see."""
 
 

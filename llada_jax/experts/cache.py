@@ -1,0 +1,266 @@
+"""Which experts stay on the accelerator: replacement policies behind one interface.
+
+A policy watches every layer it passes and says what each of the layer's experts is worth keeping;
+whoever has a transfer to spare brings in the expert worth most and evicts the one worth least. A
+layer has its own number of slots, as in HybriMoE and TIDE.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.config import require, require_choice
+from llada_jax.experts.routing import RoutingTrace
+
+CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load"]
+MRS_ALPHA = 0.5
+"""The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
+MRS_WIDTH = 2
+"""Scores that count, in activated experts (arXiv 2504.05897, section IV-D)."""
+TIDE_INTERVAL = 4
+
+
+class Visit(NamedTuple):
+    """One layer of one step, as a cache policy sees it once the router has run."""
+
+    step: int
+    layer: int
+    loads: Int[np.ndarray, " E"]
+    scores: Float[np.ndarray, " E"]
+    draft_loads: Int[np.ndarray, " E"]
+    new_block: bool
+    """The step is its block's first."""
+
+
+class CachePolicy(Protocol):
+    """Learns from visits, in the order in which they happen."""
+
+    def observe(self, visit: Visit) -> None: ...
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        """What keeping each expert of a layer is worth, in any unit; ties go to lower indices."""
+        ...
+
+
+class MinusRecentScore:
+    """S <- alpha TopP(s) + (1 - alpha) S, where only the p highest scores s count (HybriMoE)."""
+
+    def __init__(self, n_layers: int, n_experts: int, alpha: float = MRS_ALPHA) -> None:
+        require(0 < alpha <= 1, f"alpha is {alpha}; allowed: above 0, up to 1")
+        self._alpha = alpha
+        self._score = np.zeros((n_layers, n_experts))
+
+    def observe(self, visit: Visit) -> None:
+        width = MRS_WIDTH * np.count_nonzero(visit.loads)
+        score = self._score[visit.layer]
+        score *= 1 - self._alpha
+        if width < score.size:
+            top = np.argpartition(-visit.scores, width)[:width]
+            score[top] += self._alpha * visit.scores[top]
+        else:
+            score += self._alpha * visit.scores
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._score[layer]
+
+
+class LeastRecentlyUsed:
+    """Worth is the step of the last use; of one step, the higher load counts as later."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._used = np.full((n_layers, n_experts), -1.0)
+
+    def observe(self, visit: Visit) -> None:
+        used = visit.loads > 0
+        within = visit.loads[used] / (visit.loads.max() + 1)
+        self._used[visit.layer, used] = visit.step + within
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._used[layer]
+
+
+class LeastFrequentlyUsed:
+    """Worth is the number of steps that used the expert."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._uses = np.zeros((n_layers, n_experts))
+
+    def observe(self, visit: Visit) -> None:
+        self._uses[visit.layer] += visit.loads > 0
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._uses[layer]
+
+
+class StaticFrequency:
+    """What a profiling run used most, for ever (kTransformers)."""
+
+    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
+        self._uses = (profile > 0).sum(axis=0).astype(float)
+
+    def observe(self, visit: Visit) -> None:
+        pass
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._uses[layer]
+
+
+class IntervalRefresh:
+    """The loads of the last refresh: every `interval` steps of a block, and throughout the first
+    block (TIDE, arXiv 2605.20179)."""
+
+    def __init__(self, n_layers: int, n_experts: int, interval: int = TIDE_INTERVAL) -> None:
+        require(interval > 0, f"interval is {interval}; allowed: 1 or more")
+        self._interval = interval
+        self._loads = np.zeros((n_layers, n_experts))
+        self._step_of_block = np.zeros(n_layers, int)
+        self._blocks = np.zeros(n_layers, int)
+
+    def observe(self, visit: Visit) -> None:
+        layer = visit.layer
+        if visit.new_block:
+            self._step_of_block[layer] = 0
+            self._blocks[layer] += 1
+        if self._blocks[layer] <= 1 or self._step_of_block[layer] % self._interval == 0:
+            self._loads[layer] = visit.loads
+        self._step_of_block[layer] += 1
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._loads[layer]
+
+
+class Belady:
+    """The expert that is used again soonest is worth most: needs the future, and bounds hit rates
+    of all policies that bring in nothing but what they missed."""
+
+    def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
+        self._next_use = _next_uses(loads > 0)
+        self._step = np.zeros(loads.shape[1], int)
+
+    def observe(self, visit: Visit) -> None:
+        self._step[visit.layer] = visit.step
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return -self._next_use[self._step[layer], layer]
+
+
+def _next_uses(used: Bool[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
+    """For each step, the next later one that uses the expert; infinity where none does."""
+    following = np.full(used.shape, np.inf)
+    for step in range(len(used) - 2, -1, -1):
+        following[step] = np.where(used[step + 1], step + 1, following[step + 1])
+    return following
+
+
+class ExpectedLoad:
+    """The load that the next step will bring, from what a model that denoises shows beforehand.
+
+    The same block is denoised again, so the next step's loads are nearly this one's. A block's last
+    step says less: what comes is a new block, of which drafts (rows of later blocks in the window)
+    are a sample, and the usual load of a first step the prior.
+    """
+
+    RECENT = 0.5
+    """Weight of the present step against those before it in the block."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        shape = (n_layers, n_experts)
+        self._block = np.zeros(shape)
+        self._usual = np.zeros(shape)
+        self._visits = np.zeros(n_layers, int)
+        self._drafts = np.zeros(shape)
+
+    def observe(self, visit: Visit) -> None:
+        layer = visit.layer
+        loads = visit.loads.astype(float)
+        self._visits[layer] += 1
+        self._usual[layer] += (loads - self._usual[layer]) / self._visits[layer]
+        self._drafts[layer] = visit.draft_loads
+        if visit.new_block:
+            self._block[layer] = loads
+        else:
+            self._block[layer] += self.RECENT * (loads - self._block[layer])
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._block[layer]
+
+
+def make_cache(
+    name: CacheName,
+    trace: RoutingTrace,
+    *,
+    profile_steps: int,
+    alpha: float = MRS_ALPHA,
+    interval: int = TIDE_INTERVAL,
+) -> CachePolicy:
+    """A policy by name for the layers of a trace.
+
+    `static` profiles the first `profile_steps`; `belady` reads the whole trace; the others see
+    nothing but what they are shown.
+    """
+    require_choice("cache", name, CacheName)
+    size = (trace.n_layers, trace.n_experts)
+    makers: dict[str, Callable[[], CachePolicy]] = {
+        "mrs": lambda: MinusRecentScore(*size, alpha),
+        "lru": lambda: LeastRecentlyUsed(*size),
+        "lfu": lambda: LeastFrequentlyUsed(*size),
+        "static": lambda: StaticFrequency(trace.loads[:profile_steps]),
+        "tide": lambda: IntervalRefresh(*size, interval),
+        "belady": lambda: Belady(trace.loads),
+        "expected_load": lambda: ExpectedLoad(*size),
+    }
+    return makers[name]()
+
+
+def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
+    """The layers of a step."""
+    block = trace.block.min(axis=1)
+    new_block = step == 0 or bool(block[step] != block[step - 1])
+    return [
+        Visit(
+            step,
+            layer,
+            trace.loads[step, layer],
+            trace.scores[step, layer],
+            trace.draft_loads[step, layer],
+            new_block,
+        )
+        for layer in range(trace.n_layers)
+    ]
+
+
+def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
+    """Marks the experts worth most; of equals, those of lower index."""
+    marked = np.zeros(worth.size, bool)
+    marked[np.argsort(-worth, kind="stable")[:count]] = True
+    return marked
+
+
+def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: int) -> float:
+    """Share of the activated experts that are resident when their layer begins.
+
+    A layer that was run may take in what it missed, while all that stays is worth more than what
+    goes. The first `warmup` steps fill the cache and do not count.
+    """
+    require(
+        0 < slots <= trace.n_experts, f"slots is {slots}; allowed: 1 to {trace.n_experts} experts"
+    )
+    require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
+    resident = np.zeros((trace.n_layers, trace.n_experts), bool)
+    hits = uses = 0
+    for step in range(trace.n_steps):
+        for visit in visits(trace, step):
+            used = visit.loads > 0
+            if step >= warmup:
+                hits += np.count_nonzero(used & resident[visit.layer])
+                uses += np.count_nonzero(used)
+            policy.observe(visit)
+            present = used | resident[visit.layer]
+            worth = np.where(present, policy.worth(visit.layer), -np.inf)
+            resident[visit.layer] = best(worth, slots) & present
+    return hits / uses
+
+
+CACHES: tuple[CacheName, ...] = get_args(CacheName)
