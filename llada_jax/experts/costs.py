@@ -1,8 +1,8 @@
 """What running and moving one expert costs, on the paper's desktop and on phones.
 
-The accelerator takes the same time for an expert whatever its load (up to its row tile), the CPU
-takes time in proportion to the load and no less than reading the weights, and moving an expert
-takes the same time for each (arXiv 2504.05897, section III).
+The accelerator takes the same time for an expert whatever its load (up to its row tile), the CPU's
+time grows linearly with the load, and moving an expert takes the same time for each (arXiv
+2504.05897, section III).
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class ExpertCosts:
     """Seconds, for the experts of one model on one machine."""
 
     cpu_expert: float
-    """Least time of an expert on the CPU: reading its weights."""
+    """An expert on the CPU, beside its rows: reading its weights."""
     cpu_row: float
-    """Each row of an expert on the CPU; the two overlap, so the longer one counts."""
+    """Each row of an expert on the CPU."""
     cpu_first: float
     """What the first expert of a layer on the CPU takes longer: cold caches, waking the threads."""
     accelerator: float
@@ -41,7 +41,7 @@ class ExpertCosts:
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Seconds of experts on the CPU, by their loads."""
-        return np.maximum(self.cpu_expert, self.cpu_row * loads)
+        return self.cpu_expert + self.cpu_row * loads
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ class MachineProfile:
 
     name: str
     bytes_per_weight: Figure
-    accelerator_weights: Figure
-    """Billions of weights a second that its kernels take in, from memory to product."""
+    expert_weights: Figure
+    """Billions of weights a second that the accelerator's expert kernels take in."""
+    dense_weights: Figure
+    """The same of all other matrices."""
     accelerator_call: Figure
     """Microseconds of an expert beside its weights."""
     cpu_bandwidth: Figure
@@ -75,14 +77,15 @@ class MachineProfile:
         """The experts of a model on this machine."""
         weights = shape.expert_weights
         size = weights * self.bytes_per_weight.value
-        per_weight = 1e-9 / self.accelerator_weights.value
         return ExpertCosts(
             cpu_expert=size * 1e-9 / self.cpu_bandwidth.value,
             cpu_row=weights * 1e-9 / self.cpu_rate.value,
             cpu_first=self.cpu_first.value * 1e-6,
-            accelerator=weights * per_weight + self.accelerator_call.value * 1e-6,
+            accelerator=weights * 1e-9 / self.expert_weights.value
+            + self.accelerator_call.value * 1e-6,
             transfer=size * 1e-9 / self.transfer_bandwidth.value,
-            dense=shape.dense_weights * per_weight + self.layer_overhead.value * 1e-6,
+            dense=shape.dense_weights * 1e-9 / self.dense_weights.value
+            + self.layer_overhead.value * 1e-6,
         )
 
     def expert_bytes(self, shape: MoEShape) -> int:

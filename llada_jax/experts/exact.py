@@ -1,4 +1,4 @@
-"""The shortest plan of a small layer by trying all of them: what the schedulers are held against."""
+"""The shortest plan of a small layer by trying all: what the schedulers are held against."""
 
 from collections.abc import Iterator
 from itertools import chain, combinations, permutations
@@ -35,7 +35,7 @@ def _subsets(items: list[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _cpu(experts: set[int], loads: Int[np.ndarray, " E"], costs: ExpertCosts) -> float:
-    seconds = sum(max(costs.cpu_expert, costs.cpu_row * int(loads[e])) for e in experts)
+    seconds = sum(costs.cpu_expert + costs.cpu_row * int(loads[e]) for e in experts)
     return seconds + costs.cpu_first if experts else 0.0
 
 

@@ -41,7 +41,7 @@ def unit_costs(**changes):
     return ExpertCosts(**{**values, **changes})
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(layer=layers(4), costs=costs_of_any_machine)
 def test_the_fastest_plan_is_the_shortest_of_all(layer, costs):
     assert fastest(*layer, costs).seconds == pytest.approx(shortest_seconds(*layer, costs))
@@ -56,7 +56,7 @@ def test_the_fastest_plan_of_six_experts():
     assert fastest(loads, resident, costs).seconds == shortest_seconds(loads, resident, costs)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     layer=layers(24),
     costs=costs_of_any_machine,
@@ -77,7 +77,7 @@ def test_every_scheduler_runs_each_active_expert_once(layer, costs, free, arrive
 
 def replayed(plan, loads, resident, costs, link):
     """The plan run job by job, in the order it gives."""
-    cpu = sum(max(costs.cpu_expert, costs.cpu_row * int(loads[e])) for e in plan.cpu)
+    cpu = sum(costs.cpu_expert + costs.cpu_row * int(loads[e]) for e in plan.cpu)
     arrival = {e: link.free + (i + 1) * costs.transfer for i, e in enumerate(plan.transferred)}
     if link.arriving is not None:
         arrival[link.arriving] = link.free
@@ -109,7 +109,7 @@ def test_priorities():
 def test_fixed_rules():
     loads, resident = np.array([2, 3, 0, 1]), np.array([True, False, True, False])
     split = resident_or_cpu(loads, resident, unit_costs())
-    assert (split.accelerator, split.cpu, split.seconds) == ([0], [3, 1], 4.0)
+    assert (split.accelerator, split.cpu, split.seconds) == ([0], [3, 1], 6.0)
     staged = all_on_accelerator(loads, resident, unit_costs())
     assert (staged.cpu, staged.transferred, staged.seconds) == ([], [1, 3], 7.0)
 
@@ -119,7 +119,7 @@ def test_an_empty_layer_takes_no_time():
         assert scheduler(np.zeros(4, int), np.ones(4, bool), unit_costs(), Link()).seconds == 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(layer=layers(40), costs=costs_of_any_machine)
 def test_one_more_resident_expert_never_hurts(layer, costs):
     loads, resident = layer
