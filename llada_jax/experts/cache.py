@@ -132,59 +132,72 @@ class IntervalRefresh:
 
 
 class Belady:
-    """The expert that is used again soonest is worth most: needs the future, and bounds hit rates
-    of all policies that bring in nothing but what they missed."""
+    """The expert that is used again soonest is worth most. Needs the future, and bounds the hit
+    rates of all policies that bring in nothing but what they missed."""
 
     def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
-        self._next_use = _next_uses(loads > 0)
+        self._worth = _soonest_worth_most(loads)
         self._step = np.zeros(loads.shape[1], int)
 
     def observe(self, visit: Visit) -> None:
         self._step[visit.layer] = visit.step
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return -self._next_use[self._step[layer], layer]
+        return self._worth[self._step[layer], layer]
 
 
-def _next_uses(used: Bool[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
-    """For each step, the next later one that uses the expert; infinity where none does."""
-    following = np.full(used.shape, np.inf)
-    for step in range(len(used) - 2, -1, -1):
-        following[step] = np.where(used[step + 1], step + 1, following[step + 1])
-    return following
+def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
+    """Minus the step of the next use after each step; of one step, the higher load is worth more."""
+    worth = np.full(loads.shape, -np.inf)
+    for step in range(len(loads) - 2, -1, -1):
+        coming = loads[step + 1]
+        used = coming / (coming.max() + 1) - (step + 1)
+        worth[step] = np.where(coming > 0, used, worth[step + 1])
+    return worth
 
 
 class ExpectedLoad:
     """The load that the next step will bring, from what a model that denoises shows beforehand.
 
-    The same block is denoised again, so the next step's loads are nearly this one's. A block's last
-    step says less: what comes is a new block, of which drafts (rows of later blocks in the window)
-    are a sample, and the usual load of a first step the prior.
+    The same block is denoised again, so the next step's loads are nearly this one's. A layer that a
+    new block has not reached has nothing to repeat: there the usual loads count, and drafts (rows
+    of later blocks in the window) where the steps before had any.
     """
 
     RECENT = 0.5
     """Weight of the present step against those before it in the block."""
+    DRAFTS = 0.5
+    """Weight of drafts against the usual loads."""
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
-        shape = (n_layers, n_experts)
-        self._block = np.zeros(shape)
-        self._usual = np.zeros(shape)
+        self._block = np.zeros((n_layers, n_experts))
+        self._prior = np.zeros((n_layers, n_experts))
+        self._usual = np.zeros((n_layers, n_experts))
         self._visits = np.zeros(n_layers, int)
-        self._drafts = np.zeros(shape)
+        self._reached = np.zeros(n_layers, bool)
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
+        if visit.new_block and layer == 0:
+            self._reached[:] = False
         loads = visit.loads.astype(float)
+        weight = self.RECENT if self._reached[layer] else 1.0
+        self._block[layer] += weight * (loads - self._block[layer])
+        self._reached[layer] = True
         self._visits[layer] += 1
         self._usual[layer] += (loads - self._usual[layer]) / self._visits[layer]
-        self._drafts[layer] = visit.draft_loads
-        if visit.new_block:
-            self._block[layer] = loads
-        else:
-            self._block[layer] += self.RECENT * (loads - self._block[layer])
+        self._prior[layer] = self._with_drafts(self._usual[layer], visit.draft_loads)
+
+    def _with_drafts(
+        self, usual: Float[np.ndarray, " E"], drafts: Int[np.ndarray, " E"]
+    ) -> Float[np.ndarray, " E"]:
+        rows = drafts.sum()
+        if rows == 0:
+            return usual.copy()
+        return (1 - self.DRAFTS) * usual + self.DRAFTS * drafts * (usual.sum() / rows)
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._block[layer]
+        return self._block[layer] if self._reached[layer] else self._prior[layer]
 
 
 def make_cache(

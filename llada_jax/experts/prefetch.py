@@ -1,0 +1,148 @@
+"""What an idle link brings in: the expert that shortens a coming layer most, for one it evicts.
+
+The gain of a swap is the difference of two schedules, without and with it, over the loads that the
+layer is expected to have. The schedule depends on an expert by its load alone, so the missing
+expert of highest load is the best candidate of its layer.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from llada_jax.experts.cache import CachePolicy
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.schedule import IDLE, Scheduler
+
+LEAST_LOAD = 0.5
+"""An expert is expected to be active from so many rows on."""
+
+
+class Swap(NamedTuple):
+    """One transfer: `expert` takes the slot of `victim`."""
+
+    layer: int
+    expert: int
+    victim: int
+
+
+class Forecast(NamedTuple):
+    """The loads that a layer is expected to have when it runs next."""
+
+    layer: int
+    loads: Float[np.ndarray, " E"]
+
+
+class LookAhead(Protocol):
+    """Which layers to bring experts for, while `layer` of `step` runs, and what they will want."""
+
+    def __call__(self, step: int, layer: int) -> Sequence[Forecast]: ...
+
+
+def no_look_ahead(step: int, layer: int) -> Sequence[Forecast]:
+    """Nothing is brought in ahead of time."""
+    return ()
+
+
+def gates_ahead(trace: RoutingTrace) -> LookAhead:
+    """The next layers' own gates on the present hidden state (HybriMoE: three layers)."""
+
+    def look(step: int, layer: int) -> Sequence[Forecast]:
+        loads = trace.foreseen[step, layer]
+        last = min(len(loads), trace.n_layers - 1 - layer)
+        return [Forecast(layer + 1 + i, loads[i].astype(float)) for i in range(last)]
+
+    return look
+
+
+def denoised_again(trace: RoutingTrace, cache: CachePolicy) -> LookAhead:
+    """All layers of the step that follows, at the loads that the cache policy expects.
+
+    Where a block has just begun, the layers that it has not reached have nothing to repeat: the
+    next ones' gates say more.
+    """
+    gates = gates_ahead(trace)
+    block = trace.block.min(axis=1)
+
+    def look(step: int, layer: int) -> Sequence[Forecast]:
+        order = [*range(layer + 1, trace.n_layers), *range(layer + 1)]
+        expected = {each: Forecast(each, cache.worth(each)) for each in order}
+        if step == 0 or block[step] != block[step - 1]:
+            expected |= {forecast.layer: forecast for forecast in gates(step, layer)}
+        return list(expected.values())
+
+    return look
+
+
+class Prefetcher:
+    """Picks the swaps of one idle spell of the link after another."""
+
+    def __init__(
+        self,
+        look_ahead: LookAhead,
+        cache: CachePolicy,
+        scheduler: Scheduler,
+        costs: ExpertCosts,
+        *,
+        refill: bool,
+    ) -> None:
+        """With `refill`, a link that no forecast needs restores what the cache policy holds dear."""
+        self._look_ahead = look_ahead
+        self._cache = cache
+        self._scheduler = scheduler
+        self._costs = costs
+        self._refill = refill
+
+    def swaps(self, step: int, layer: int, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
+        """The best swap for now, and the next best each time one more is asked for.
+
+        `resident` is read again after each swap, which the caller is to have entered.
+        """
+        forecasts = self._look_ahead(step, layer)
+        gains = {f.layer: self._best(f, resident[f.layer]) for f in forecasts}
+        loads = {f.layer: f for f in forecasts}
+        while gains:
+            target, (gain, swap) = max(gains.items(), key=lambda item: item[1][0])
+            if gain <= 0 or swap is None:
+                break
+            yield swap
+            gains[target] = self._best(loads[target], resident[target])
+        if self._refill:
+            yield from self._restored(layer, resident)
+
+    def _best(
+        self, forecast: Forecast, resident: Bool[np.ndarray, " E"]
+    ) -> tuple[float, Swap | None]:
+        """The gain (s) of the layer's best swap."""
+        loads = np.where(forecast.loads >= LEAST_LOAD, forecast.loads, 0.0)
+        missing = np.where(resident, 0.0, loads)
+        expert = int(np.argmax(missing))
+        if missing[expert] == 0 or not resident.any():
+            return 0.0, None
+        victim = _least(self._cache.worth(forecast.layer), resident)
+        if loads[victim] >= loads[expert]:
+            return 0.0, None
+        swapped = resident.copy()
+        swapped[[expert, victim]] = True, False
+        before = self._scheduler(loads, resident, self._costs, IDLE).seconds
+        after = self._scheduler(loads, swapped, self._costs, IDLE).seconds
+        return before - after, Swap(forecast.layer, expert, victim)
+
+    def _restored(self, layer: int, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
+        """Swaps after which the residents are those worth most, the latest layers first."""
+        n_layers = len(resident)
+        for back in range(n_layers):
+            target = (layer - back) % n_layers
+            worth = self._cache.worth(target)
+            while True:
+                victim = _least(worth, resident[target])
+                expert = int(np.argmax(np.where(resident[target], -np.inf, worth)))
+                if resident[target].all() or worth[expert] <= worth[victim]:
+                    break
+                yield Swap(target, expert, victim)
+
+
+def _least(worth: Float[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> int:
+    return int(np.argmin(np.where(resident, worth, np.inf)))
