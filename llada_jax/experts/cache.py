@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require, require_choice
-from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.routing import RoutingTrace, loads_of
 
 CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load"]
 MRS_ALPHA = 0.5
@@ -27,9 +27,12 @@ class Visit(NamedTuple):
 
     step: int
     layer: int
+    experts: Int[np.ndarray, "R k"]
     loads: Int[np.ndarray, " E"]
     scores: Float[np.ndarray, " E"]
-    draft_loads: Int[np.ndarray, " E"]
+    foreseen: Int[np.ndarray, "A R k"]
+    changed: Bool[np.ndarray, " R"]
+    drafts: Bool[np.ndarray, " R"]
     new_block: bool
     """The step is its block's first."""
 
@@ -157,47 +160,53 @@ def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S
 
 
 class ExpectedLoad:
-    """The load that the next step will bring, from what a model that denoises shows beforehand.
+    """The load that a layer will have when it runs next, from what only a denoising model shows.
 
-    The same block is denoised again, so the next step's loads are nearly this one's. A layer that a
-    new block has not reached has nothing to repeat: there the usual loads count, and drafts (rows
-    of later blocks in the window) where the steps before had any.
+    A block is denoised again and again, and a row whose token stays takes the experts that it took
+    before. So the next step's loads are this step's, but for the rows whose tokens have just been
+    committed: these are known when the step begins, and for them the gates of the layers ahead are
+    asked. A new block has only new rows; where no gate has seen it, the layer's usual loads count,
+    half of them replaced by those of drafts (rows of later blocks in the window) if there are any.
     """
 
-    RECENT = 0.5
-    """Weight of the present step against those before it in the block."""
-    DRAFTS = 0.5
-    """Weight of drafts against the usual loads."""
-
     def __init__(self, n_layers: int, n_experts: int) -> None:
-        self._block = np.zeros((n_layers, n_experts))
-        self._prior = np.zeros((n_layers, n_experts))
+        self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * n_layers
+        self._expected = np.zeros((n_layers, n_experts))
         self._usual = np.zeros((n_layers, n_experts))
+        self._drafts = np.zeros((n_layers, n_experts))
         self._visits = np.zeros(n_layers, int)
-        self._reached = np.zeros(n_layers, bool)
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
-        if visit.new_block and layer == 0:
-            self._reached[:] = False
-        loads = visit.loads.astype(float)
-        weight = self.RECENT if self._reached[layer] else 1.0
-        self._block[layer] += weight * (loads - self._block[layer])
-        self._reached[layer] = True
+        if layer == 0 and visit.new_block:
+            self._expect_a_new_block()
         self._visits[layer] += 1
-        self._usual[layer] += (loads - self._usual[layer]) / self._visits[layer]
-        self._prior[layer] = self._with_drafts(self._usual[layer], visit.draft_loads)
+        self._usual[layer] += (visit.loads - self._usual[layer]) / self._visits[layer]
+        self._drafts[layer] = self._loads(visit.experts[visit.drafts])
+        self._expected[layer] = visit.loads
+        for ahead, seen in enumerate(visit.foreseen[: len(self._experts) - 1 - layer], start=1):
+            self._expect_changed_rows(layer + ahead, visit.changed, seen)
+        self._experts[layer] = visit.experts
 
-    def _with_drafts(
-        self, usual: Float[np.ndarray, " E"], drafts: Int[np.ndarray, " E"]
-    ) -> Float[np.ndarray, " E"]:
-        rows = drafts.sum()
-        if rows == 0:
-            return usual.copy()
-        return (1 - self.DRAFTS) * usual + self.DRAFTS * drafts * (usual.sum() / rows)
+    def _expect_a_new_block(self) -> None:
+        self._expected[:] = self._usual
+        for layer, drafts in enumerate(self._drafts):
+            if drafts.any():
+                share = self._usual[layer].sum() / drafts.sum()
+                self._expected[layer] = (self._usual[layer] + share * drafts) / 2
+
+    def _expect_changed_rows(
+        self, layer: int, changed: Bool[np.ndarray, " R"], seen: Int[np.ndarray, "R k"]
+    ) -> None:
+        before = self._experts[layer]
+        if before is not None:
+            self._expected[layer] = self._loads(np.where(changed[:, None], seen, before))
+
+    def _loads(self, experts: Int[np.ndarray, "r k"]) -> Int[np.ndarray, " E"]:
+        return loads_of(experts, self._usual.shape[1])
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._block[layer] if self._reached[layer] else self._prior[layer]
+        return self._expected[layer]
 
 
 def make_cache(
@@ -229,16 +238,18 @@ def make_cache(
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
     """The layers of a step."""
-    block = trace.block.min(axis=1)
-    new_block = step == 0 or bool(block[step] != block[step - 1])
+    drafts = trace.block[step] > trace.block[step].min()
     return [
         Visit(
             step,
             layer,
+            trace.experts[step, layer],
             trace.loads[step, layer],
             trace.scores[step, layer],
-            trace.draft_loads[step, layer],
-            new_block,
+            trace.foreseen[step, layer],
+            trace.changed[step],
+            drafts,
+            bool(trace.begins_block[step]),
         )
         for layer in range(trace.n_layers)
     ]

@@ -50,28 +50,19 @@ def gates_ahead(trace: RoutingTrace) -> LookAhead:
     """The next layers' own gates on the present hidden state (HybriMoE: three layers)."""
 
     def look(step: int, layer: int) -> Sequence[Forecast]:
-        loads = trace.foreseen[step, layer]
+        loads = trace.foreseen_loads[step, layer]
         last = min(len(loads), trace.n_layers - 1 - layer)
         return [Forecast(layer + 1 + i, loads[i].astype(float)) for i in range(last)]
 
     return look
 
 
-def denoised_again(trace: RoutingTrace, cache: CachePolicy) -> LookAhead:
-    """All layers of the step that follows, at the loads that the cache policy expects.
-
-    Where a block has just begun, the layers that it has not reached have nothing to repeat: the
-    next ones' gates say more.
-    """
-    gates = gates_ahead(trace)
-    block = trace.block.min(axis=1)
+def denoised_again(n_layers: int, cache: CachePolicy) -> LookAhead:
+    """All layers, in the order in which they run next, at the loads that the cache expects."""
 
     def look(step: int, layer: int) -> Sequence[Forecast]:
-        order = [*range(layer + 1, trace.n_layers), *range(layer + 1)]
-        expected = {each: Forecast(each, cache.worth(each)) for each in order}
-        if step == 0 or block[step] != block[step - 1]:
-            expected |= {forecast.layer: forecast for forecast in gates(step, layer)}
-        return list(expected.values())
+        order = [*range(layer + 1, n_layers), *range(layer + 1)]
+        return [Forecast(each, cache.worth(each)) for each in order]
 
     return look
 

@@ -9,7 +9,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
 
@@ -27,9 +27,11 @@ class RoutingTrace:
     """What each expert's output is multiplied with; 0 for absent rows."""
     scores: Float[np.ndarray, "S N E"]
     """Router scores (softmax or sigmoid) of all experts, the mean over the rows."""
-    foreseen: Int[np.ndarray, "S N A E"]
-    """Loads of the A following layers as their own gates see them, one layer, two layers ... early:
-    applied to this layer's input. 0 beyond the last layer; A may be 0."""
+    foreseen: Int[np.ndarray, "S N A R k"]
+    """Experts of the A following layers as their own gates see them, one layer, two layers ...
+    early: applied to this layer's input. Absent beyond the last layer; A may be 0."""
+    changed: Bool[np.ndarray, "S R"]
+    """Rows that feed another token than in the step before, or were not in it."""
     block: Int[np.ndarray, "S R"]
     """The block that each row belongs to. Blocks after a step's first one are drafts."""
     committed: Int[np.ndarray, " S"]
@@ -45,12 +47,13 @@ class RoutingTrace:
             self.experts.ndim == 4, f"experts has {self.experts.ndim} axes; allowed: 4 [S, N, R, k]"
         )
         require(self.scores.ndim == 3, f"scores has {self.scores.ndim} axes; allowed: 3 [S, N, E]")
-        steps, layers, rows, _ = self.experts.shape
-        ahead = self.foreseen.shape[2] if self.foreseen.ndim == 4 else 0
+        steps, layers, rows, k = self.experts.shape
+        ahead = self.foreseen.shape[2] if self.foreseen.ndim == 5 else 0
         shapes = {
             "weights": self.experts.shape,
             "scores": (steps, layers, self.n_experts),
-            "foreseen": (steps, layers, ahead, self.n_experts),
+            "foreseen": (steps, layers, ahead, rows, k),
+            "changed": (steps, rows),
             "block": (steps, rows),
             "committed": (steps,),
         }
@@ -63,13 +66,13 @@ class RoutingTrace:
         for name in ("weights", "scores"):
             bad = int((~np.isfinite(getattr(self, name))).sum())
             require(bad == 0, f"{name} has {bad} values that are NaN or infinite; allowed: none")
-        low, high = (
-            (int(self.experts.min()), int(self.experts.max())) if self.experts.size else (0, 0)
-        )
-        require(
-            low >= ABSENT and high < self.n_experts,
-            f"experts are from {low} to {high}; allowed: {ABSENT} to {self.n_experts - 1}",
-        )
+        for name in ("experts", "foreseen"):
+            found = getattr(self, name)
+            low, high = (int(found.min()), int(found.max())) if found.size else (ABSENT, ABSENT)
+            require(
+                low >= ABSENT and high < self.n_experts,
+                f"{name} are from {low} to {high}; allowed: {ABSENT} to {self.n_experts - 1}",
+            )
         ranked = np.sort(self.experts, axis=-1)
         twice = (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] != ABSENT)
         require(not twice.any(), "a row takes an expert twice; allowed: once")
@@ -96,11 +99,15 @@ class RoutingTrace:
         return loads_of(self.experts, self.n_experts)
 
     @cached_property
-    def draft_loads(self) -> Int[np.ndarray, "S N E"]:
-        """Rows of each expert that belong to drafts: what later blocks will want."""
-        drafts = self.block > self.block.min(axis=1, keepdims=True)
-        experts = np.where(drafts[:, None, :, None], self.experts, ABSENT)
-        return loads_of(experts, self.n_experts)
+    def foreseen_loads(self) -> Int[np.ndarray, "S N A E"]:
+        """Rows of each expert, as the gates foresee them."""
+        return loads_of(self.foreseen, self.n_experts)
+
+    @cached_property
+    def begins_block(self) -> Bool[np.ndarray, " S"]:
+        """Steps that are the first of the block that they decode."""
+        current = self.block.min(axis=1)
+        return np.diff(current, prepend=current[:1] - 1) != 0
 
     def first_steps(self, count: int) -> "RoutingTrace":
         """The trace of a run that was stopped after `count` steps."""
@@ -137,7 +144,7 @@ class RoutingTrace:
 
 def _require_array(name: str, value: Any) -> None:
     require(
-        isinstance(value, np.ndarray) and value.dtype.kind in "iuf",
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf",
         f"{name} is {type(value).__name__} {getattr(value, 'dtype', '')}; "
         "allowed: a NumPy array of numbers",
     )

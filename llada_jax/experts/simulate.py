@@ -211,7 +211,7 @@ def _look_ahead(name: Prefetch, trace: RoutingTrace, cache: CachePolicy) -> Look
     return {
         "none": lambda: no_look_ahead,
         "gates": lambda: gates_ahead(trace),
-        "denoised_again": lambda: denoised_again(trace, cache),
+        "denoised_again": lambda: denoised_again(trace.n_layers, cache),
     }[name]()
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.routing import ABSENT, RoutingTrace
 from llada_jax.experts.shapes import MoEShape
 
 GATE_AHEAD = 0.78
@@ -89,19 +89,20 @@ def denoising_trace(
     )
     rng = np.random.default_rng(seed)
     state = _fresh(rng, shape, block_length)
-    logits, block_of, committed = [], [], []
+    logits, block_of, changed, committed = [], [], [], []
     for block in range(blocks):
         state = _next_topic(rng, state, statistics, change_own=1.0)
-        masked = np.arange(block_length)
+        masked = done = np.arange(block_length)
         while masked.size:
             logits.append(_logits(rng, state, statistics))
+            changed.append(np.isin(np.arange(block_length), done))
             count = min(masked.size, 1 + rng.poisson(tokens_per_step - 1))
             done = rng.choice(masked, count, replace=False)
             masked = np.setdiff1d(masked, done)
             _change_own(rng, state, done, statistics.token_change)
             block_of.append(np.full(block_length, block))
             committed.append(count)
-    return _trace(rng, shape, logits, block_of, committed, "denoising", seed)
+    return _trace(rng, shape, logits, block_of, changed, committed, "denoising", seed)
 
 
 def decoding_trace(
@@ -115,8 +116,8 @@ def decoding_trace(
     for _ in range(tokens):
         state = _next_topic(rng, state, statistics, change_own=1.0)
         logits.append(_logits(rng, state, statistics))
-    ones = [1] * tokens
-    return _trace(rng, shape, logits, [np.zeros(1, int)] * tokens, ones, "decoding", seed)
+    zero, new = [np.zeros(1, int)] * tokens, [np.ones(1, bool)] * tokens
+    return _trace(rng, shape, logits, zero, new, [1] * tokens, "decoding", seed)
 
 
 def prefill_trace(
@@ -138,8 +139,9 @@ def prefill_trace(
             state = _next_topic(rng, state, statistics, change_own=1.0)
             rows.append(_logits(rng, state, statistics)[:, 0])
         logits.append(np.stack(rows, axis=1))
-    block_of = [np.zeros(tokens, int)] * prompts
-    return _trace(rng, shape, logits, block_of, [0] * prompts, "prefill", seed)
+    block_of = [np.full(tokens, prompt) for prompt in range(prompts)]
+    new = [np.ones(tokens, bool)] * prompts
+    return _trace(rng, shape, logits, block_of, new, [0] * prompts, "prefill", seed)
 
 
 def _fresh(rng: np.random.Generator, shape: MoEShape, rows: int) -> Preferences:
@@ -186,6 +188,7 @@ def _trace(
     shape: MoEShape,
     logits: Sequence[Float[np.ndarray, "N R E"]],
     block_of: Sequence[Int[np.ndarray, " R"]],
+    changed: Sequence[Bool[np.ndarray, " R"]],
     committed: Sequence[int],
     kind: str,
     seed: int,
@@ -197,6 +200,7 @@ def _trace(
         weights=weights,
         scores=scores,
         foreseen=foreseen,
+        changed=np.stack(changed),
         block=np.stack(block_of).astype(np.int32),
         committed=np.array(committed, np.int32),
         settings={"source": f"synthetic {kind}", "model": shape.name, "seed": seed},
@@ -233,18 +237,18 @@ def _best(logits: np.ndarray, count: int) -> np.ndarray:
 
 def _foreseen(
     rng: np.random.Generator, shape: MoEShape, likely: Int[np.ndarray, "N R 2k"]
-) -> Int[np.ndarray, "N A E"]:
-    """Loads of the layers ahead, seen with errors: a wrong guess is a runner-up."""
+) -> Int[np.ndarray, "N A R k"]:
+    """Experts of the layers ahead, seen with errors: a wrong guess is a runner-up."""
     n, rows, found = likely.shape
     k = shape.experts_per_token
-    loads = np.zeros((n, LOOK_AHEAD, shape.n_experts), np.int16)
-    for ahead in range(1, LOOK_AHEAD + 1):
-        wrong = rng.random((max(n - ahead, 0), rows, k)) > GATE_AHEAD**ahead
-        runner_up = np.minimum(np.arange(k) + k, found - 1)
-        guess = np.where(wrong, likely[ahead:, :, runner_up], likely[ahead:, :, :k])
-        for layer, experts in enumerate(guess.reshape(-1, rows * k) if n > ahead else ()):
-            loads[layer, ahead - 1] = np.bincount(experts, minlength=shape.n_experts)
-    return loads
+    seen = np.full((n, LOOK_AHEAD, rows, k), ABSENT, np.int16)
+    runner_up = np.minimum(np.arange(k) + k, found - 1)
+    for ahead in range(1, min(LOOK_AHEAD, n - 1) + 1):
+        wrong = rng.random((n - ahead, rows, k)) > GATE_AHEAD**ahead
+        seen[:-ahead, ahead - 1] = np.where(
+            wrong, likely[ahead:][..., runner_up], likely[ahead:, :, :k]
+        )
+    return seen
 
 
 STATISTICS = {
