@@ -1,7 +1,7 @@
 """How many experts an address space holds.
 
-Experts are tensors of the accelerator's address space like any other: what the swap planner's budget
-leaves beside the tensors that it keeps is divided into slots of one expert each.
+Experts are tensors of the accelerator's address space like any other: what the swap planner's
+budget leaves beside the tensors that it keeps is divided into slots of one expert each.
 """
 
 from typing import NamedTuple

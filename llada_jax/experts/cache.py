@@ -150,7 +150,7 @@ class Belady:
 
 
 def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
-    """Minus the step of the next use after each step; of one step, the higher load is worth more."""
+    """Minus the step of the next use; of one step, the higher load is worth more."""
     worth = np.full(loads.shape, -np.inf)
     for step in range(len(loads) - 2, -1, -1):
         coming = loads[step + 1]

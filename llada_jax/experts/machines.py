@@ -20,8 +20,8 @@ DESKTOP = MachineProfile(
 """RTX A6000, ten cores of a Xeon Gold 5220R, PCIe (arXiv 2504.05897).
 
 The two fitted numbers use the baseline rows of the paper's ablation alone. Its prompt is taken to
-have 32 tokens, the shortest of the paper: with more, reading the experts from the CPU's memory would
-take longer than 1.47 s.
+have 32 tokens, the shortest of the paper: with more, reading the experts from the CPU's memory
+would take longer than 1.47 s.
 """
 
 _Q4 = Figure(18 / 32, "Q4_0: 18 bytes for 32 weights")

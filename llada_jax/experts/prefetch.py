@@ -79,7 +79,7 @@ class Prefetcher:
         *,
         refill: bool,
     ) -> None:
-        """With `refill`, a link that no forecast needs restores what the cache policy holds dear."""
+        """With `refill`, a link that no forecast needs brings in what the cache policy wants."""
         self._look_ahead = look_ahead
         self._cache = cache
         self._scheduler = scheduler

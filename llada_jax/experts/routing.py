@@ -1,6 +1,7 @@
 """The routing trace: which experts every row took, in every layer of every step."""
 
 import json
+import math
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -152,8 +153,8 @@ def _require_array(name: str, value: Any) -> None:
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
     """How many rows take each expert; absent rows take none."""
-    lead = experts.shape[:-2]
-    flat = experts.reshape(-1, experts.shape[-2] * experts.shape[-1]).astype(np.int64)
+    lead, taken = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
+    flat = experts.reshape(math.prod(lead), taken).astype(np.int64)
     offset = np.arange(len(flat))[:, None] * (n_experts + 1)
     counted = np.bincount(
         (flat - ABSENT + offset).ravel(), minlength=len(flat) * (n_experts + 1)

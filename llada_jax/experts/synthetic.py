@@ -252,8 +252,8 @@ def _foreseen(
 
 
 STATISTICS = {
-    # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of adjacent
-    # steps (TIDE, arXiv 2605.20179) the jitter.
+    # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of
+    # adjacent steps (TIDE, arXiv 2605.20179) the jitter.
     "llada2_mini": RoutingStatistics(popular=POPULAR, topic=0.47, jitter=0.002),
     # 2.5 to 6.5 times the mean load for the busiest expert of a prompt of 352 tokens, taken as 4.5,
     # fix popular and topic together; the jitter is LLaDA2's.
