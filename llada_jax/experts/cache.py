@@ -211,26 +211,31 @@ class ExpectedLoad:
 
 def make_cache(
     name: CacheName,
-    trace: RoutingTrace,
+    profile: Int[np.ndarray, "S N E"],
     *,
-    profile_steps: int,
+    future: Int[np.ndarray, "S N E"] | None = None,
     alpha: float = MRS_ALPHA,
     interval: int = TIDE_INTERVAL,
 ) -> CachePolicy:
-    """A policy by name for the layers of a trace.
+    """A policy by name.
 
-    `static` profiles the first `profile_steps`; `belady` reads the whole trace; the others see
-    nothing but what they are shown.
+    Args:
+      profile: loads of a run before; `static` is made of them, the others take their shape.
+      future: the loads of all steps to come, counted as visits count them; `belady` alone needs
+        them.
     """
     require_choice("cache", name, CacheName)
-    size = (trace.n_layers, trace.n_experts)
+    require(
+        name != "belady" or future is not None, "cache 'belady' needs the future; allowed: loads"
+    )
+    size = profile.shape[1:]
     makers: dict[str, Callable[[], CachePolicy]] = {
         "mrs": lambda: MinusRecentScore(*size, alpha),
         "lru": lambda: LeastRecentlyUsed(*size),
         "lfu": lambda: LeastFrequentlyUsed(*size),
-        "static": lambda: StaticFrequency(trace.loads[:profile_steps]),
+        "static": lambda: StaticFrequency(profile),
         "tide": lambda: IntervalRefresh(*size, interval),
-        "belady": lambda: Belady(trace.loads),
+        "belady": lambda: Belady(np.asarray(future)),
         "expected_load": lambda: ExpectedLoad(*size),
     }
     return makers[name]()

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Float
 
-from llada_jax.experts.cache import CachePolicy
+from llada_jax.experts.cache import CachePolicy, Visit
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.routing import RoutingTrace
+from llada_jax.experts.routing import loads_of
 from llada_jax.experts.schedule import IDLE, Scheduler
 
 LEAST_LOAD = 0.5
@@ -36,35 +36,36 @@ class Forecast(NamedTuple):
 
 
 class LookAhead(Protocol):
-    """Which layers to bring experts for, while `layer` of `step` runs, and what they will want."""
+    """For which of N layers to bring experts during a visit, and what loads they will have."""
 
-    def __call__(self, step: int, layer: int) -> Sequence[Forecast]: ...
+    def __call__(self, visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]: ...
 
 
-def no_look_ahead(step: int, layer: int) -> Sequence[Forecast]:
+def no_look_ahead(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
     """Nothing is brought in ahead of time."""
     return ()
 
 
-def gates_ahead(trace: RoutingTrace) -> LookAhead:
-    """The next layers' own gates on the present hidden state (HybriMoE: three layers)."""
-
-    def look(step: int, layer: int) -> Sequence[Forecast]:
-        loads = trace.foreseen_loads[step, layer]
-        last = min(len(loads), trace.n_layers - 1 - layer)
-        return [Forecast(layer + 1 + i, loads[i].astype(float)) for i in range(last)]
-
-    return look
+def gates_ahead(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
+    """The next layers, by their own gates on the present hidden state (HybriMoE: three layers)."""
+    loads = loads_of(visit.foreseen, visit.loads.size).astype(float)
+    return [
+        Forecast(layer, loads[layer - visit.layer - 1])
+        for layer in range(visit.layer + 1, min(n_layers, visit.layer + 1 + len(loads)))
+    ]
 
 
-def denoised_again(n_layers: int, cache: CachePolicy) -> LookAhead:
+def denoised_again(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
     """All layers, in the order in which they run next, at the loads that the cache expects."""
+    order = [*range(visit.layer + 1, n_layers), *range(visit.layer + 1)]
+    return [Forecast(layer, cache.worth(layer)) for layer in order]
 
-    def look(step: int, layer: int) -> Sequence[Forecast]:
-        order = [*range(layer + 1, n_layers), *range(layer + 1)]
-        return [Forecast(each, cache.worth(each)) for each in order]
 
-    return look
+LOOK_AHEADS: dict[str, LookAhead] = {
+    "none": no_look_ahead,
+    "gates": gates_ahead,
+    "denoised_again": denoised_again,
+}
 
 
 class Prefetcher:
@@ -86,12 +87,12 @@ class Prefetcher:
         self._costs = costs
         self._refill = refill
 
-    def swaps(self, step: int, layer: int, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
+    def swaps(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
         """The best swap for now, and the next best each time one more is asked for.
 
         `resident` is read again after each swap, which the caller is to have entered.
         """
-        forecasts = self._look_ahead(step, layer)
+        forecasts = self._look_ahead(visit, self._cache, len(resident))
         gains = {f.layer: self._best(f, resident[f.layer]) for f in forecasts}
         loads = {f.layer: f for f in forecasts}
         while gains:
@@ -101,7 +102,7 @@ class Prefetcher:
             yield swap
             gains[target] = self._best(loads[target], resident[target])
         if self._refill:
-            yield from self._restored(layer, resident)
+            yield from self._restored(visit.layer, resident)
 
     def _best(
         self, forecast: Forecast, resident: Bool[np.ndarray, " E"]

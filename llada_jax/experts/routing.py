@@ -100,11 +100,6 @@ class RoutingTrace:
         return loads_of(self.experts, self.n_experts)
 
     @cached_property
-    def foreseen_loads(self) -> Int[np.ndarray, "S N A E"]:
-        """Rows of each expert, as the gates foresee them."""
-        return loads_of(self.foreseen, self.n_experts)
-
-    @cached_property
     def begins_block(self) -> Bool[np.ndarray, " S"]:
         """Steps that are the first of the block that they decode."""
         current = self.block.min(axis=1)
