@@ -41,7 +41,11 @@ ALLOWED = {
 THIRD_PARTY = {"config": set(), "lowered": set(), "tasks": {"numpy"}, "swap": {"numpy"}}
 """Rooms that may use no more than this beside the standard library."""
 
-ROOM_OF_MODULE = {"llada_jax.evaluation.task": "tasks", "llada_jax.evaluation.tasks": "tasks"}
+ROOM_OF_MODULE = {
+    "llada_jax.evaluation.task": "tasks",
+    "llada_jax.evaluation.tasks": "tasks",
+    "llada_jax.build_experts": "build",
+}
 """Files and folders of one room that belong to another one."""
 
 

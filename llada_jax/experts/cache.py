@@ -199,8 +199,9 @@ class ExpectedLoad:
         self, layer: int, changed: Bool[np.ndarray, " R"], seen: Int[np.ndarray, "R k"]
     ) -> None:
         before = self._experts[layer]
-        if before is not None:
-            self._expected[layer] = self._loads(np.where(changed[:, None], seen, before))
+        if before is not None and before.shape == seen.shape:
+            seen = np.where(changed[:, None], seen, before)
+        self._expected[layer] = self._loads(seen)
 
     def _loads(self, experts: Int[np.ndarray, "r k"]) -> Int[np.ndarray, " E"]:
         return loads_of(experts, self._usual.shape[1])

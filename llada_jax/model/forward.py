@@ -21,7 +21,6 @@ from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.rows import empty_cache, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
-
 FeedForwardOf = Callable[[Float[Array, "B R D"], Layer, ModelConfig, int], Float[Array, "B R D"]]
 """`feed_forward_of(x, layer, config, index)`: the second half of layer `index`, after its norm."""
 
