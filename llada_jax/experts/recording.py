@@ -52,7 +52,7 @@ def trace_of_steps(
     """
     require(
         0 < len(steps) == len(current_block) == len(committed),
-        f"{len(steps)} forwards, {len(current_block)} blocks and {len(committed)} counts are given; "
+        f"{len(steps)} forwards, {len(current_block)} blocks, {len(committed)} counts are given; "
         "allowed: the same number of each, from 1 on",
     )
     most = max(step.tokens.size for step in steps)
