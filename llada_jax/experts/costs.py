@@ -5,7 +5,8 @@ time grows linearly with the load, and moving an expert takes the same time for 
 2504.05897, section III).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -44,11 +45,14 @@ class ExpertCosts:
         return self.cpu_expert + self.cpu_row * loads
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A number of a profile, and where it comes from."""
+Tag = Literal["measured", "derived", "inferred", "fitted"]
+
+
+class Figure(NamedTuple):
+    """A number of a profile, how it was had, and where it comes from."""
 
     value: float
+    tag: Tag
     source: str
 
 
@@ -87,6 +91,10 @@ class MachineProfile:
             dense=shape.dense_weights * 1e-9 / self.dense_weights.value
             + self.layer_overhead.value * 1e-6,
         )
+
+    def figures(self) -> dict[str, Figure]:
+        """All numbers by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
 
     def expert_bytes(self, shape: MoEShape) -> int:
         return round(shape.expert_weights * self.bytes_per_weight.value)
