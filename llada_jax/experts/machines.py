@@ -13,7 +13,7 @@ DESKTOP = MachineProfile(
     accelerator_call=Figure(150, "inferred", "three kernels launched from PyTorch"),
     cpu_bandwidth=Figure(10.1, "fitted", "kTransformers, Qwen2 at 25 %: 0.21 s a decoded token"),
     cpu_rate=Figure(1408, "inferred", "10 cores, 2.2 GHz, 64 8-bit multiply-adds a cycle"),
-    cpu_first=Figure(300, "inferred", ""),
+    cpu_first=Figure(300, "inferred", "cold caches: a quarter of an expert"),
     transfer_bandwidth=Figure(
         10.4, "derived", "0.4179 ms for an expert of DeepSeek, HybriMoE's code"
     ),

@@ -11,7 +11,7 @@ from tests.experts.test_cache import visit
 COSTS = ExpertCosts(
     cpu_expert=3.0, cpu_row=1.0, cpu_first=0.0, accelerator=1.0, transfer=4.0, dense=0.0
 )
-USED = np.array([[[3, 2, 1, 0]], [[3, 2, 1, 0]], [[3, 0, 0, 0]]]).repeat(3, axis=1)
+USED = np.array([[[3, 2, 1, 0]], [[3, 2, 0, 0]], [[3, 0, 0, 0]]]).repeat(3, axis=1)
 CACHE = StaticFrequency(USED)  # of each layer, 0 is worth most, 3 least
 
 
