@@ -5,6 +5,7 @@ that of the plain forward whatever it chooses.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -13,10 +14,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.forward import forward_rows, plain_feed_forward
-from llada_jax.model.layers import feed_forward
+from llada_jax.model.forward import attention_half
+from llada_jax.model.layers import Rotation, attention_bias, feed_forward, rms_norm, rotation
 from llada_jax.model.moe import Routing, route, router_scores, weighted_experts
-from llada_jax.model.params import Experts, Layer, ModelParams
+from llada_jax.model.params import Experts, ModelParams
 from llada_jax.model.quantize import QuantArray
 from llada_jax.model.recorded import foreseen
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -119,33 +120,33 @@ class ExpertStore:
 
     def _write(self, layer: int, expert: int, slot: int) -> None:
         self.moved += 1
-        self._device[layer] = tuple(
-            on_device.at[slot].set(jnp.asarray(on_host[expert], self._dtype))
-            for on_device, on_host in zip(self._device[layer], self._host[layer], strict=True)
-        )
+        matrices = tuple(on_host[expert].astype(self._dtype) for on_host in self._host[layer])
+        self._device[layer] = _written(self._device[layer], matrices, slot)
 
     def from_slots(
-        self, layer: int, x: Float[Array, "T D"], routing: Routing, experts: set[int]
-    ) -> Float[Array, "T D"]:
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, experts: set[int]
+    ) -> Float[np.ndarray, "T D"]:
         """The share of some resident experts in the layer's output, in one batch."""
         return self._run(layer, x, routing, {e: self._slot_of[layer][e] for e in experts})
 
     def passing_through(
-        self, layer: int, x: Float[Array, "T D"], routing: Routing, expert: int
-    ) -> Float[Array, "T D"]:
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
+    ) -> Float[np.ndarray, "T D"]:
         """The share of an expert that is staged for this one use."""
         self._write(layer, expert, self.slots)
         return self._run(layer, x, routing, {expert: self.slots})
 
     def _run(
-        self, layer: int, x: Float[Array, "T D"], routing: Routing, slot_of: dict[int, int]
-    ) -> Float[Array, "T D"]:
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, slot_of: dict[int, int]
+    ) -> Float[np.ndarray, "T D"]:
         n_experts = self._host[layer][0].shape[0]
         table = np.full(n_experts, -1, np.int32)
         table[list(slot_of)] = list(slot_of.values())
         slots = table[np.asarray(routing.experts)]
         weights = np.where(slots >= 0, np.asarray(routing.weights), 0).astype(np.float32)
-        return _slots_product(x, np.maximum(slots, 0), weights, *self._device[layer])
+        inputs = jnp.asarray(x, self._dtype)
+        out = _slots_product(inputs, np.maximum(slots, 0), weights, *self._device[layer])
+        return np.asarray(out, np.float32)
 
     def on_host(
         self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
@@ -162,6 +163,11 @@ class ExpertStore:
         return total
 
 
+@partial(jax.jit, donate_argnums=0)
+def _written(slots: tuple[Array, ...], expert: tuple[Array, ...], slot: int) -> tuple[Array, ...]:
+    return tuple(all_.at[slot].set(one) for all_, one in zip(slots, expert, strict=True))
+
+
 @jax.jit
 def _slots_product(x, slots, weights, gate, up, down):
     experts = Experts(router=gate[:, 0], selection_bias=None, gate=gate, up=up, down=down,
@@ -169,10 +175,37 @@ def _slots_product(x, slots, weights, gate, up, down):
     return weighted_experts(x, Routing(slots, weights), experts)
 
 
-_route = jax.jit(route, static_argnums=2)
-_router_scores = jax.jit(router_scores, static_argnums=2)
-_foreseen = jax.jit(foreseen, static_argnums=(2, 3))
-_shared = jax.jit(feed_forward)
+class _Start(NamedTuple):
+    hidden: Float[Array, "B R D"]
+    angles: Rotation
+    bias: Float[Array, "B R T"]
+
+
+@partial(jax.jit, static_argnums=1)
+def _start(params: ModelParams, config: ModelConfig, rows: Rows) -> _Start:
+    return _Start(
+        params.embedding[rows.tokens], rotation(config, rows.positions), attention_bias(rows)
+    )
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _router(params: ModelParams, x: Float[Array, "B R D"], config: ModelConfig, index: int):
+    """The routing of a layer's rows, its scores, and what the next layers' gates foresee."""
+    ffn, moe = params.layers[index].ffn, config.moe
+    assert isinstance(ffn, Experts) and moe is not None
+    flat = x.reshape(-1, x.shape[-1])
+    return route(flat, ffn, moe), router_scores(flat, ffn, moe), foreseen(params, flat, moe, index)
+
+
+@partial(jax.jit, static_argnums=1)
+def _end(params: ModelParams, config: ModelConfig, hidden: Array, keys: list, values: list):
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
+    return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+
+
+_attention_half = jax.jit(attention_half, static_argnums=1)
+_dense = jax.jit(feed_forward)
+_sum = jax.jit(lambda *parts: sum(parts[1:], parts[0]))
 
 
 def forward_rows_budgeted(
@@ -189,33 +222,28 @@ def forward_rows_budgeted(
     names one twice.
     """
     assert config.moe is not None
-    first = config.moe.first_layer
+    hidden, angles, bias = _start(params, config, rows)
     live = np.asarray(rows.live).reshape(-1)
-
-    def feed_forward_of(
-        x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
-    ) -> Float[Array, "B R D"]:
-        if not isinstance(layer.ffn, Experts):
-            return plain_feed_forward(x, layer, config, index)
-        assert config.moe is not None
-        flat = x.reshape(-1, x.shape[-1])
-        routing = jax.tree.map(np.asarray, _route(flat, layer.ffn, config.moe))
-        placement = plan(
-            LayerRouting(
-                index - first,
-                routing.experts,
-                np.asarray(_router_scores(flat, layer.ffn, config.moe)),
-                np.asarray(_foreseen(params, flat, config.moe, index)),
-                live,
-            )
+    keys, values = [], []
+    for index, layer in enumerate(params.layers):
+        hidden, normed, key, value = _attention_half(
+            layer, config, hidden, angles, bias, cache.keys[index], cache.values[index]
         )
-        check_placement(placement, routing.experts[live])
-        total = _planned(store, index - first, flat, routing, placement)
-        if layer.ffn.shared is not None:
-            total = total + _shared(flat, layer.ffn.shared)
-        return total.reshape(x.shape)
-
-    return forward_rows(params, config, rows, cache, feed_forward_of)
+        keys.append(key)
+        values.append(value)
+        if isinstance(layer.ffn, Experts):
+            number = index - config.moe.first_layer
+            routing, scores, ahead = jax.tree.map(
+                np.asarray, _router(params, normed, config, index)
+            )
+            placement = plan(LayerRouting(number, routing.experts, scores, ahead, live))
+            check_placement(placement, routing.experts[live])
+            mixed = _planned(store, number, normed, routing, placement)
+            shared = [] if layer.ffn.shared is None else [_dense(normed, layer.ffn.shared)]
+            hidden = _sum(hidden, mixed, *shared)
+        else:
+            hidden = _sum(hidden, _dense(normed, layer.ffn))
+    return _end(params, config, hidden, keys, values)
 
 
 def check_placement(placement: Placement, experts: Int[np.ndarray, "r k"]) -> None:
@@ -231,12 +259,14 @@ def check_placement(placement: Placement, experts: Int[np.ndarray, "r k"]) -> No
 def _planned(
     store: ExpertStore,
     layer: int,
-    x: Float[Array, "T D"],
+    x: Float[Array, "B R D"],
     routing: Routing,
     placement: Placement,
-) -> Float[Array, "T D"]:
+) -> Float[Array, "B R D"]:
+    """The experts' share of a layer's output; afterwards the store is as the plan wants it."""
+    flat = np.asarray(x, np.float32).reshape(-1, x.shape[-1])
     here = store.resident(layer)
-    total = store.from_slots(layer, x, routing, here & set(placement.slots))
+    total = store.from_slots(layer, flat, routing, here & set(placement.slots))
     stays = set(map(int, placement.resident_after))
     leaving = sorted(here - stays)
     for expert in placement.slots:
@@ -244,13 +274,11 @@ def _planned(
             continue
         if expert in stays and leaving:
             store.put(layer, expert, leaving.pop())
-            total = total + store.from_slots(layer, x, routing, {expert})
+            total = total + store.from_slots(layer, flat, routing, {expert})
         else:
-            total = total + store.passing_through(layer, x, routing, expert)
-    on_host = np.asarray(x, np.float32)
+            total = total + store.passing_through(layer, flat, routing, expert)
     for expert in placement.host:
-        share = store.on_host(layer, on_host, routing, expert)
-        total = total + jnp.asarray(share, total.dtype)
+        total = total + store.on_host(layer, flat, routing, expert)
     for target, expert, victim in placement.staged:
         store.put(target, expert, victim)
-    return total
+    return jnp.asarray(total.reshape(x.shape), x.dtype)

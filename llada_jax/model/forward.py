@@ -87,21 +87,41 @@ def run_layers(
     keys, values = [], []
     for index, layer in enumerate(layers):
         with jax.named_scope(f"layer_{first + index}"):
-            mixed, key, value = attention(
-                rms_norm(hidden, layer.attention_norm, config.norm_eps),
-                layer.attention,
-                config,
-                angles,
-                bias,
-                cached_keys[index],
-                cached_values[index],
+            hidden, normed, key, value = attention_half(
+                layer, config, hidden, angles, bias, cached_keys[index], cached_values[index]
             )
-            hidden = hidden + mixed
-            normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
             hidden = hidden + feed_forward_of(normed, layer, config, first + index)
         keys.append(key)
         values.append(value)
     return hidden, keys, values
+
+
+def attention_half(
+    layer: Layer,
+    config: ModelConfig,
+    hidden: Float[Array, "B R D"],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached_keys: Float[Array, "B L K Dh"],
+    cached_values: Float[Array, "B L K Dh"],
+) -> tuple[
+    Float[Array, "B R D"],
+    Float[Array, "B R D"],
+    Float[Array, "B R K Dh"],
+    Float[Array, "B R K Dh"],
+]:
+    """The first half of a layer: hidden states, the second half's input, keys and values."""
+    mixed, key, value = attention(
+        rms_norm(hidden, layer.attention_norm, config.norm_eps),
+        layer.attention,
+        config,
+        angles,
+        bias,
+        cached_keys,
+        cached_values,
+    )
+    hidden = hidden + mixed
+    return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
 def forward(
