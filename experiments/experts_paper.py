@@ -6,14 +6,14 @@ experts. All other cells are predictions.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from experiments.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.cache import CacheName, hit_rate, make_cache
-from llada_jax.experts.machines import DESKTOP
+from llada_jax.experts.machines import DESKTOP, MachineProfile
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.runtime import POLICIES, Policy
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
@@ -74,6 +74,7 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     """The ablation, the averages, and the hit rates."""
     decoding = {shape.name: _decoding(shape, config, seed) for shape in MODELS}
     yield from _ablation(decoding["qwen2"], config, seed)
+    yield from _implied_links(decoding["qwen2"], config, seed)
     yield _average("decode", [
         _speedup(decoding[shape.name], shape, ratio, config.profile_tokens)
         for shape in MODELS for ratio in RATIOS
@@ -84,6 +85,36 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     ])  # fmt: skip
     for shape in MODELS:
         yield from hit_rates(decoding[shape.name], shape, config.profile_tokens)
+
+
+def _implied_links(decoding: RoutingTrace, config: PaperConfig, seed: int) -> Iterator[ResultRow]:
+    """How fast the link would have to be for the paper's gain of scheduling; used nowhere else."""
+    phases = {
+        "decode": (decoding, config.profile_tokens),
+        "prefill": (_prefill(QWEN2, ABLATION_PROMPT, config, seed), config.prompts),
+    }
+    for phase, (trace, profile) in phases.items():
+        yield ResultRow(
+            name=f"implied_link/qwen2_25/{phase}",
+            value=_link_for(trace, profile, PUBLISHED_SPEEDUP[phase, "scheduling"]),
+            unit="GB/s",
+            kind="modelled",
+            reference=DESKTOP.transfer_bandwidth.value,
+            source=DESKTOP.transfer_bandwidth.source,
+        )
+
+
+def _link_for(trace: RoutingTrace, profile: int, speedup: float) -> float:
+    """Bisects the bandwidth (GB/s): the faster the link, the more scheduling gains."""
+    before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
+    low, high = 0.1, 2 * DESKTOP.transfer_bandwidth.value
+    for _ in range(8):
+        middle = (low + high) / 2
+        figure = DESKTOP.transfer_bandwidth._replace(value=middle)
+        machine = replace(DESKTOP, transfer_bandwidth=figure)
+        after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, machine)
+        low, high = (low, middle) if before / after > speedup else (middle, high)
+    return (low + high) / 2
 
 
 def _decoding(shape: MoEShape, config: PaperConfig, seed: int) -> RoutingTrace:
@@ -98,10 +129,15 @@ def _prefill(shape: MoEShape, length: int, config: PaperConfig, seed: int) -> Ro
 
 
 def _seconds(
-    trace: RoutingTrace, shape: MoEShape, policy: Policy, ratio: float, profile: int
+    trace: RoutingTrace,
+    shape: MoEShape,
+    policy: Policy,
+    ratio: float,
+    profile: int,
+    machine: MachineProfile = DESKTOP,
 ) -> float:
     slots = int(ratio * shape.n_experts)
-    costs = DESKTOP.costs(shape)
+    costs = machine.costs(shape)
     return float(simulate(trace, policy, costs, slots, profile_steps=profile).seconds.mean())
 
 

@@ -19,7 +19,7 @@ from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55
-"""LLaDA2.0-mini on twelve benchmarks (model card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
+"""LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
 OURS = "denoising"
 WITHOUT_CPU = ("adapmoe", "tide", "lru", "lfu", "mrs", "hybrimoe", OURS)
 """Policies that are also run with all experts on the NPU, as when the CPU has other work."""

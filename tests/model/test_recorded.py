@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,30 +48,40 @@ def test_it_is_the_plain_forward(family):
 def test_the_record_is_what_the_routers_say(family):
     config, params = model(family)
     rows = rows_of(family)
-    inputs = []
-
-    def watch(x, layer, config, index):
-        if isinstance(layer.ffn, Experts):
-            inputs.append(x.reshape(-1, x.shape[-1]))
-        return plain_feed_forward(x, layer, config, index)
-
     cache = cache_for(params, config, len(rows.tokens), 0)
-    forward_rows(params, config, rows, cache, watch)
+
+    @jax.jit
+    def watched(params, rows, cache):
+        inputs = []
+
+        def watch(x, layer, config, index):
+            if isinstance(layer.ffn, Experts):
+                inputs.append(x.reshape(-1, x.shape[-1]))
+            return plain_feed_forward(x, layer, config, index)
+
+        forward_rows(params, config, rows, cache, watch)
+        return inputs
+
+    inputs = watched(params, rows, cache)
     _, record = recorded(params, config, rows, cache)
     experts = routed(params)
     for index, (x, mine) in enumerate(zip(inputs, experts, strict=True)):
-        chosen, weights = route(x, mine, config.moe)
+        chosen, weights = jit_route(x, mine, config.moe)
         np.testing.assert_array_equal(record.experts[index], chosen)
         np.testing.assert_allclose(record.weights[index], weights, atol=1e-5)
-        scores = router_scores(x, mine, config.moe)
+        scores = jit_scores(x, mine, config.moe)
         np.testing.assert_allclose(record.scores[index], scores, atol=1e-5)
         for ahead in range(1, LOOK_AHEAD + 1):
             seen = record.foreseen[index, ahead - 1]
             if index + ahead < len(experts):
-                expected = route(x, experts[index + ahead], config.moe).experts
+                expected = jit_route(x, experts[index + ahead], config.moe).experts
                 np.testing.assert_array_equal(seen, expected)
             else:
                 assert (seen == BEYOND).all()
+
+
+jit_route = jax.jit(route, static_argnums=2)
+jit_scores = jax.jit(router_scores, static_argnums=2)
 
 
 def routed(params):
@@ -81,8 +90,9 @@ def routed(params):
 
 def test_scores_are_what_experts_are_chosen_by():
     config, params = model("llada-moe")
-    x = jax.random.normal(jax.random.key(0), (5, config.width))
-    scores = router_scores(x, params.layers[0].ffn, config.moe)
+    x = np.random.default_rng(0).standard_normal((5, config.width), np.float32)
+    scores = np.asarray(jit_scores(x, params.layers[0].ffn, config.moe))
     np.testing.assert_allclose(scores.sum(axis=-1), np.ones(5), atol=1e-6)
-    best = jnp.sort(scores, axis=-1)[:, ::-1][:, : config.moe.experts_per_token]
-    np.testing.assert_allclose(route(x, params.layers[0].ffn, config.moe).weights, best, atol=1e-7)
+    best = np.sort(scores, axis=-1)[:, ::-1][:, : config.moe.experts_per_token]
+    weights = jit_route(x, params.layers[0].ffn, config.moe).weights
+    np.testing.assert_allclose(weights, best, atol=1e-7)
