@@ -97,7 +97,7 @@ def test_ours_is_at_least_as_fast_as_every_other_policy():
         mine = simulate(trace, POLICIES["denoising"], COSTS, slots, profile_steps=12)
         for name, policy in others.items():
             theirs = simulate(trace, policy, COSTS, slots, profile_steps=12)
-            assert mine.tokens_per_second >= 0.99 * theirs.tokens_per_second, (name, slots)
+            assert mine.tokens_per_second >= 0.995 * theirs.tokens_per_second, (name, slots)
 
 
 def test_a_denoised_block_is_worth_more_than_gates_where_the_cpu_does_nothing():
