@@ -56,8 +56,8 @@ POLICIES = {
     "hybrimoe": Policy(scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True),
     "denoising": Policy(scheduler="fastest", cache="expected_load", prefetch="denoised_again"),
 }
-"""By name; `denoising` is ours. It refills nothing: a transfer that shortens no layer it can foresee
-only holds up the next one."""
+"""By name; `denoising` is ours. It refills nothing: a transfer that shortens no layer it can
+foresee only holds up the next one."""
 ORACLE = Policy(scheduler="fastest", cache="belady", refill=True)
 """Knows the future, but has the same link as everybody."""
 
