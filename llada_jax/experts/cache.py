@@ -229,7 +229,8 @@ def make_cache(
     require(
         name != "belady" or future is not None, "cache 'belady' needs the future; allowed: loads"
     )
-    size = profile.shape[1:]
+    n_layers, n_experts = profile.shape[1:]
+    size = (n_layers, n_experts)
     makers: dict[str, Callable[[], CachePolicy]] = {
         "mrs": lambda: MinusRecentScore(*size, alpha),
         "lru": lambda: LeastRecentlyUsed(*size),

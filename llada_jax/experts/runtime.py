@@ -142,7 +142,7 @@ class Runtime:
 
     def _kept(self, layer: int, brought: list[int]) -> Bool[np.ndarray, " E"]:
         present = self.resident[layer].copy()
-        slots = np.count_nonzero(present)
+        slots = int(np.count_nonzero(present))
         present[brought] = True
         return best(np.where(present, self.cache.worth(layer), -np.inf), slots)
 

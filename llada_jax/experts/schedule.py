@@ -199,7 +199,7 @@ def _plan(queues: _Queues, costs: ExpertCosts, link: Link, moved: int, stolen: i
     cpu = queues.missing[moved:][::-1] + queues.resident[kept:][::-1]
     accelerator = queues.resident[:kept] + queues.arriving + queues.missing[:moved]
     on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
-    last_arrival = _last_arrival(np.int64(moved), costs, link, len(queues.arriving))
+    last_arrival = _last_arrival(np.asarray(moved), costs, link, len(queues.arriving))
     return Schedule(
         cpu,
         accelerator,

@@ -76,7 +76,7 @@ def weighted_experts(
     chosen, weights = routing
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     row_of = order // chosen.shape[1]
-    group_sizes = jnp.bincount(chosen.reshape(-1), length=experts.gate.shape[0]).astype(jnp.int32)
+    group_sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[0]).astype(jnp.int32)
 
     def product(rows: Float[Array, "Tk In"], weight: Weight) -> Float[Array, "Tk Out"]:
         if isinstance(weight, QuantArray):
