@@ -10,6 +10,7 @@ from llada_jax.checkpoint import load_huggingface
 from llada_jax.model.forward import cache_for, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts
+from llada_jax.model.quantize import quantize
 from llada_jax.model.recorded import BEYOND, LOOK_AHEAD, recorded
 from llada_jax.rows import make_rows
 from tests.checkpoint.folders import GOLDENS, golden_forward
@@ -96,3 +97,18 @@ def test_scores_are_what_experts_are_chosen_by():
     best = np.sort(scores, axis=-1)[:, ::-1][:, : config.moe.experts_per_token]
     weights = jit_route(x, params.layers[0].ffn, config.moe).weights
     np.testing.assert_allclose(weights, best, atol=1e-7)
+
+
+def test_quantized_experts_are_recorded_too():
+    config, params = model("llada-moe")
+    layers = [
+        layer._replace(ffn=layer.ffn._replace(gate=quantize(layer.ffn.gate, 8)))
+        for layer in params.layers
+    ]
+    params = params._replace(layers=tuple(layers))
+    rows = rows_of("llada-moe")
+    cache = cache_for(params, config, len(rows.tokens), 0)
+    out, record = recorded(params, config, rows, cache)
+    plain = jax.jit(forward_rows, static_argnums=1)(params, config, rows, cache)
+    np.testing.assert_allclose(out.hidden, plain.hidden, rtol=0, atol=1e-5)
+    assert np.asarray(record.scores).shape == (3, rows.tokens.size, 8)
