@@ -12,7 +12,7 @@ from experiments.run import Run
 from llada_jax.build_experts import generate_within_budget, record_routing
 from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
 from llada_jax.experts.machines import SM8750
-from llada_jax.experts.routing import experts_per_step, step_similarity
+from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
 from llada_jax.experts.runtime import POLICIES
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.model.params import init_params
@@ -77,7 +77,7 @@ def _within_budget(
     config: RecordedConfig,
     seed: int,
     result: lj.Result,
-    trace,
+    trace: RoutingTrace,
 ) -> Iterator[ResultRow]:
     costs = SM8750.costs(shape)
     for policy in ("hybrimoe", "denoising"):
@@ -97,6 +97,12 @@ def _within_budget(
         yield _row(f"{name}/equal_tokens", equal, "of the tokens")
         yield _row(f"{name}/hit_rate", hits, "of activated experts")
         yield _row(f"{name}/transfers", budgeted.store.moved, "experts")
+        yield ResultRow(
+            name=f"{name}/tokens_per_second",
+            value=trace.committed.sum() / budgeted.runtime.seconds,
+            unit="tokens/s",
+            kind="modelled",
+        )
 
 
 def _row(name: str, value: float, unit: str) -> ResultRow:

@@ -122,7 +122,7 @@ def test_quantized_experts_are_refused():
 
 def quantized(ffn):
     assert isinstance(ffn, Experts)
-    return ffn._replace(gate=quantize(ffn.gate, 8))
+    return ffn._replace(gate=quantize(np.asarray(ffn.gate), 8))
 
 
 def test_a_slot_is_given_up_only_by_who_holds_it():
