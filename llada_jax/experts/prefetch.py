@@ -5,7 +5,7 @@ layer is expected to have. The schedule depends on an expert by its load alone, 
 expert of highest load is the best candidate of its layer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -77,18 +77,14 @@ class Prefetcher:
         cache: CachePolicy,
         scheduler: Scheduler,
         costs: ExpertCosts,
-        *,
-        refill: bool,
     ) -> None:
-        """With `refill`, a link that no forecast needs brings in what the cache policy wants."""
         self._look_ahead = look_ahead
         self._cache = cache
         self._scheduler = scheduler
         self._costs = costs
-        self._refill = refill
 
-    def swaps(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
-        """The best swap for now, and the next best each time one more is asked for.
+    def swaps(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
+        """The swap that gains most, and the next best each time one more is asked for.
 
         `resident` is read again after each swap, which the caller is to have entered.
         """
@@ -101,8 +97,19 @@ class Prefetcher:
                 break
             yield swap
             gains[target] = self._best(loads[target], resident[target])
-        if self._refill:
-            yield from self._restored(visit.layer, resident)
+
+    def refills(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
+        """Swaps after which the residents are those worth most, the latest layers first."""
+        n_layers = len(resident)
+        for back in range(n_layers):
+            target = (visit.layer - back) % n_layers
+            worth = self._cache.worth(target)
+            while not resident[target].all():
+                victim = _least(worth, resident[target])
+                expert = int(np.argmax(np.where(resident[target], -np.inf, worth)))
+                if worth[expert] <= worth[victim]:
+                    break
+                yield Swap(target, expert, victim)
 
     def _best(
         self, forecast: Forecast, resident: Bool[np.ndarray, " E"]
@@ -121,19 +128,6 @@ class Prefetcher:
         before = self._scheduler(loads, resident, self._costs, IDLE).seconds
         after = self._scheduler(loads, swapped, self._costs, IDLE).seconds
         return before - after, Swap(forecast.layer, expert, victim)
-
-    def _restored(self, layer: int, resident: Bool[np.ndarray, "N E"]) -> Iterable[Swap]:
-        """Swaps after which the residents are those worth most, the latest layers first."""
-        n_layers = len(resident)
-        for back in range(n_layers):
-            target = (layer - back) % n_layers
-            worth = self._cache.worth(target)
-            while True:
-                victim = _least(worth, resident[target])
-                expert = int(np.argmax(np.where(resident[target], -np.inf, worth)))
-                if resident[target].all() or worth[expert] <= worth[victim]:
-                    break
-                yield Swap(target, expert, victim)
 
 
 def _least(worth: Float[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> int:

@@ -36,7 +36,7 @@ class Policy:
     cache: CacheName = "static"
     prefetch: Prefetch = "none"
     refill: bool = False
-    """Experts that the cache policy wants are brought in while the link is idle."""
+    """What the cache policy wants is brought in while the link has nothing else to do."""
     alpha: float = MRS_ALPHA
     interval: int = TIDE_INTERVAL
 
@@ -54,10 +54,11 @@ POLICIES = {
     "lfu": Policy(scheduler="earliest_finish", cache="lfu", refill=True),
     "mrs": Policy(scheduler="earliest_finish", cache="mrs", refill=True),
     "hybrimoe": Policy(scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True),
-    "denoising": Policy(scheduler="fastest", cache="expected_load", prefetch="denoised_again"),
+    "denoising": Policy(
+        scheduler="fastest", cache="expected_load", prefetch="denoised_again", refill=True
+    ),
 }
-"""By name; `denoising` is ours. It refills nothing: a transfer that shortens no layer it can
-foresee only holds up the next one."""
+"""By name; `denoising` is ours."""
 ORACLE = Policy(scheduler="fastest", cache="belady", refill=True)
 """Knows the future, but has the same link as everybody."""
 
@@ -102,8 +103,9 @@ class Runtime:
         self.resident = np.stack([best(frequency.worth(n), slots) for n in range(n_layers)])
         self._costs = costs
         self._schedule = SCHEDULERS[policy.scheduler]
+        self._refill = policy.refill
         self._prefetcher = Prefetcher(
-            LOOK_AHEADS[policy.prefetch], self.cache, self._schedule, costs, refill=policy.refill
+            LOOK_AHEADS[policy.prefetch], self.cache, self._schedule, costs
         )
         self._link_end = 0.0
         self._in_flight: Swap | None = None
@@ -114,8 +116,9 @@ class Runtime:
         A layer is its dense part, after which the router is known, and its experts on the timelines
         of the schedule. The link serves the schedule first. From then until the next router is
         known it may start transfers ahead of time, of which the last may reach into the next layer
-        and keep that layer's link busy. A slot is given up when the transfer into it starts; what a
-        schedule brings stays where the cache policy thinks it worth more than a resident.
+        and keep that layer's link busy; a refill may not. A slot is given up when the transfer into
+        it starts; what a schedule brings stays where the cache policy thinks it worth more than a
+        resident.
         """
         layer = visit.layer
         self.seconds += self._costs.dense
@@ -147,17 +150,22 @@ class Runtime:
         return best(np.where(present, self.cache.worth(layer), -np.inf), slots)
 
     def _use_idle_link(self, visit: Visit, until: float) -> tuple[Swap, ...]:
-        """Transfers ahead of time that start before `until`."""
+        """Transfers ahead of time that start before `until`; refills end before it."""
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
-        if self._link_end >= until:
-            return ()
-        for swap in self._prefetcher.swaps(visit, self.resident):
-            self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
-            self._link_end += self._costs.transfer
-            self._in_flight = swap
-            self.transfers += 1
-            done.append(swap)
-            if self._link_end >= until:
-                break
+        wanted = self._prefetcher.swaps(visit, self.resident)
+        while self._link_end < until and (swap := next(wanted, None)):
+            done.append(self._started(swap))
+        if not self._refill:
+            return tuple(done)
+        wanted = self._prefetcher.refills(visit, self.resident)
+        while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
+            done.append(self._started(swap))
         return tuple(done)
+
+    def _started(self, swap: Swap) -> Swap:
+        self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
+        self._link_end += self._costs.transfer
+        self._in_flight = swap
+        self.transfers += 1
+        return swap

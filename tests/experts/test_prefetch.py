@@ -25,10 +25,11 @@ def foreseen(*loads):
     return seen
 
 
-def swaps(seen, resident, refill=False, layer=0, most=10):
-    prefetcher = Prefetcher(gates_ahead, CACHE, resident_or_cpu, COSTS, refill=refill)
+def swaps(seen, resident, layer=0, most=10, kind="swaps"):
+    prefetcher = Prefetcher(gates_ahead, CACHE, resident_or_cpu, COSTS)
     found = []
-    for swap in prefetcher.swaps(visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen), resident):
+    now = visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen)
+    for swap in getattr(prefetcher, kind)(now, resident):
         resident[swap.layer, [swap.expert, swap.victim]] = True, False
         found.append(swap)
         if len(found) == most:
@@ -65,7 +66,7 @@ def test_nothing_beyond_the_last_layer():
 
 
 def test_a_refill_restores_what_the_cache_wants_latest_layer_first():
-    found = swaps(foreseen([0] * 4), residents([0, 2], [2, 3], [0, 1]), refill=True, layer=1)
+    found = swaps(foreseen([0] * 4), residents([0, 2], [2, 3], [0, 1]), layer=1, kind="refills")
     assert found == [Swap(1, 0, 3), Swap(1, 1, 2), Swap(0, 1, 2)]
 
 

@@ -42,10 +42,20 @@ def test_a_link_brings_one_expert_a_layer_ahead_of_time():
 def test_a_transfer_that_reaches_into_the_next_layer_holds_it_up():
     """Transfers of 7 s in layers of 6.5 s: the expert is half a second late for its layer."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 2]
-    policy = Policy(scheduler="resident_or_cpu", cache="lru", refill=True)
+    policy = Policy(scheduler="resident_or_cpu", cache="expected_load", prefetch="denoised_again")
     slow = replace(COSTS, transfer=7.0)
     outcome = simulate(trace_of_loads(loads), policy, slow, 1, profile_steps=1)
     np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 0.5 + 1])
+
+
+def test_a_refill_never_holds_up_a_layer():
+    """The same, but nobody foresees what the expert is for: it stays away."""
+    loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 2]
+    policy = Policy(scheduler="resident_or_cpu", cache="lru", refill=True)
+    slow = replace(COSTS, transfer=7.0)
+    outcome = simulate(trace_of_loads(loads), policy, slow, 1, profile_steps=1)
+    np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 4.5])
+    assert outcome.transfers == 0
 
 
 @settings(max_examples=15)
