@@ -39,7 +39,9 @@ def _ablation(values: dict[str, ResultRow], figure) -> None:
     names = [
         name
         for name, row in values.items()
-        if row.unit == "x faster" and (name.startswith(("qwen2_25/", "average/")))
+        if row.reference is not None
+        and name.startswith(("qwen2_25/", "average/"))
+        and row.unit == "x faster"
     ]
     axes = figure.subplots()
     places = range(len(names))
@@ -63,7 +65,7 @@ def _phone(values: dict[str, ResultRow], model: str, soc: str, figure) -> None:
         for policy in SHOWN:
             cells = [f"{model}/{soc}/{r}/{part}{policy}/tokens_per_second" for r in ratios]
             if all(cell in values for cell in cells):
-                style = "k--" if policy == "bound" else "o-"
+                style = "k--" if policy == "bound" else f"C{SHOWN.index(policy)}o-"
                 axes.plot(ratios, [values[cell].value for cell in cells], style, label=policy)
         axes.set_title(f"{model} on {soc}: {title}")
         axes.set_xlabel("experts in the NPU's memory (%)")
