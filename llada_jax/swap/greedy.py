@@ -55,7 +55,7 @@ class Greedy:
             region = _region(budget, room, slot_bytes)
             groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
             order = [i for group in groups for i in group.operators]
-            room_then = room_for_weights(graph, budget, order)
+            room_then = room_for_weights(graph, budget, tuple(order))
             if room_then.size >= room.size:
                 break
         return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
@@ -120,9 +120,8 @@ class ResidentRegion:
 
 def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
     n_slots = SLOTS if slot_bytes else 0
-    return ResidentRegion(
-        room.size - n_slots * slot_bytes, room.buffers - n_slots, budget.max_buffer_bytes
-    )
+    max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
+    return ResidentRegion(room.size - n_slots * slot_bytes, room.buffers - n_slots, max_bytes)
 
 
 def alternate(

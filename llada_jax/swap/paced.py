@@ -46,7 +46,7 @@ class Problem(NamedTuple):
             [budget.aligned(operator.weight_bytes) for operator in operators],
             [operator.transfer_ns for operator in operators],
             prefix_sums(graph, order),
-            room_for_weights(graph, budget, order).size,
+            room_for_weights(graph, budget, tuple(order)).size,
         )
 
 
