@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.swap.budget import Budget, PlanError
+from llada_jax.swap.budget import MIB, Budget, PlanError
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
@@ -23,6 +23,8 @@ from llada_jax.swap.plan import Plan, Region, Transfer
 
 Kind = Literal["resident", "temporary"]
 SLOTS = 2
+PUBLISHED_SLOT_BYTES = 128 * MIB
+"""Figure 13c stages through 256 MB, which is two slots."""
 
 
 class Group(NamedTuple):
