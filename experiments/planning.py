@@ -13,6 +13,7 @@ from llada_jax.config import ModelConfig
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import PATHS, Budget, kv_bytes_per_token
 from llada_jax.swap.graph import model_graph
+from llada_jax.swap.layout import room_for_weights
 from llada_jax.swap.planners import planner
 from llada_jax.swap.timing import stall_of
 
@@ -35,6 +36,7 @@ def time_planning(repeats: int) -> Iterator[ResultRow]:
         for planner_name in PLANNED:
             times = []
             for _ in range(repeats):
+                room_for_weights.cache_clear()
                 began = time.perf_counter()
                 planner(planner_name)(graph, budget)
                 times.append(time.perf_counter() - began)

@@ -78,6 +78,8 @@ def _of_the_address_space(graph: Graph, budget: Budget, plan: Plan) -> Iterator[
         weights, output = plan.weights[index], plan.temporaries[index]
         if weights.size < operator.weight_bytes or output.size < operator.temporary_bytes:
             yield f"{operator.name} has too little room"
+        if weights.size and weights.start % budget.alignment:
+            yield f"weights of {operator.name} at {weights} are not aligned"
         if weights.size and not any(home.holds(weights) for home in homes):
             yield f"weights of {operator.name} at {weights} lie in no buffer"
         if output.size and not plan.arena.holds(output):

@@ -221,7 +221,7 @@ class _SharedPlaces(_Model):
             model.add_bool_or(sharers[p]).only_enforce_if(self.is_staged[p])
 
     def _plan(self, solver: Any, order: list[int], groups: list[list[int]]) -> Plan | None:
-        room = room_for_weights(self.graph, self.budget, order)
+        room = room_for_weights(self.graph, self.budget, tuple(order))
         offsets = [solver.value(offset) for offset in self.offset]
         area = max(at + self.sizes[i] for i, at in zip(order, offsets, strict=True))
         address = {i: room.start + at for i, at in zip(order, offsets, strict=True)}

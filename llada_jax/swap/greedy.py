@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.swap.budget import Budget, PlanError
+from llada_jax.swap.budget import MIB, Budget, PlanError
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
@@ -23,6 +23,8 @@ from llada_jax.swap.plan import Plan, Region, Transfer
 
 Kind = Literal["resident", "temporary"]
 SLOTS = 2
+PUBLISHED_SLOT_BYTES = 128 * MIB
+"""Figure 13c stages through 256 MB, which is two slots."""
 
 
 class Group(NamedTuple):
@@ -55,7 +57,7 @@ class Greedy:
             region = _region(budget, room, slot_bytes)
             groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
             order = [i for group in groups for i in group.operators]
-            room_then = room_for_weights(graph, budget, order)
+            room_then = room_for_weights(graph, budget, tuple(order))
             if room_then.size >= room.size:
                 break
         return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
@@ -120,9 +122,8 @@ class ResidentRegion:
 
 def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
     n_slots = SLOTS if slot_bytes else 0
-    return ResidentRegion(
-        room.size - n_slots * slot_bytes, room.buffers - n_slots, budget.max_buffer_bytes
-    )
+    max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
+    return ResidentRegion(room.size - n_slots * slot_bytes, room.buffers - n_slots, max_bytes)
 
 
 def alternate(

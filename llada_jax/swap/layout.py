@@ -27,13 +27,9 @@ class Room(NamedTuple):
     """Mappings that are left."""
 
 
-def room_for_weights(graph: Graph, budget: Budget, order: Sequence[int]) -> Room:
-    """Raises PlanError where no weights fit, or not those of the largest operator."""
-    return _room_for_weights(graph, budget, tuple(order))
-
-
 @lru_cache(maxsize=8)
-def _room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...]) -> Room:
+def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | range) -> Room:
+    """Raises PlanError where no weights fit, or not those of the largest operator."""
     lifetimes = temporaries(graph, order, budget)
     offsets, arena_bytes = share(lifetimes)
     fixed = Region(0, budget.fixed_bytes)
@@ -46,13 +42,19 @@ def _room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...]) -> R
             for offset, operator in zip(offsets, graph.operators, strict=True)
         ),
         arena.end,
-        budget.session_bytes - arena.end,
+        (budget.session_bytes - arena.end) // budget.alignment * budget.alignment,
         budget.max_buffers - budget.fixed_buffers - bool(arena_bytes),
     )
     if arena_bytes > budget.max_buffer_bytes:
         raise PlanError(
             f"temporaries take {arena_bytes:,} bytes; allowed in a buffer: "
             f"{budget.max_buffer_bytes:,}"
+        )
+    if room.size < 0 or room.buffers < 0:
+        used = budget.max_buffers - room.buffers
+        raise PlanError(
+            f"keys, values and temporaries take {arena.end:,} bytes in {used} buffers; allowed: "
+            f"{budget.session_bytes:,} in {budget.max_buffers}"
         )
     largest = max(graph.operators, key=lambda operator: operator.weight_bytes)
     limit = min(room.size, budget.max_buffer_bytes if room.buffers > 0 else 0)
@@ -79,7 +81,7 @@ def in_slots(
     """
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
-    room = room_for_weights(graph, budget, order)
+    room = room_for_weights(graph, budget, tuple(order))
     sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
     slot_bytes = max((sum(sizes[i] for i in group) for group in groups), default=0)
     if slot_bytes > budget.max_buffer_bytes or room.buffers < n_slots:
@@ -115,7 +117,7 @@ def in_shared_places(
     `offsets` are those of the operators in `groups`; all others stay for good, in buffers of their
     own. None where it does not fit.
     """
-    room = room_for_weights(graph, budget, order)
+    room = room_for_weights(graph, budget, tuple(order))
     sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
     area = max((offset + sizes[i] for i, offset in offsets.items()), default=0)
     residents = [i for i in order if i not in offsets and sizes[i]]

@@ -46,7 +46,7 @@ class Problem(NamedTuple):
             [budget.aligned(operator.weight_bytes) for operator in operators],
             [operator.transfer_ns for operator in operators],
             prefix_sums(graph, order),
-            room_for_weights(graph, budget, order).size,
+            room_for_weights(graph, budget, tuple(order)).size,
         )
 
 
@@ -126,17 +126,18 @@ def _paced(problem: Problem, slot_bytes: int, n_slots: int) -> list[int] | None:
     marks, staged, load = [STAYS] * len(sizes), 0, 0
     total = max(1, problem.computed[-1])
     for place, size in enumerate(sizes):
+        if not size:
+            continue
         if not eligible[place]:
-            load = 0 if size else load
-            continue
-        if load and load + size <= slot_bytes and staged < needed:
+            load = 0
+        elif load and load + size <= slot_bytes and staged < needed:
             marks[place], load, staged = JOINS, load + size, staged + size
-            continue
-        middle = problem.computed[place] + problem.computed[place + 1]
-        behind = needed * middle // (2 * total) - staged
-        load = 0
-        if 2 * behind >= min(slot_bytes, needed - staged) > 0:
-            marks[place], load, staged = HEAD, size, staged + size
+        else:
+            middle = problem.computed[place] + problem.computed[place + 1]
+            behind = needed * middle // (2 * total) - staged
+            due = 2 * behind >= min(slot_bytes, needed - staged) > 0
+            marks[place], load = (HEAD, size) if due else (STAYS, 0)
+            staged += load
     return _completed(sizes, eligible, marks, needed - staged)
 
 
@@ -153,17 +154,18 @@ def _completed(sizes: list[int], eligible: list[bool], marks: list[int], missing
 
 def improved(
     problem: Problem, state: Marks, at: Cost, evaluations: int, rng: Random
-) -> tuple[Marks, Cost, int]:
-    """A state that no tried exchange makes better, its cost, and the evaluations that are left."""
-    tries = 0
-    patience = 4 * len(state.marks)
-    while evaluations > 0 and tries < patience and at[0] > 0:
+) -> tuple[Marks, Cost]:
+    """A state that no tried exchange makes better, and its cost."""
+    tries, patience = 0, 4 * len(state.marks)
+    for _ in range(evaluations):
+        if tries == patience or at[0] == 0:
+            break
         tried = _disturbed(problem, state, rng)
-        evaluations, tries = evaluations - 1, tries + 1
         found = cost(problem, tried)
+        tries += 1
         if found is not None and found < at:
             state, at, tries = tried, found, 0
-    return state, at, evaluations
+    return state, at
 
 
 def _disturbed(problem: Problem, state: Marks, rng: Random) -> Marks:

@@ -36,7 +36,8 @@ class PlaceSearch:
         self._sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
         self._has_temporaries = any(op.temporary_bytes for op in graph.operators)
         room = room_for_weights(graph, budget, range(len(graph)))
-        self._room = min(room.size, budget.max_buffer_bytes)
+        buffer_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
+        self._room = min(room.size, buffer_bytes)
         self._random = Random(seed)
 
     def start_from(self, plan: Plan) -> Placing | None:
@@ -157,7 +158,7 @@ class PlaceSearch:
 
     def _has_room(self, order: Sequence[int]) -> bool:
         try:
-            return room_for_weights(self._graph, self._budget, order).size >= self._room
+            return room_for_weights(self._graph, self._budget, tuple(order)).size >= self._room
         except ValueError:
             return False
 

@@ -2,7 +2,7 @@
 
 It starts from what is known to be good (the paper's plan, transfers paced over the step), counts
 what each leaves to the next step exactly, and searches on from the best. So it is never worse than
-the paper's planner.
+the paper's planner with slots of the published size, or of the largest operator's.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from llada_jax.config import require
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.greedy import Greedy
+from llada_jax.swap.greedy import PUBLISHED_SLOT_BYTES, Greedy
 from llada_jax.swap.layout import in_slots, room_for_weights
 from llada_jax.swap.paced import Cost, Problem, cost, improved, paced_states, to_plan
 from llada_jax.swap.paging import paging
@@ -59,7 +59,7 @@ class Steady:
         fitting.sort(key=lambda each: each[0])
         evaluations = min(self.evaluations, 1_000_000 // len(graph))
         for at, state in fitting[:3]:
-            better, *_ = improved(problem, state, at, evaluations // 3, Random(self.seed))
+            better, _ = improved(problem, state, at, evaluations // 3, Random(self.seed))
             for found in (better, state):
                 plan = to_plan(problem, found)
                 if plan is not None:
@@ -77,7 +77,7 @@ class Steady:
 
 
 def _known(graph: Graph, budget: Budget) -> Iterator[Plan]:
-    planners: tuple[Planner, ...] = (Greedy(), paging)
+    planners: tuple[Planner, ...] = (Greedy(), Greedy(PUBLISHED_SLOT_BYTES), paging)
     for planner in planners:
         try:
             yield planner(graph, budget)
