@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 import llada_jax as lj
@@ -108,7 +109,7 @@ def _from_logits(vocab: int, rows: int, chunk: int, repeats: int, seed: int) -> 
     }
     yield from _compared("score_rows", programs, rows, repeats)
     theirs, ours = (program.call()[0] for program in programs.values())
-    same = float((theirs == ours).mean())
+    same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
     yield ResultRow(name=f"score_rows/same_tokens/{rows}", value=same, unit="of tokens", n=rows)
 
 
