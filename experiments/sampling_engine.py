@@ -4,8 +4,8 @@
     python -m experiments.sampling_engine vlens=[256,4096] plots=false hardware=false
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two
-published numbers; the rows say which. Decisions and gates are measured, on the functional machine
-and by synthesis.
+published numbers; the rows say which. Decisions are measured on the functional machine, and gates
+by synthesis.
 """
 
 import time
