@@ -72,7 +72,7 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: hot paths of a small model, the step of an exported LLaDA-8B, planners or sampling."""
+    """One suite: hot paths of a small model, a step of LLaDA-8B, planners, or sampling."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
         return
