@@ -89,7 +89,7 @@ def test_a_weight_with_two_users_is_refused():
         ("planners=[best]", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
         ("planners=[]", "planners is empty; allowed: at least one"),
         ("path=fast", "path is 'fast'; allowed: 'immediate', 'copy', 'delayed'"),
-        ("session_mib=20", "no planner finds a plan: .* needs 28,311,552 bytes at once"),
+        ("session_mib=20", "no planner finds a plan: .* take 110,886,912 bytes in 2 buffers"),
         ("session_mib=-1", "session_bytes is -1048576; allowed: above 0"),
         ("step_ms=0", "step_ms is 0.0; allowed: above 0"),
         ("greedy_slot_mib=0", "slot_bytes is 0; allowed: above 0"),
