@@ -114,8 +114,16 @@ def test_scalars(machine, text, expected):
 
 
 def test_integers_and_registers_that_are_zero(machine):
-    run(machine, "S_LD_INT gp4, gp1, 2\nS_ADD_INT gp5, gp4, gp3\nS_ADDI_INT gp0, gp5, 1\n"
-        "S_ST_INT gp5, gp0, 8\nS_ST_INT gp0, gp0, 9\nS_ADD_FP f0, f1, f1\nS_ST_FP f0, gp0, 5")  # fmt: skip
+    text = """
+    S_LD_INT gp4, gp1, 2
+    S_ADD_INT gp5, gp4, gp3
+    S_ST_INT gp5, gp0, 8
+    S_ADDI_INT gp0, gp5, 1
+    S_ST_INT gp0, gp0, 9
+    S_ADD_FP f0, f1, f1
+    S_ST_FP f0, gp0, 5
+    """
+    run(machine, text)
     assert machine.int[8] == 43 and machine.int[9] == 0 and machine.fp[5] == 0
 
 
@@ -123,9 +131,7 @@ def test_between_memories(machine):
     mask = machine.vector[MASK, :3] != 0
     run(machine, "S_MAP_V_FP gp3, gp0, 3\nS_SELECT_INT gp0, gp0, gp3, gp2, 3")
     assert machine.vector[TO].tolist() == [0.75, -2, 3] + [0] * 13
-    assert machine.int[:3] == [
-        x if yes else y for yes, x, y in zip(mask, (10, 20, 30), (40, 50, 60), strict=True)
-    ]
+    assert machine.int[:3] == np.where(mask, (10, 20, 30), (40, 50, 60)).tolist()
 
 
 def test_loads_wait_or_not(machine):
