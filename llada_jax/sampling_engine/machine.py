@@ -86,7 +86,7 @@ class Machine:
         return repeat
 
     def _action(self, instruction: Instruction) -> Action:
-        build = _ACTIONS[instruction.name]
+        build = ACTIONS[instruction.name]
         return build(self, *instruction.operands)
 
     # Access to memories, with their limits.
@@ -305,7 +305,7 @@ class Machine:
         return run
 
 
-_ACTIONS: dict[str, Callable[..., Action]] = {
+ACTIONS: dict[str, Callable[..., Action]] = {
     name.upper().removeprefix("_"): action
     for name, action in vars(Machine).items()
     if name.startswith(("_v_", "_s_", "_h_", "_c_"))
