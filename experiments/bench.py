@@ -3,6 +3,8 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=llada8b_step
+    python -m experiments.bench suite=planning
+    python -m experiments.bench suite=sampling
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -10,8 +12,7 @@ then hits both sides, and neither is charged for it.
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -25,8 +26,11 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.llada8b_step import StepBenchConfig, time_llada8b
+from experiments.planning import time_planning
 from experiments.results import ResultRow
 from experiments.run import Run, launch
+from experiments.sampling_bench import SamplingBenchConfig, time_sampling
+from experiments.timers import best_times
 from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
@@ -34,7 +38,7 @@ from llada_jax.model.params import init_params
 from llada_jax.rows import make_rows
 from llada_jax.types import Scores
 
-Suite = Literal["hot_paths", "llada8b_step"]
+Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,7 @@ class BenchConfig:
     repeats: int = 5
     seed: int = 0
     llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
+    sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
 
     def __post_init__(self) -> None:
         require_choice("suite", self.suite, Suite)
@@ -67,16 +72,25 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: the hot paths of a small model, or the step of an exported LLaDA-8B."""
+    """One suite: hot paths of a small model, a step of LLaDA-8B, planners, or sampling."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
         return
+    if config.suite == "planning":
+        run.begin()
+        run.finish(list(time_planning(config.repeats)))
+        return
     model = config.architecture
     if model is None:
-        raise ValueError("suite=llada8b_step needs architecture=llada_8b")
+        needed = {"llada8b_step": "llada_8b", "sampling": "medium"}[config.suite]
+        raise ValueError(f"suite={config.suite} needs architecture={needed}")
     run.begin()
+    if config.suite == "sampling":
+        timed = time_sampling(model_of(config), config.sampling, config.repeats, config.seed)
+    else:
+        timed = time_llada8b(model, config.llada8b_step, config.repeats)
     rows = []
-    for row in time_llada8b(model, config.llada8b_step, config.repeats):
+    for row in timed:
         run.record(row.as_dict())
         rows.append(row)
     run.finish(rows)
@@ -102,20 +116,6 @@ def model_of(config: BenchConfig) -> lj.Model:
         return lj.load(config.model)
     params = init_params(config.architecture, jax.random.key(config.seed))
     return lj.Model(config.architecture, params, None)
-
-
-def best_times(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Seconds of each candidate: best of `repeats` rounds in which all take turns, after a first
-    call that compiles."""
-    for call in candidates.values():
-        jax.block_until_ready(call())
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(repeats):
-        for name, call in candidates.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            best[name] = min(best[name], time.perf_counter() - began)
-    return best
 
 
 def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:

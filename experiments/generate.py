@@ -26,6 +26,8 @@ from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.live_canvas import Page, printable, watcher_for
+from experiments.on_phones import on_phones
+from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import SamplerConfig, require
@@ -49,10 +51,13 @@ class GenerateConfig:
     backend: str = "xla"
     loop: Loops = "both"
     pause: float = 0.0
+    phones: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.prompt.strip() != "", f"prompt is {self.prompt!r}; allowed: some text")
         require(self.pause >= 0, f"pause is {self.pause}; allowed: 0 or more")
+        for soc in self.phones:
+            phone_profile(soc)
 
 
 def generate(config: GenerateConfig, run: Run) -> None:
@@ -82,7 +87,9 @@ def generate(config: GenerateConfig, run: Run) -> None:
         speed += compiled_speed(first, second)
     assert result is not None
     answer = answer_ids(result.generated[0], model, config)
-    _write(run, result, tokenizer.decode(answer), [*_counts(result, len(answer)), *speed])
+    phones = [] if config.infill else on_phones(_trace(result), config.phones)
+    rows = [*_counts(result, len(answer)), *speed, *phones]
+    _write(run, result, tokenizer.decode(answer), rows)
 
 
 def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from experiments.int8_peak import measure_int8_peak
 from experiments.random_weights import RandomWeights
 from experiments.results import ResultRow
+from experiments.timers import best_times
 from llada_jax.backend.export import Export, export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
@@ -136,8 +137,6 @@ def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[R
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
     """One layer by XLA, against the same cache."""
-    from experiments.bench import best_times
-
     one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
                         pad_id=None)  # fmt: skip
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)

@@ -21,15 +21,15 @@ class Share(NamedTuple):
     high: float
 
 
-def figure(columns: int = 1) -> "Figure":
-    """An empty figure that no window and no global state knows."""
+def figure(width: float = 5.2, height: float = 3.8) -> "Figure":
+    """An empty figure, in inches, that no window and no global state knows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             "pictures need the extra plots: pip install 'llada_jax[plots]'"
         ) from error
-    return Figure(figsize=(5.2 * columns, 3.8), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(drawn: "Figure", path: Path) -> None:
@@ -41,7 +41,7 @@ def save(drawn: "Figure", path: Path) -> None:
 
 def reliability_diagram(diagrams: Mapping[str, Reliability]) -> "Figure":
     """Accuracy by confidence, with the share of predictions in each bin below."""
-    drawn = figure(len(diagrams))
+    drawn = figure(5.2 * len(diagrams))
     axes = drawn.subplots(2, len(diagrams), sharex=True, squeeze=False,
                           gridspec_kw={"height_ratios": (3, 1)})  # fmt: skip
     for (upper, lower), (name, diagram) in zip(axes.T, diagrams.items(), strict=True):

@@ -26,9 +26,17 @@ class ResultRow:
     """How many samples the value is a mean of."""
     interval: tuple[float, float] | None = None
     """Its 95 % confidence interval."""
+    fitted: bool | None = None
+    """Of a modelled value: whether the reference, or a figure that shares it, went into the fit."""
+    trace_source: str | None = None
+    """Of a modelled run: where its decoding dynamics come from."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, Kind)
+        require(
+            self.fitted is None or self.kind == "modelled",
+            f"fitted of {self.name} is {self.fitted} and kind {self.kind}; allowed: modelled",
+        )
         for name in ("name", "unit"):
             value = getattr(self, name)
             require(isinstance(value, str) and value != "", f"{name} is {value!r}; allowed: text")
@@ -90,6 +98,7 @@ def _cells(row: ResultRow) -> dict[str, str]:
         "error": "" if row.error is None else f"{row.error:+.1%}",
         "n": _shown(row.n),
         "interval": " to ".join(map(_shown, row.interval or ())),
+        "fitted": {None: "", True: "yes", False: "no"}[row.fitted],
         "source": row.source or "",
     }
 

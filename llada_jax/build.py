@@ -21,6 +21,8 @@ from llada_jax.backend.manifest import MANIFEST, Manifest
 from llada_jax.backend.program import CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.session import Session
+from llada_jax.backend.streamed_program import StreamedProgram
+from llada_jax.backend.streamed_weights import StagedLayers, Staging
 from llada_jax.backend.weights import quant_of
 from llada_jax.config import ExportConfig, Loop, ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
@@ -30,6 +32,7 @@ from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.loops import OnStep
 from llada_jax.sampler.prompts import Prompts, with_ids
+from llada_jax.swap.plan import Plan
 from llada_jax.text import Tokenizer
 from llada_jax.types import Denoiser, Params
 
@@ -152,7 +155,7 @@ def generate(
     prompts: Prompts,
     config: SamplerConfig | None = None,
     *,
-    backend: str | Backend = "xla",
+    backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
     on_step: OnStep | None = None,
@@ -164,7 +167,8 @@ def generate(
       config: how to decode; default: LLaDA's schedule on the whole canvas.
       backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
         parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
-        float16; or a `Backend`, for example an `EmulatedNpu` of another SoC.
+        float16; a `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`,
+        whose layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
@@ -181,7 +185,7 @@ def infill(
     canvases: Prompts,
     config: SamplerConfig | None = None,
     *,
-    backend: str | Backend = "xla",
+    backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
     on_step: OnStep | None = None,
@@ -199,7 +203,7 @@ def _decode(
     model: Model,
     prompts: Prompts,
     config: SamplerConfig | None,
-    backend: str | Backend,
+    backend: str | Backend | StreamedProgram,
     seed: int | Sequence[int],
     trace: bool,
     on_step: OnStep | None,
@@ -248,11 +252,15 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
 """Backends that run compiled steps outside JAX, by name."""
 
 
-def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
+def backend_denoiser(
+    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules
+) -> Denoiser:
     """The model's functions on a backend.
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
+    if isinstance(backend, StreamedProgram):
+        return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
         allowed = ("litert",) if model.artifact else ("xla", *_BACKENDS)
         require(
@@ -292,6 +300,25 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
         head = LiteRT(quant_of(same.params))
         return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS)
     return CompiledOnDemand(config, same.params, backend)
+
+
+def staging_of(plan: Plan) -> Staging:
+    """What a plan says to the runtime. The plan's operators are the layers; those after them, which
+    stand for the host's work between two forwards, have no weights."""
+    regions = [plan.weights[layer] for layer in plan.staged]
+    everything = [*regions, *(plan.slots if plan.transfers else ())]
+    base = min((region.start for region in everything), default=0)
+    transfers = []
+    for operators, slot in plan.transfers:
+        start = base if slot is None else plan.slots[slot].start
+        offsets = tuple(plan.weights[layer].start - start for layer in operators)
+        transfers.append(StagedLayers(operators, offsets, slot is not None))
+    return Staging(
+        tuple(transfers),
+        max((region.end for region in everything), default=0) - base,
+        tuple(slot.start - base for slot in plan.slots),
+        plan.prefetch,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ LIGHT = {
 
 HEAVY = (
     *("hydra", "omegaconf", "orbax", "flax", "optax", "gguf", "matplotlib", "jinja2", "lm_eval"),
-    *("litert_converter", "ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime"),
+    *("litert_converter", "ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "ortools"),
 )
 
 

@@ -50,7 +50,7 @@ class CompiledOnDemand:
         return self._embedding[tokens].astype(np.float32)
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = Bucket(_rounded(rows, self._row_buckets), _rounded(cache, ()))
+        bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()))
         if bucket not in self._bodies:
             layers = range(self.config.n_layers)
             step = body_step(self.config, layers, bucket)
@@ -59,7 +59,7 @@ class CompiledOnDemand:
         return bucket, self._bodies[bucket]
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
-        rounded = _rounded(rows, ROW_BUCKETS)
+        rounded = bucket_size(rows, ROW_BUCKETS)
         if rounded not in self._heads:
             steps = head_steps(self.config, [rounded])
             self._heads[rounded] = self._head_backend.compile(steps, self._weights)
@@ -79,7 +79,7 @@ def _packed_name(file: File) -> str:
     return f"{file.name}.{file.sha256[:16]}.xnnpack"
 
 
-def _rounded(count: int, sizes: Sequence[int]) -> int:
+def bucket_size(count: int, sizes: Sequence[int]) -> int:
     """The smallest of the sizes that holds the count; beyond them, a multiple of 32."""
     larger = -(-count // _MULTIPLE) * _MULTIPLE
     return next((size for size in sizes if size >= count), larger)

@@ -7,6 +7,7 @@ enter the cache at the next forward, and only those that have left the window.
 """
 
 from collections.abc import Mapping, Sequence
+from threading import Lock, RLock
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -103,18 +104,41 @@ class _Canvas:
         self._fresh = None
 
 
-_last_to_run: WeakKeyDictionary[Program, ref[_Canvas]] = WeakKeyDictionary()
-"""The canvas whose keys and values still lie in a program's executables, of whichever session."""
+class _Turn:
+    """Who uses a program's executables, whose memory is one, whichever session asks."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.last_to_run: ref[_Canvas] | None = None
+        """The canvas whose keys and values still lie in the executables."""
+
+    def take(self, canvas: _Canvas) -> None:
+        """The canvas runs next; what another one has left is copied first."""
+        last = self.last_to_run() if self.last_to_run else None
+        if last is not None and last is not canvas:
+            last.make_room()
+        self.last_to_run = ref(canvas)
+
+
+_turns: WeakKeyDictionary[Program, _Turn] = WeakKeyDictionary()
+_adding_a_turn = Lock()
+
+
+def _turn_of(program: Program) -> _Turn:
+    with _adding_a_turn:
+        return _turns.setdefault(program, _Turn())
 
 
 class Session:
     """A program as the sampler's denoiser. It holds the canvases of one run at a time.
 
-    Runs may follow or contain each other; two threads may not run one program at once.
+    Runs may follow or contain each other. Of sessions of one program in several threads, one runs a
+    forward at a time; a session itself belongs to one thread.
     """
 
     def __init__(self, program: Program, rules: ScoreRules):
         self._program = program
+        self._turn = _turn_of(program)
         self._rules = rules
         self._canvases: list[_Canvas] = []
         self._length = 0
@@ -139,22 +163,20 @@ class Session:
         arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
-        for b, canvas in enumerate(self._canvases):
-            (run,) = np.nonzero(arrays.live[b])
-            stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
-            canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
-            if len(run):
-                hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
+        with self._turn.lock:
+            for b, canvas in enumerate(self._canvases):
+                (run,) = np.nonzero(arrays.live[b])
+                stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
+                canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
+                if len(run):
+                    hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(
         self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
     ) -> Float[np.ndarray, "r D"]:
-        last = _last_to_run.get(self._program, lambda: None)()
-        if last is not None and last is not canvas:
-            last.make_room()
-        _last_to_run[self._program] = ref(canvas)
+        self._turn.take(canvas)
         bucket, shards = self._program.body(len(run), self._length)
         inputs = self._inputs(rows, run, bucket)
         if bucket.cache and not canvas.cache:
@@ -210,14 +232,15 @@ class Session:
         keys = None if noise_keys is None else noise_keys.reshape(-1)
         size = self._program.largest_head
         parts = []
-        for start in range(0, len(flat), size):
-            part = slice(start, start + size)
-            if plain:
-                parts.append(self._score_greedily(flat[part]))
-            else:
-                parts.append(
-                    self._score_in_chunks(flat[part], None if keys is None else keys[part])
-                )
+        with self._turn.lock:
+            for start in range(0, len(flat), size):
+                part = slice(start, start + size)
+                if plain:
+                    parts.append(self._score_greedily(flat[part]))
+                else:
+                    parts.append(
+                        self._score_in_chunks(flat[part], None if keys is None else keys[part])
+                    )
         joined = (
             np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(len(Scores._fields))
         )

@@ -56,11 +56,20 @@ def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
     for function in functions:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         function.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
-        for op in function.regions[0].blocks[0].operations:
+        for op in _operations_within(function):
             for role in ("callee", "decomposition"):
                 if role in op.attributes:
                     callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
                     op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
+
+
+def _operations_within(op: Any) -> Iterator[Any]:
+    """All operations of an operation's regions, branches and loops included."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from _operations_within(inner)
 
 
 def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:

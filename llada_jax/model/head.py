@@ -19,7 +19,8 @@ from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
 from llada_jax.types import Scores
 
-VOCAB_CHUNK = 32768
+VOCAB_CHUNK = 4096
+VocabId = int | Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,27 @@ def score_rows(
     the distribution without noise, in `rules.confidence_dtype`. The lowest id wins ties.
     """
     weight = head_weight(params)
-    vocab = params.embedding.shape[0]
-    running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
-    for start in range(0, vocab, rules.chunk):
-        stop = min(start + rules.chunk, vocab)
-        part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
+
+    def absorb(seen: RunningScores, start: VocabId, size: int) -> RunningScores:
+        part = jax.tree.map(partial(_rows_from, start=start, size=size), weight)
         logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
-        running = absorb_chunk(running, logits, start, noise_keys, rules)
+        return absorb_chunk(seen, logits, start, noise_keys, rules)
+
+    running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
+    full, rest = divmod(params.embedding.shape[0], rules.chunk)
+    if full:
+        # A loop of the compiled program. Of chunks that are written out one by one XLA slices the
+        # weights first, all of them, and holds a second copy of the head.
+        running = jax.lax.fori_loop(
+            0, full, lambda i, seen: absorb(seen, i * rules.chunk, rules.chunk), running
+        )
+    if rest:
+        running = absorb(running, full * rules.chunk, rest)
     return finish_scores(running)
+
+
+def _rows_from(leaf: Array, start: VocabId, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(leaf, start, size)
 
 
 def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
@@ -109,7 +123,7 @@ def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
 def absorb_chunk(
     seen: RunningScores,
     logits: Float[Array, "B C chunk"],
-    start: int,
+    start: VocabId,
     noise_keys: Key[Array, "B C"] | None,
     rules: ScoreRules,
 ) -> RunningScores:
@@ -159,11 +173,10 @@ def _first_maximum(
 
 
 def _without(
-    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: int
+    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: VocabId
 ) -> Float[Array, "B C chunk"]:
     for token in ids:
-        if start <= token < start + logits.shape[-1]:
-            logits = jnp.where(_ids(logits) == token - start, -jnp.inf, logits)
+        logits = jnp.where(_ids(logits) == token - start, -jnp.inf, logits)
     return logits
 
 
@@ -176,7 +189,7 @@ def finish_scores(seen: RunningScores) -> Scores:
 
 
 def score_greedily(
-    chunks: Sequence[Float[Array, "chunk D"]],
+    chunks: Sequence[Weight],
     hidden: Float[Array, "R D"],
     penalty: Float[Array, " V"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
@@ -193,7 +206,7 @@ def score_greedily(
     first = jnp.full(n_rows, jnp.finfo(jnp.float32).min)
     total, token, start = jnp.zeros(n_rows), jnp.zeros(n_rows, jnp.int32), 0
     for weight in chunks:
-        stop = start + weight.shape[0]
+        stop = start + jax.tree.leaves(weight)[0].shape[0]
         logits = linear(hidden, weight) + penalty[start:stop]
         top = logits.max(axis=-1)
         index = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -205,8 +218,32 @@ def score_greedily(
     return token, 1 / total
 
 
+def log_probabilities(
+    params: ModelParams,
+    hidden: Float[Array, "B C D"],
+    tokens: Int[Array, "B C"],
+    chunk: int = VOCAB_CHUNK,
+) -> Float[Array, "B C"]:
+    """Log-probability (nats, float32) of given tokens, one a row, with the vocabulary streamed."""
+    weight, vocab = head_weight(params), params.embedding.shape[0]
+    highest = jnp.full(tokens.shape, jnp.finfo(jnp.float32).min)
+    total = picked = jnp.zeros(tokens.shape, jnp.float32)
+    for start in range(0, vocab, chunk):
+        stop = min(start + chunk, vocab)
+        part = jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], weight)
+        logits = _chunk_logits(hidden, part)
+        higher = jnp.maximum(highest, logits.max(axis=-1))
+        share = jnp.exp(logits - higher[..., None]).sum(axis=-1)
+        total = total * jnp.exp(highest - higher) + share
+        highest = higher
+        index = jnp.clip(tokens - start, 0, stop - start - 1)
+        own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+        picked = jnp.where((start <= tokens) & (tokens < stop), own, picked)
+    return picked - highest - jnp.log(total)
+
+
 def gumbel_noise(
-    keys: Key[Array, "B C"], start: int, size: int, dtype: FloatDtype
+    keys: Key[Array, "B C"], start: VocabId, size: int, dtype: FloatDtype
 ) -> Float[Array, "B C size"]:
     """Standard Gumbel noise for the vocabulary ids from `start`, one key a row.
 

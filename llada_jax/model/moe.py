@@ -19,6 +19,14 @@ class Routing(NamedTuple):
     weights: Float[Array, "T k"]
 
 
+def router_scores(
+    x: Float[Array, "T D"], experts: Experts, config: MoEConfig
+) -> Float[Array, "T E"]:
+    """What the router gives every expert: a softmax or sigmoids, float32."""
+    logits = x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
+    return jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
+
+
 def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routing:
     """Top-k routing in float32, within the best groups of experts where there are groups.
 
@@ -26,8 +34,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routin
     sigmoids; a learned bias takes part in the choice alone, a group scores with its two best
     experts, and the chosen weights are normalised and scaled (LLaDA2.0 technical report).
     """
-    logits = x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
-    scores = jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
+    scores = router_scores(x, experts, config)
     preference = scores
     if experts.selection_bias is not None:
         preference = scores + experts.selection_bias.astype(jnp.float32)
@@ -51,15 +58,25 @@ def _keep_best_groups(preference: Float[Array, "T E"], config: MoEConfig) -> Flo
 def moe_feed_forward(
     x: Float[Array, "B R D"], experts: Experts, config: MoEConfig
 ) -> Float[Array, "B R D"]:
-    """Weighted sum of each row's experts, plus the shared expert.
+    """Weighted sum of each row's experts, plus the shared expert."""
+    flat = x.reshape(-1, x.shape[-1])
+    total = weighted_experts(flat, route(flat, experts, config), experts)
+    if experts.shared is not None:
+        total = total + feed_forward(flat, experts.shared)
+    return total.reshape(x.shape)
+
+
+def weighted_experts(
+    x: Float[Array, "T D"], routing: Routing, experts: Experts
+) -> Float[Array, "T D"]:
+    """Weighted sum of each row's experts. An expert with weight 0 adds exactly nothing.
 
     Rows are sorted by expert so that each expert is one contiguous matrix product.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    chosen, weights = route(flat, experts, config)
+    chosen, weights = routing
     order = jnp.argsort(chosen.reshape(-1), stable=True)
-    row_of = order // config.experts_per_token
-    group_sizes = jnp.bincount(chosen.reshape(-1), length=config.n_experts).astype(jnp.int32)
+    row_of = order // chosen.shape[1]
+    group_sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[0]).astype(jnp.int32)
 
     def product(rows: Float[Array, "Tk In"], weight: Weight) -> Float[Array, "Tk Out"]:
         if isinstance(weight, QuantArray):
@@ -69,10 +86,7 @@ def moe_feed_forward(
         )
         return out.astype(rows.dtype)
 
-    inputs = flat[row_of]
+    inputs = x[row_of]
     hidden = jax.nn.silu(product(inputs, experts.gate)) * product(inputs, experts.up)
     outputs = product(hidden, experts.down) * weights.reshape(-1)[order, None].astype(x.dtype)
-    total = jnp.zeros_like(flat).at[row_of].add(outputs)
-    if experts.shared is not None:
-        total = total + feed_forward(flat, experts.shared)
-    return total.reshape(x.shape)
+    return jnp.zeros_like(x).at[row_of].add(outputs)

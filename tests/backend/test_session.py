@@ -1,7 +1,9 @@
 """The host's side of a step, on executables that only write down what they are given."""
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -172,6 +174,29 @@ def test_a_new_run_forgets_the_last_one() -> None:
             session.forward_rows(None, rows, cache)
     keys = [call["keys_0@0"] for call in recorder.calls]
     assert keys[1].any() and not keys[2].any()
+
+
+def test_two_threads_on_one_program_get_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecordingShard.run
+
+    def slow(self: RecordingShard, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        outputs = run(self, arrays)
+        time.sleep(1e-3)  # the other thread's turn, if it may
+        return outputs
+
+    monkeypatch.setattr(RecordingShard, "run", slow)
+    recorder = Recorder()
+
+    def decode(token: int) -> list[np.ndarray]:
+        session = Session(recorder, ScoreRules())
+        cache = session.empty_cache(None, 1, LENGTH)
+        rows = rows_of([Forward([0, 1], [True] * 2)], np.full((1, 2), token))
+        return [np.asarray(session.forward_rows(None, rows, cache).hidden) for _ in range(20)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for token, found in zip((3, 4), threads.map(decode, (3, 4)), strict=True):
+            for hidden in found:
+                np.testing.assert_array_equal(hidden, token + 200)
 
 
 def test_the_cache_of_the_sampler_has_no_layers() -> None:

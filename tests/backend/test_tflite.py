@@ -371,10 +371,15 @@ def test_the_words_of_the_converter_are_in_the_error() -> None:
         tflite.convert([garbage])
 
 
+def in_a_branch(x):
+    double = jax.jit(lambda x: x + x)  # a function of its own in the module
+    return jax.lax.cond(x[0] > 0, double, lambda same: same, x)
+
+
 @pytest.mark.parametrize(
     "function",
-    [jax.scipy.special.erf, lambda x: jax.lax.top_k(x, 2)[0]],
-    ids=["erf", "top_k"],
+    [jax.scipy.special.erf, lambda x: jax.lax.top_k(x, 2)[0], in_a_branch],
+    ids=["erf", "top_k", "branch"],
 )
 def test_operations_that_carry_their_decomposition_convert(function) -> None:
     """Exact GELU is `erf`: another family's step would have it."""

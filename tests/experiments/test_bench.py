@@ -1,14 +1,20 @@
 """The benchmark runs, compares each thing with its baseline, and refuses bad input."""
 
 import json
+from functools import partial
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.bench import BenchConfig, bench, best_times
+from experiments.bench import BenchConfig, bench
 from experiments.run import REPOSITORY, Run
+from experiments.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
 from experiments.schema import read_config
+from experiments.timers import best_times
 
 SMALL = [
     "+architecture.family=llada",
@@ -49,9 +55,40 @@ def test_candidates_take_turns():
     assert set(times) == {"a", "b"} and all(seconds >= 0 for seconds in times.values())
 
 
+def test_sampling_beside_the_float64_sampler(tmp_path):
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    config = composed(
+        *small, "++architecture.eos_id=62", "suite=sampling", "sampling.rows=[4]",
+        "sampling.chunk=24",
+    )  # fmt: skip
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    assert rows["score_rows/same_tokens/4"]["value"] == 1
+    for name in (
+        "score_rows/speedup/4",
+        "score_rows/memory_ratio/4",
+        "score_rows/with_head/speedup/4",
+    ):
+        assert rows[name]["value"] > 0 and rows[name]["kind"] == "measured"
+    for name in ("float64", "one_pass"):
+        assert 0 <= rows[f"sampling_share/{name}/4"]["value"] < 1
+
+
+def test_one_pass_samples_what_float64_does():
+    logits = 4 * jax.random.normal(jax.random.key(0), (1, 9, 1000), jnp.bfloat16)
+    token, confidence = compiled(sample_in_float64, logits).call()
+    for chunk in (64, 250, 1000, 4096):
+        found = compiled(partial(sample_in_one_pass, chunk=chunk), logits).call()
+        np.testing.assert_array_equal(found[0], token)
+        np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("sampling.rows=[]", "sampling: rows is empty; allowed: at least one number of rows"),
+        ("sampling.rows=[0]", "sampling: rows is 0; allowed: 1 or more"),
+        ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
         ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),

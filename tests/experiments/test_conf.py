@@ -5,14 +5,20 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import generate, train
+from experiments import evaluate, generate, lm_eval, reliability, train
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
-from llada_jax.config import SamplerConfig
+from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.evaluation.tasks import word_problems
 
 CONF = REPOSITORY / "conf"
-SCHEMAS = {"generate": generate.GenerateConfig, "train": train.RunConfig}
+SCHEMAS = {
+    "evaluate": evaluate.EvaluateConfig,
+    "generate": generate.GenerateConfig,
+    "lm_eval": lm_eval.LmEvalConfig,
+    "reliability": reliability.ReliabilityConfig,
+    "train": train.RunConfig,
+}
 
 
 def names(folder: str) -> list[str]:
@@ -31,7 +37,9 @@ def test_every_entry_point_composes(entry):
 
 @pytest.mark.parametrize("architecture", names("architecture"))
 def test_every_architecture_composes(architecture):
-    assert composed("train", f"architecture@model={architecture}").model.n_layers > 0
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[f"architecture@model={architecture}"])
+    assert read_config(ModelConfig, config.model).n_layers > 0
 
 
 @pytest.mark.parametrize("sampler", names("sampler"))

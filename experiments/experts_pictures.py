@@ -1,0 +1,73 @@
+"""Pictures of the experts' results, from the rows alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.results import ResultRow
+
+SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bound")
+
+
+def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
+    """`ablation.png` and one `<model>_<soc>.png` for each phone of the rows.
+
+    Raises ImportError, with the extra's name, where Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need Matplotlib; install llada_jax[plots]") from error
+    values = {row.name: row for row in rows}
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    _ablation(values, figure)
+    _save(figure, folder / "ablation.png")
+    cells = {tuple(name.split("/")[:2]) for name in values if name.endswith("/bound/hit_rate")}
+    for model, soc in sorted(cells):
+        figure = Figure(figsize=(11, 3.5), layout="constrained")
+        _phone(values, model, soc, figure)
+        _save(figure, folder / f"{model}_{soc}.png")
+
+
+def _save(figure, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    figure.savefig(temporary, format="png", dpi=120)
+    temporary.replace(path)
+
+
+def _ablation(values: dict[str, ResultRow], figure) -> None:
+    """Predicted and published speedups, side by side."""
+    names = [
+        name
+        for name, row in values.items()
+        if row.reference is not None
+        and name.startswith(("qwen2_25/", "average/"))
+        and row.unit == "x faster"
+    ]
+    axes = figure.subplots()
+    places = range(len(names))
+    predicted = [values[name].value for name in names]
+    published = [values[name].reference or 0 for name in names]
+    axes.bar([p - 0.2 for p in places], predicted, 0.4, label="predicted")
+    axes.bar([p + 0.2 for p in places], published, 0.4, label="published")
+    labels = [name.removeprefix("qwen2_25/") for name in names]
+    axes.set_xticks(list(places), labels, rotation=30, ha="right")
+    axes.set_ylabel("times faster than kTransformers")
+    axes.legend()
+
+
+def _phone(values: dict[str, ResultRow], model: str, soc: str, figure) -> None:
+    """Tokens per second by cache size, with the CPU and without it."""
+    ratios = sorted({int(n.split("/")[2]) for n in values if n.startswith(f"{model}/{soc}/")})
+    for axes, part, title in zip(
+        figure.subplots(1, 2, sharey=True), ("", "npu_only/"), ("NPU and CPU", "NPU only"),
+        strict=True,
+    ):  # fmt: skip
+        for policy in SHOWN:
+            cells = [f"{model}/{soc}/{r}/{part}{policy}/tokens_per_second" for r in ratios]
+            if all(cell in values for cell in cells):
+                style = "k--" if policy == "bound" else f"C{SHOWN.index(policy)}o-"
+                axes.plot(ratios, [values[cell].value for cell in cells], style, label=policy)
+        axes.set_title(f"{model} on {soc}: {title}")
+        axes.set_xlabel("experts in the NPU's memory (%)")
+        axes.legend(fontsize=8)
+    figure.axes[0].set_ylabel("tokens/s (modelled)")

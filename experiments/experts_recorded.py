@@ -1,0 +1,109 @@
+"""Routing of our own forwards, on models with random weights, and the same runs within a budget."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.run import Run
+from llada_jax.build_experts import generate_within_budget, record_routing
+from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
+from llada_jax.experts.machines import SM8750
+from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
+from llada_jax.experts.runtime import POLICIES
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.model.params import init_params
+
+NARROW = {
+    "vocab_size": 512, "width": 64, "n_heads": 4, "n_kv_heads": 4, "head_dim": 16,
+    "ffn_width": 128, "rope_theta": 5e4, "norm_eps": 1e-6, "max_length": 512, "mask_id": 511,
+    "eos_id": 510,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedConfig:
+    """What is decoded. The comments are in conf/experts.yaml."""
+
+    layers: int = 3
+    gen_length: int = 64
+    steps: int = 32
+
+    def __post_init__(self) -> None:
+        require(self.layers > 1, f"layers is {self.layers}; allowed: 2 or more")
+        _ = self.sampler
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        return SamplerConfig(
+            gen_length=self.gen_length, block_length=32, steps=self.steps, cache="blockwise"
+        )
+
+
+def narrow_models(layers: int) -> dict[str, ModelConfig]:
+    """The routers of LLaDA-MoE and LLaDA2-mini over narrow layers."""
+    moe = MoEConfig(n_experts=64, experts_per_token=8, expert_width=32)
+    mini = MoEConfig(
+        n_experts=256, experts_per_token=8, expert_width=16, first_layer=1, shared_width=16,
+        router="sigmoid", n_groups=8, groups_per_token=4, normalize_weights=True,
+        weight_scale=2.5, selection_bias=True,
+    )  # fmt: skip
+    return {
+        LLADA_MOE.name: ModelConfig(family="llada_moe", n_layers=layers, moe=moe, **NARROW),
+        LLADA2_MINI.name: ModelConfig(family="llada2_moe", n_layers=layers, moe=mini, **NARROW),
+    }
+
+
+def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
+    """Statistics of recorded routing, and whether a budget changes any token."""
+    shapes = {shape.name: shape for shape in (LLADA_MOE, LLADA2_MINI)}
+    for name, model_config in narrow_models(config.layers).items():
+        model = lj.Model(model_config, init_params(model_config, jax.random.key(seed)), None)
+        prompt = np.random.default_rng(seed).integers(1, 500, (1, 32))
+        result, trace = record_routing(model, prompt, config.sampler, seed=seed)
+        trace.save(run.folder / f"routing_{name}.npz")
+        yield _row(f"recorded/{name}/experts_per_step", experts_per_step(trace), "experts")
+        yield _row(f"recorded/{name}/similarity_1", step_similarity(trace), "cosine")
+        yield from _within_budget(model, shapes[name], prompt, config, seed, result, trace)
+
+
+def _within_budget(
+    model: lj.Model,
+    shape: MoEShape,
+    prompt: np.ndarray,
+    config: RecordedConfig,
+    seed: int,
+    result: lj.Result,
+    trace: RoutingTrace,
+) -> Iterator[ResultRow]:
+    costs = SM8750.costs(shape)
+    for policy in ("hybrimoe", "denoising"):
+        budgeted = generate_within_budget(
+            model,
+            prompt,
+            POLICIES[policy],
+            costs,
+            shape.n_experts // 4,
+            trace.first_steps(1),
+            config.sampler,
+            seed=seed,
+        )
+        equal = np.mean(budgeted.result.tokens == result.tokens)
+        hits = budgeted.runtime.hits / budgeted.runtime.uses
+        name = f"budgeted/{shape.name}/25/{policy}"
+        yield _row(f"{name}/equal_tokens", equal, "of the tokens")
+        yield _row(f"{name}/hit_rate", hits, "of activated experts")
+        yield _row(f"{name}/transfers", budgeted.store.moved, "experts")
+        yield ResultRow(
+            name=f"{name}/tokens_per_second",
+            value=trace.committed.sum() / budgeted.runtime.seconds,
+            unit="tokens/s",
+            kind="modelled",
+        )
+
+
+def _row(name: str, value: float, unit: str) -> ResultRow:
+    return ResultRow(name=name, value=value, unit=unit)

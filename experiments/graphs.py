@@ -1,0 +1,41 @@
+"""Lowered steps of a model's shape, without weights, for the device model to price."""
+
+from functools import lru_cache
+
+from llada_jax.backend.lower import lower
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
+from llada_jax.config import ModelConfig, Quant
+from llada_jax.lowered import Lowered
+
+
+class Graphs:
+    """Lowers each shape once.
+
+    All layers of a dense model are alike, so one stands for all; so does one chunk of the head.
+    """
+
+    def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
+        self.model: ModelConfig = model
+        self.quant: Quant = quant
+        self.n_layers = model.n_layers
+        self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
+        self.layer = lru_cache(None)(self._layer)
+        self.head = lru_cache(None)(self._head)
+
+    def _layer(self, rows: int, cache: int) -> Lowered:
+        """The first layer alone."""
+        # Not the last layer of the model, so that no final norm comes with it.
+        model = self.model.replace(n_layers=2)
+        return lower(body_step(model, range(1), Bucket(rows, cache)), self.quant)
+
+    def _head(self, rows: int) -> Lowered:
+        """One chunk of the vocabulary."""
+        ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
+        size = min(HEAD_CHUNK, self.model.vocab_size)
+        return lower(head_step(self.model.replace(vocab_size=size, **ids), rows), self.quant)
+
+    def body(self, rows: int, cache: int) -> Lowered:
+        """All layers, and the final norm."""
+        layers = range(self.model.n_layers)
+        return lower(body_step(self.model, layers, Bucket(rows, cache)), self.quant)

@@ -1,0 +1,218 @@
+"""Scores a model with lm-evaluation-harness (the extra `eval`), offline, on data sets in a folder.
+
+    python -m experiments.lm_eval tasks=[gsm8k,boolq] data=path/to/data limit=20
+
+On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.cpp (arXiv
+2606.13740; 200 samples of each task):
+
+    python -m experiments.lm_eval model=path/to/LLaDA-8B-Instruct dtype=bfloat16 \\
+        data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
+
+The tasks are the files of conf/lm_eval, each of which says what its data holds. The run folder
+gets, besides what every run writes, `samples_<task>.jsonl` (every item, request, response and
+score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings).
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import hydra
+import numpy as np
+from jaxtyping import Int
+from omegaconf import DictConfig, OmegaConf
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.run import REPOSITORY, Run, launch
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.metrics import wilson_interval
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+TASKS = REPOSITORY / "conf" / "lm_eval"
+_SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEvalConfig:
+    """What to score, on what. The comments are in conf/lm_eval.yaml."""
+
+    model: str
+    dtype: str | None = None
+    tasks: tuple[str, ...]
+    data: str
+    limit: int | None = None
+    chat: bool = True
+    sampler: SamplerConfig
+    seed: int = 0
+    backend: str = "xla"
+    batch_size: int = 16
+    mc_num: int = 128
+    check_greedy: bool = False
+
+    def __post_init__(self) -> None:
+        known = sorted(path.stem for path in TASKS.glob("*.yaml"))
+        require(bool(self.tasks), f"tasks is empty; allowed: {', '.join(known)}")
+        for task in self.tasks:
+            require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
+        require(len(set(self.tasks)) == len(self.tasks), f"tasks repeat one: {list(self.tasks)}")
+        for name in ("limit", "batch_size", "mc_num"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} is {value}; allowed: 1 or more")
+
+
+def score(config: LmEvalConfig, run: Run) -> None:
+    """Checks the data, loads the model, and lets the harness score it."""
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
+
+    files = {task: data_files(task, Path(config.data)) for task in config.tasks}
+    model = lj.load(config.model, config.dtype)
+    decode = partial(_decode, model, config.backend)
+    harness_model = LmEvalModel(
+        model.config,
+        model.params,
+        model.tokenizer,
+        decode,
+        config.sampler,
+        mc_num=config.mc_num,
+        batch_size=config.batch_size,
+        check_greedy=config.check_greedy,
+        seed=config.seed,
+    )
+    run.begin()
+    found = evaluate(harness_model, files, limit=config.limit, chat=config.chat)
+    for task, samples in found["samples"].items():
+        run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
+    for task in config.tasks:
+        for sample in found["samples"][task]:
+            run.record({"task": task, **scores_of(sample)})
+    run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
+    run.finish([row for task in config.tasks for row in rows_of(task, found["samples"][task])])
+
+
+def _decode(
+    model: lj.Model,
+    backend: str,
+    prompts: list[list[int]],
+    sampler: SamplerConfig,
+    seeds: list[int],
+) -> Sequence[Int[np.ndarray, " G"]]:
+    return lj.generate(model, prompts, sampler, backend=backend, seed=seeds).generated
+
+
+def evaluate(
+    harness_model: "LM", files: Mapping[str, Mapping[str, str]], *, limit: int | None, chat: bool
+) -> dict[str, Any]:
+    """The harness's results on tasks, by the files of their data. It caches those files for as long
+    as it runs, and nothing else."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    with TemporaryDirectory() as cache:
+        found = simple_evaluate(
+            harness_model,
+            tasks=[
+                {"task": task, "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache}}
+                for task, paths in files.items()
+            ],
+            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            limit=limit,
+            apply_chat_template=chat,
+            bootstrap_iters=0,
+        )
+    assert found is not None
+    return found
+
+
+def scores_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metrics.jsonl` says of one item under one filter of its response."""
+    metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
+    return {"item": sample["doc_id"], "filter": sample["filter"], **metrics}
+
+
+def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
+    """A row for each metric, and filter of the responses where there are several."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            parts = (
+                [task, metric] if sample["filter"] == "none" else [task, metric, sample["filter"]]
+            )
+            values.setdefault("/".join(parts), []).append(float(sample[metric]))
+    return [_row(name, scores) for name, scores in values.items()]
+
+
+def _row(name: str, scores: Sequence[float]) -> ResultRow:
+    require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
+    right, n = int(sum(scores)), len(scores)
+    return ResultRow(
+        name=name, value=right / n, unit="of items", n=n, interval=wilson_interval(right, n)
+    )
+
+
+def _json_line(content: Any) -> str:
+    return json.dumps(content, default=_plain, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, and what else the harness puts into its results."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def data_files(name: str, data: Path) -> dict[str, str]:
+    """Where the data of a task is, by split.
+
+    Raises:
+      FileNotFoundError, ValueError: no such file, or one that does not hold what the task reads.
+    """
+    task = OmegaConf.load(TASKS / f"{name}.yaml")
+    wanted = task.metadata.format
+    paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
+    for path in paths.values():
+        if not path.is_file():
+            raise FileNotFoundError(f"no {path}, which task {name} reads: lines of {wanted}")
+        check_lines(path, wanted)
+    return {str(split): str(path) for split, path in paths.items()}
+
+
+def check_lines(path: Path, wanted: str) -> None:
+    """Raise ValueError unless each line is an object with the fields of `wanted`, an example."""
+    example, _ = json.JSONDecoder().raw_decode(wanted)
+    with path.open(encoding="utf-8") as lines:
+        number = 0
+        for number, line in enumerate(lines, 1):
+            require(_is_like(line, example), f"{path}, line {number}, is not like {wanted}")
+    require(number > 0, f"{path} is empty; allowed: lines of {wanted}")
+
+
+def _is_like(line: str, example: Any) -> bool:
+    try:
+        return _has_fields(json.loads(line), example)
+    except ValueError:
+        return False
+
+
+def _has_fields(item: Any, example: Any) -> bool:
+    """Whether an object has an example's fields, at any depth."""
+    if not isinstance(example, Mapping):
+        return True
+    return isinstance(item, Mapping) and all(
+        name in item and _has_fields(item[name], inner) for name, inner in example.items()
+    )
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="lm_eval")
+def main(config: DictConfig) -> None:
+    launch(score, LmEvalConfig, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What a decoding run would take on phones, for a model of LLaDA-8B's shape: all of it modelled."""
+
+from collections.abc import Iterator, Sequence
+
+import llada_jax as lj
+from experiments.phones import graphs_of, phone_profile
+from experiments.results import ResultRow
+from llada_jax.device.simulate import Phone, System, simulate
+from llada_jax.device.uncertainty import with_uncertainty
+from llada_jax.device.workload import Workload, blockwise, from_trace, vanilla
+
+SHAPE = "llada_8b"
+
+
+def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
+    """The first row of a trace on each phone, beside the paper's baselines for the same texts.
+
+    The same forwards, of a larger model: `as_if`. Raises ValueError for a phone that has no
+    profile, and where LLaDA-8B could not hold the canvas.
+    """
+    profiles = [phone_profile(soc) for soc in socs]
+    workload = from_trace(trace, graphs_of(SHAPE).model, as_if=True)
+    for profile in profiles:
+        yield from _on_phone(workload, profile)
+
+
+def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
+    graphs, system = graphs_of(SHAPE), System()
+    name = f"phone/{profile.soc}"
+
+    def row(what: str, value: float, **more) -> ResultRow:
+        return ResultRow(
+            name=f"{name}/{what}", value=value, unit="s", kind="modelled",
+            trace_source=workload.source, **more,
+        )  # fmt: skip
+
+    sure = with_uncertainty(
+        profile, lambda moved: Phone(graphs, moved, system, workload.canvas).latency(workload)
+    )
+    spread = 1.96 * sure.deviation
+    bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
+    yield row("this_run", sure.seconds, interval=bounds)
+    found = simulate(workload, graphs, profile, system)
+    largest = sorted(found.parts.items(), key=lambda item: -item[1])[:4]
+    for part, seconds in largest:
+        yield row(f"this_run/{part}", seconds)
+    prompt, tokens = workload.prompt_length, workload.tokens
+    baselines = {
+        "cpu": (vanilla(prompt, tokens), System(body="cpu")),
+        "cpu_with_cache": (blockwise(prompt, tokens), System(body="cpu")),
+        "npu": (vanilla(prompt, tokens), System(runtime="remap")),
+    }
+    for what, (baseline, software) in baselines.items():
+        phone = Phone(graphs, profile, software, baseline.canvas)
+        yield row(what, phone.latency(baseline))

@@ -1,0 +1,109 @@
+"""Pictures: modelled beside published, where time goes, and a timeline."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.claims import Chapter
+from experiments.pictures import figure, save
+from llada_jax.device.timeline import LANES, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw(chapter: Chapter, folder: Path) -> str | None:
+    """The chapter's picture as a PNG of the folder, by name; None where a table says it all."""
+    shown = [row for row in chapter.rows if row.reference]
+    wide = 11 if chapter.parts else 6.5
+    drawn = figure(wide, 4)
+    axes: Any = drawn.subplots(1, 2 if chapter.parts else 1, squeeze=False)[0]
+    if len(shown) > 20:
+        _scatter(axes[0], chapter)
+    elif shown:
+        _bars(axes[0], chapter)
+    elif chapter.parts:
+        _curve(axes[0], chapter)
+    else:
+        return None
+    if chapter.parts:
+        _stacked(axes[1], chapter.parts)
+    name = f"{chapter.name}.png"
+    drawn.suptitle(f"{chapter.title} (modelled)", fontsize=10)
+    save(drawn, folder / name)
+    return name
+
+
+def _bars(axes: "Axes", chapter: Chapter) -> None:
+    rows = [row for row in chapter.rows if row.reference]
+    places = range(len(rows))
+    axes.bar([i - 0.2 for i in places], [row.value for row in rows], 0.4, label="modelled")
+    axes.bar(
+        [i + 0.2 for i in places], [row.reference or 0 for row in rows], 0.4, label="published"
+    )
+    names = [row.name.split("/", 1)[1] + (" *" if row.fitted else "") for row in rows]
+    axes.set_xticks(list(places), names, rotation=60, ha="right", fontsize=7)
+    values = [row.value for row in rows]
+    if max(values) > 20 * max(1e-9, min(values)):
+        axes.set_yscale("log")
+    axes.set_ylabel(rows[0].unit)
+    axes.legend(fontsize=7, title="* fitted", title_fontsize=7)
+
+
+def _scatter(axes: "Axes", chapter: Chapter) -> None:
+    rows = [row for row in chapter.rows if row.reference]
+    kinds = sorted({_kind(row.name) for row in rows})
+    for kind in kinds:
+        points = [(row.reference or 0, row.value) for row in rows if _kind(row.name) == kind]
+        axes.scatter(*zip(*points, strict=True), s=10, label=kind)
+    ends = [min(row.reference or 1 for row in rows), max(row.reference or 1 for row in rows)]
+    axes.plot(ends, ends, color="grey", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="published", ylabel="modelled")
+    axes.legend(fontsize=6)
+
+
+def _kind(name: str) -> str:
+    """The phone."""
+    return name.split("/")[1]
+
+
+def _curve(axes: "Axes", chapter: Chapter) -> None:
+    rows = [row for row in chapter.rows if "/window/" in row.name]
+    for kind in dict.fromkeys(row.name.rsplit("/", 1)[0] for row in rows):
+        mine = [row for row in rows if row.name.startswith(kind + "/")]
+        steps = [int(row.name.rsplit("trigger", 1)[1]) for row in mine]
+        axes.plot(steps, [row.value for row in mine], marker="o", label=kind.split("/window/")[1])
+    axes.set(xlabel="masks left at which the window grows", ylabel="seconds")
+    axes.legend(fontsize=7)
+
+
+def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:
+    names = list(parts)
+    causes = list(dict.fromkeys(cause for each in parts.values() for cause in each))
+    bottom = [0.0] * len(names)
+    for cause in causes:
+        shares = [parts[name].get(cause, 0.0) / sum(parts[name].values()) for name in names]
+        if max(shares) < 0.01:
+            continue
+        axes.barh(names, shares, left=bottom, label=cause)
+        bottom = [left + share for left, share in zip(bottom, shares, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the time")
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
+    """Lanes over time, as Perfetto would show them, as a PNG."""
+    from matplotlib.colors import to_rgba
+
+    drawn = figure(10, 2.4)
+    axes: Any = drawn.subplots()
+    for place, lane in enumerate(LANES):
+        mine = [event for event in timeline.events if event.task.lane == lane]
+        spans = [(event.start, event.end - event.start) for event in mine]
+        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
+        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
+    axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title=title)
+    axes.title.set_fontsize(9)
+    save(drawn, path)

@@ -1,0 +1,103 @@
+"""What the device experiments share: profiles and model shapes of `conf/`, and calibrated tasks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import yaml
+
+from experiments.graphs import Graphs
+from experiments.run import REPOSITORY
+from llada_jax.config import ModelConfig, Quant, require
+from llada_jax.device.dynamics import Decoding, Dynamics, decode
+from llada_jax.device.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
+from llada_jax.device.profile import Profile, load_profile
+from llada_jax.device.published import read_fit_figures, read_validation_figures
+from llada_jax.device.simulate import Phone, System
+from llada_jax.device.workload import Workload
+
+CONF = REPOSITORY / "conf"
+PUBLISHED = CONF / "published"
+FITTED_SOC = "SM8750"
+
+
+@cache
+def phone_profile(soc: str) -> Profile:
+    """A profile of `conf/device` by the SoC's name. Raises ValueError that lists them."""
+    path = CONF / "device" / f"{soc.lower()}.yaml"
+    known = sorted(each.stem.upper() for each in (CONF / "device").glob("*.yaml"))
+    require(soc.upper() in known, f"phone is {soc!r}; allowed: {', '.join(known)}")
+    return load_profile(path)
+
+
+@cache
+def model_shape(name: str) -> ModelConfig:
+    """A file of `conf/architecture` by name. Raises ValueError that lists them."""
+    known = sorted(each.stem for each in (CONF / "architecture").glob("*.yaml"))
+    require(name in known, f"shape is {name!r}; allowed: {', '.join(known)}")
+    return ModelConfig(**yaml.safe_load((CONF / "architecture" / f"{name}.yaml").read_text()))
+
+
+@cache
+def graphs_of(name: str, quant: Quant = "int4_block32") -> Graphs:
+    """Lowered steps of a shape."""
+    return Graphs(model_shape(name), quant)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A dataset, as far as time goes: how long its prompts are, and how fast it settles."""
+
+    name: str
+    prompt: int
+    dynamics: Dynamics
+
+
+class Calibrated:
+    """The paper's tasks, fitted on first use: prompts and dynamics (`llada_jax.device.fit`)."""
+
+    def __init__(self, runs: int = RUNS) -> None:
+        self.runs = runs
+        self.graphs = graphs_of("llada_8b")
+        self.figures = read_fit_figures(PUBLISHED)
+        self.phones: list[Phone] = []
+        """All that were asked for."""
+        self.task = cache(self._task)
+        self.workloads = cache(self._workloads)
+        self.phone = cache(self._phone)
+
+    @cached_property
+    def published(self) -> dict:
+        """Validation figures: for references of results, never for the fit."""
+        return read_validation_figures(PUBLISHED)
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        return fit_dynamics(self.figures)
+
+    def _task(self, name: str) -> Task:
+        prompt = fit_prompt(self.figures, name, self.graphs, phone_profile(FITTED_SOC))
+        phone = self.phone(FITTED_SOC, System())
+        dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
+        return Task(name, prompt, dynamics)
+
+    def _phone(self, soc: str, system: System) -> Phone:
+        phone = Phone(self.graphs, phone_profile(soc), system, canvas=256)
+        self.phones.append(phone)
+        return phone
+
+    def unknown(self) -> list[str]:
+        """Operations that were priced as something else, in all steps so far."""
+        return list(dict.fromkeys(str(op) for phone in self.phones for op in phone.unknown()))
+
+    def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
+        found = self.task(task)
+        return tuple(
+            decode(found.dynamics, decoding, found.prompt, tokens, seed)
+            for seed in range(self.runs)
+        )
+
+    def seconds(self, phone: Phone, workloads: Iterable[Workload]) -> float:
+        """Mean latency."""
+        found = [phone.latency(workload) for workload in workloads]
+        return sum(found) / len(found)

@@ -1,0 +1,175 @@
+"""The suite `sampling`: from logits to tokens and confidences at LLaDA's vocabulary.
+
+Two samplers take turns, with equal logits in BF16: Fast-dLLM's, a softmax in float64 over the whole
+vocabulary, written in JAX; and the running softmax of `score_rows`. Then the same with the head in
+front, and how much of a step each takes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.timers import best_times
+from llada_jax.config import require
+from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.head import (
+    ScoreRules,
+    absorb_chunk,
+    finish_scores,
+    logits_of,
+    score_rows,
+    start_scores,
+)
+from llada_jax.rows import make_rows
+
+CACHED = 256
+Sampled = tuple[Int[Array, "1 R"], Float[Array, "1 R"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingBenchConfig:
+    """What the suite times. The comments are in conf/bench.yaml."""
+
+    rows: tuple[int, ...] = (32, 64, 512)
+    chunk: int = 4096
+
+    def __post_init__(self) -> None:
+        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
+        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        require(self.chunk > 0, f"chunk is {self.chunk}; allowed: 1 or more")
+
+
+class Compiled(NamedTuple):
+    """A program, and the bytes it needs beside its inputs and outputs."""
+
+    call: Callable[[], Any]
+    temporary: int
+
+
+def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
+    """Fast-dLLM's rule: the best id, and its share of a softmax in float64. Needs
+    `jax.enable_x64`."""
+    token = jnp.argmax(logits, axis=-1)
+    share = jax.nn.softmax(logits.astype(jnp.float64), axis=-1)
+    return token, jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0]
+
+
+def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
+    """What `score_rows` does with logits that are there already."""
+    rules = ScoreRules(chunk=chunk)
+
+    def absorb(seen, start, size):
+        part = jax.lax.dynamic_slice_in_dim(logits, start, size, axis=-1)
+        return absorb_chunk(seen, part.astype(jnp.float32), start, None, rules)
+
+    full, rest = divmod(logits.shape[-1], chunk)
+    seen = start_scores(logits.shape[:2], jnp.dtype("float32"))
+    if full:
+        seen = jax.lax.fori_loop(0, full, lambda i, seen: absorb(seen, i * chunk, chunk), seen)
+    scores = finish_scores(absorb(seen, full * chunk, rest) if rest else seen)
+    return scores.token, scores.confidence
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Compiled:
+    """The function for these arguments, with 64-bit numbers allowed."""
+    with jax.enable_x64(True):
+        program = jax.jit(function).lower(*arguments).compile()
+
+    def call() -> Any:
+        with jax.enable_x64(True):
+            return program(*arguments)
+
+    memory = program.memory_analysis()
+    assert memory is not None
+    return Compiled(call, memory.temp_size_in_bytes)
+
+
+def time_sampling(
+    model: lj.Model, config: SamplingBenchConfig, repeats: int, seed: int
+) -> Iterator[ResultRow]:
+    """All rows of the suite."""
+    for rows in config.rows:
+        yield from _from_logits(model.config.vocab_size, rows, config.chunk, repeats, seed)
+        yield from _in_a_step(model, rows, config.chunk, repeats, seed)
+
+
+def _from_logits(vocab: int, rows: int, chunk: int, repeats: int, seed: int) -> Iterator[ResultRow]:
+    logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
+    programs = {
+        "float64": compiled(sample_in_float64, logits),
+        "one_pass": compiled(partial(sample_in_one_pass, chunk=chunk), logits),
+    }
+    yield from _compared("score_rows", programs, rows, repeats)
+    theirs, ours = (program.call()[0] for program in programs.values())
+    same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
+    yield ResultRow(name=f"score_rows/same_tokens/{rows}", value=same, unit="of tokens", n=rows)
+
+
+def _compared(
+    name: str, programs: dict[str, Compiled], rows: int, repeats: int
+) -> Iterator[ResultRow]:
+    """Times and temporary memory of both, and how many times better the second is."""
+    times = best_times({key: program.call for key, program in programs.items()}, repeats)
+    for key, program in programs.items():
+        yield ResultRow(name=f"{name}/{key}/{rows}/ms", value=times[key] * 1e3, unit="ms")
+        yield ResultRow(
+            name=f"{name}/{key}/{rows}/temporary_mb", value=program.temporary / 1e6, unit="MB"
+        )
+    before, after = programs
+    speedup = times[before] / times[after]
+    yield ResultRow(name=f"{name}/speedup/{rows}", value=speedup, unit="x faster")
+    ratio = programs[after].temporary / programs[before].temporary
+    yield ResultRow(name=f"{name}/memory_ratio/{rows}", value=ratio, unit="of the memory")
+
+
+def _in_a_step(
+    model: lj.Model, rows: int, chunk: int, repeats: int, seed: int
+) -> Iterator[ResultRow]:
+    """With the head in front, and as shares of a step of the model's body and head."""
+    key = jax.random.key(seed)
+    dtype = model.params.embedding.dtype
+    hidden = jax.random.normal(key, (1, rows, model.config.width)).astype(dtype)
+
+    def unfused(params, hidden):
+        return sample_in_float64(logits_of(params, hidden).astype(jnp.bfloat16))
+
+    def fused(params, hidden):
+        scores = score_rows(params, hidden, None, ScoreRules(chunk=chunk))
+        return scores.token, scores.confidence
+
+    def head(params, hidden):
+        return logits_of(params, hidden).astype(jnp.bfloat16)
+
+    both = {
+        "float64": compiled(unfused, model.params, hidden),
+        "one_pass": compiled(fused, model.params, hidden),
+    }
+    yield from _compared("score_rows/with_head", both, rows, repeats)
+    parts = {
+        **{name: program.call for name, program in both.items()},
+        "head": compiled(head, model.params, hidden).call,
+        "body": _body(model, rows),
+    }
+    times = best_times(parts, repeats)
+    for name in both:
+        sampling = max(0.0, times[name] - times["head"])
+        share = sampling / (times["body"] + times[name])
+        yield ResultRow(name=f"sampling_share/{name}/{rows}", value=share, unit="of a step")
+
+
+def _body(model: lj.Model, rows: int) -> Callable[[], Any]:
+    """A forward of the rows against a cache."""
+    cache = cache_for(model.params, model.config, 1, CACHED + rows)
+    positions = CACHED + jnp.arange(rows, dtype=jnp.int32)[None]
+    cached = jnp.ones((1, cache.keys.shape[2]), bool)
+    fed = make_rows(jnp.ones_like(positions), positions, jnp.ones(positions.shape, bool), cached)
+    forward = jax.jit(forward_rows, static_argnums=1)
+    return partial(forward, model.params, model.config, fed, cache)

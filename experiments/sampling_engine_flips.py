@@ -1,0 +1,138 @@
+"""Decisions that number formats flip, on random logits and on a model's own."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from llada_jax.config import require
+from llada_jax.evaluation.tasks import word_problems
+from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
+from llada_jax.sampling_engine.formats import LogitFormat, Stored
+from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.machine import store_logits
+from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
+from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
+
+PROBLEMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipsConfig:
+    """What to count flips on. The comments are in conf/sampling_engine.yaml."""
+
+    batch: int = 8
+    k: int = 8
+    formats: tuple[LogitFormat, ...] = ("float32", "bfloat16", "mx_e4m3", "mx_e3m4")
+    scalars: tuple[ScalarFormat, ...] = ("float32", "bfloat16", "float16")
+    model: str = "tiny"
+    steps: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "k", "steps"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+
+
+class Case(NamedTuple):
+    """One step's inputs, and what the reference decides."""
+
+    sampling: Sampling
+    inputs: StepInputs
+    wanted: Decisions
+
+    def by_odds(self) -> "Case":
+        return self._replace(sampling=replace(self.sampling, key="odds"))
+
+
+def flip_rows(
+    config: FlipsConfig, vocab: int, rows: int, vlens: tuple[int, ...], seed: int
+) -> Iterator[ResultRow]:
+    """Per format of the logits, on BF16 vectors. `flips/<format>` is on random logits, at the
+    longest vectors with float32 scalars, and chooses by confidence as published; `odds` is ours."""
+    chance = [random_case(config, vocab, rows, seed)]
+    real = model_cases(config, rows, seed)
+    longest = EngineConfig(vlen=vlens[-1])
+    for format in config.formats:
+        for name, cases in ((format, chance), (f"{format}/{config.model}", real)):
+            stored = _stored(cases, longest.vlen, format)
+            yield from _rows(f"flips/{name}", _flips(cases, stored, longest))
+            by_odds = [case.by_odds() for case in cases]
+            yield _row(f"flips/{name}/odds", _flips(by_odds, stored, longest))
+        for vlen in vlens:
+            stored = _stored(chance, vlen, format)
+            for scalar in config.scalars:
+                engine = EngineConfig(vlen=vlen, scalar_format=scalar)
+                name = f"flips/{format}/scalars_{scalar}/vlen{vlen}"
+                yield _row(name, _flips(chance, stored, engine))
+
+
+def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[Stored]:
+    return [store_logits(case.sampling, vlen, case.inputs.logits, format) for case in cases]
+
+
+def _flips(cases: list[Case], stored: list[Stored], engine: EngineConfig) -> Flips:
+    counts = [
+        flips_of(compile_sampler(case.sampling, engine), case.inputs, hbm, case.wanted)
+        for case, hbm in zip(cases, stored, strict=True)
+    ]
+    return Flips(*(sum(column) for column in zip(*counts, strict=True)))
+
+
+def _rows(name: str, flips: Flips) -> Iterator[ResultRow]:
+    yield _row(name, flips)
+    for part in ("tokens", "masks"):
+        share = getattr(flips, part) / flips.positions
+        yield ResultRow(name=f"{name}/{part}", value=share, unit="of decisions", n=flips.positions)
+
+
+def _row(name: str, flips: Flips) -> ResultRow:
+    return ResultRow(name=name, value=flips.share, unit="of decisions", n=flips.positions)
+
+
+def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
+    """One step on random logits."""
+    sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
+    inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
+    return Case(sampling, inputs, reference_sampler(sampling, inputs))
+
+
+def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
+    """Every step of blocks that the reference decodes: answers to held-out word problems."""
+    model = lj.load(config.model)
+    mask_id = model.config.mask_id
+    prompts = _prompts_of_one_length(model, config.batch, seed)
+    length = prompts.shape[1]
+    canvas = np.pad(prompts, ((0, 0), (0, rows)), constant_values=mask_id)
+    quota = np.full((1, config.batch), -(-rows // config.steps), np.int32)
+    sampling = Sampling(
+        batch=config.batch, rows=rows, vocab=model.config.vocab_size, mode="one_pass"
+    )
+    cases = []
+    for _ in range(config.steps):
+        logits = np.array(lj.forward(model, jnp.asarray(canvas)))[:, length:]
+        logits[..., mask_id] = -np.inf
+        block = canvas[:, length:].copy()
+        inputs = StepInputs(logits[None], block, block == mask_id, quota)
+        wanted = reference_sampler(sampling, inputs)
+        cases.append(Case(sampling, inputs, wanted))
+        canvas[:, length:] = wanted.tokens
+    return cases
+
+
+def _prompts_of_one_length(model: lj.Model, batch: int, seed: int) -> np.ndarray:
+    """Some held-out problems [batch, length], of the most frequent length."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError("flips.model has no tokenizer; allowed: a model with one")
+    questions = (word_problems.TASK.item(seed, i, "test").question for i in range(PROBLEMS))
+    encoded = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
+    length, count = Counter(map(len, encoded)).most_common(1)[0]
+    require(count >= batch, f"flips.batch is {batch}; allowed: up to {count}")
+    return np.array([ids for ids in encoded if len(ids) == length][:batch], np.int32)

@@ -1,0 +1,131 @@
+"""What a decoding run would take on a phone: latency, why, energy, memory, and a timeline.
+
+    python -m experiments.simulate trace=outputs/.../trace.npz shape=tiny
+    python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
+    python -m experiments.simulate system.kernels=vendor system.runtime=delayed
+
+Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens). All numbers are
+modelled. The run folder gets `timeline_<SoC>.json`, which ui.perfetto.dev opens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import hydra
+from omegaconf import DictConfig
+
+import llada_jax as lj
+from experiments.graphs import Graphs
+from experiments.phone_pictures import draw_timeline
+from experiments.phones import Calibrated, model_shape, phone_profile
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.config import Quant, require, require_choice
+from llada_jax.device.chrome_trace import write_chrome_trace
+from llada_jax.device.dynamics import Decoding
+from llada_jax.device.memory import footprint
+from llada_jax.device.profile import Profile
+from llada_jax.device.simulate import Phone, Simulated, System, simulate
+from llada_jax.device.uncertainty import with_uncertainty
+from llada_jax.device.workload import Workload, from_trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """What ran, and on which phone it should run. The comments are in conf/simulate.yaml."""
+
+    trace: str | None = None
+    row: int = 0
+    as_if: bool = False
+    task: str = "GSM8K"
+    tokens: int = 128
+    shape: str = "llada_8b"
+    quant: Quant = "int4_block32"
+    phones: tuple[str, ...] = ("SM8750",)
+    system: System = field(default_factory=System)
+    drawn_from: int = 0
+    drawn_forwards: int = 8
+    pictures: bool = True
+
+    def __post_init__(self) -> None:
+        require_choice("quant", self.quant, Quant)
+        require(bool(self.phones), "phones is empty; allowed: at least one SoC")
+        require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
+        for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+
+
+def simulate_run(config: SimulateConfig, run: Run) -> None:
+    """Every phone, in one table."""
+    graphs = Graphs(model_shape(config.shape), config.quant)
+    profiles = [phone_profile(soc) for soc in config.phones]
+    for profile in profiles:
+        profile.kernels(config.system.kernels)
+    workload = workload_of(config, graphs)
+    run.begin()
+    rows = []
+    for profile in profiles:
+        found = simulate(workload, graphs, profile, config.system)
+        rows += on_phone(workload, found, graphs, profile, config.system)
+        path = run.folder / f"timeline_{profile.soc}.json"
+        title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
+        shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
+        write_chrome_trace(shown, title, path)
+        if config.pictures:
+            draw_timeline(shown, title, path.with_suffix(".png"))
+        for unknown in found.unknown:
+            print(f"warning: {unknown}")
+    run.finish(rows)
+
+
+def workload_of(config: SimulateConfig, graphs: Graphs) -> Workload:
+    """The forwards of the trace, or of the paper's statistics."""
+    if config.trace is not None:
+        trace = lj.Trace.load(config.trace)
+        return from_trace(trace, graphs.model, config.row, as_if=config.as_if)
+    return Calibrated().workloads(config.task, config.tokens, Decoding())[0]
+
+
+def on_phone(
+    workload: Workload, found: Simulated, graphs: Graphs, profile: Profile, system: System
+) -> Iterator[ResultRow]:
+    """Latency with its uncertainty, breakdown, energy and memory."""
+
+    def row(name: str, value: float, unit: str, **more) -> ResultRow:
+        return ResultRow(
+            name=f"{profile.soc}/{name}", value=value, unit=unit, kind="modelled",
+            trace_source=workload.source, **more,
+        )  # fmt: skip
+
+    sure = with_uncertainty(
+        profile, lambda moved: Phone(graphs, moved, system, workload.canvas).latency(workload)
+    )
+    spread = 1.96 * sure.deviation
+    bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
+    yield row("latency", found.seconds, "s", interval=bounds)
+    yield row("tokens_per_second", workload.tokens / found.seconds, "tokens/s")
+    for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
+        yield row(f"part/{name}", seconds, "s")
+    for name, seconds in sure.largest:
+        yield row(f"doubt/{name}", seconds, "s")
+    yield row("energy", found.energy.joules, "J")
+    yield row("energy_above_idle", found.energy.above_idle, "J")
+    yield row("power", found.energy.watts, "W")
+    most = max(forward.rows for forward in workload.forwards)
+    memory = footprint(
+        system.runtime, graphs.model, profile.memory, canvas=workload.canvas, rows=most
+    )
+    yield row("must_be_mapped", memory.total, "MiB")
+    yield row("address_space", memory.limit, "MiB")
+    if not memory.fits:
+        print(f"warning: {profile.soc} cannot run this: {memory.reason}")
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="simulate")
+def main(config: DictConfig) -> None:
+    launch(simulate_run, SimulateConfig, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Decodes with a part of the layers in memory: the others are staged by a plan, for real.
+
+    python -m experiments.stream
+    python -m experiments.stream shares=[0,0.5] copy_mb_per_second=500
+    python -m experiments.stream planner=paging
+
+First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then,
+for each share, the plan runs, and its tokens, memory and stalls are compared with what they should
+be.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import hydra
+import numpy as np
+from omegaconf import DictConfig
+
+import llada_jax as lj
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
+from llada_jax.backend.streamed_program import StreamedProgram
+from llada_jax.backend.streamed_weights import Staging, StreamedWeights
+from llada_jax.backend.weights import InMemory
+from llada_jax.build import staging_of
+from llada_jax.config import SamplerConfig, require
+from llada_jax.swap.budget import Budget
+from llada_jax.swap.graph import Graph, Operator
+from llada_jax.swap.plan import Plan
+from llada_jax.swap.planners import planner
+from llada_jax.swap.timing import stall_of
+
+WARM_UP = 2
+"""Forwards that compile, or start with empty slots; they do not count."""
+PREDICTED = "the plan's own prediction, from the compute and the copies that were measured here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """What to decode, in how much memory. The comments are in conf/stream.yaml."""
+
+    model: str = "tiny"
+    dtype: str | None = None
+    prompt: str
+    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
+    planner: str = "steady"
+    copy_mb_per_second: float | None = None
+    sampler: SamplerConfig
+
+    def __post_init__(self) -> None:
+        require(bool(self.shares), "shares is empty; allowed: at least one")
+        for share in self.shares:
+            require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
+        speed = self.copy_mb_per_second
+        require(
+            speed is None or speed > 0,
+            f"copy_mb_per_second is {speed}; allowed: above 0, or null",
+        )
+        planner(self.planner)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
+
+
+class Times(NamedTuple):
+    """Seconds of a forward with everything in memory, and of a copy."""
+
+    layers: list[float]
+    between: float
+    """From the last layer to the first one of the next forward."""
+    copies: list[float]
+    """Of each layer, from the file to a slot."""
+
+
+class Timed(StreamedWeights):
+    """Says when each layer began and ended."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        self.began: list[list[float]] = []
+        self.ended: list[list[float]] = []
+        super().__init__(*arguments, **settings)
+
+    def acquire(self, layer: int) -> Mapping[str, Any]:
+        weights = super().acquire(layer)
+        if layer == 0:
+            self.began.append([])
+            self.ended.append([])
+        self.began[-1].append(time.perf_counter())
+        return weights
+
+    def release(self, layer: int) -> None:
+        self.ended[-1].append(time.perf_counter())
+        super().release(layer)
+
+
+def stream(config: StreamConfig, run: Run) -> None:
+    """All shares, against the model as it is."""
+    model = lj.load(config.model, config.dtype)
+    if model.tokenizer is None:
+        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    require(
+        model.artifact is None, f"{config.model} is an export; allowed: a model with parameters"
+    )
+    prompt = [model.tokenizer.encode_chat([{"role": "user", "content": config.prompt}])]
+    run.begin()
+    with TemporaryDirectory(dir=run.folder) as folder:
+        path = Path(folder) / "layers.bin"
+        file = write_layers(path, model.config, InMemory(model.params))
+        stored = file.layers
+        wanted, times = _timed(model, config, prompt, file)
+        rows = list(_times_as_rows(stored, times))
+        for share in config.shares:
+            opened = LayerFile(path, stored)
+            for row in _one_share(model, config, prompt, opened, times, wanted, share):
+                run.record(row.as_dict())
+                rows.append(row)
+    run.finish(rows)
+
+
+def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[ResultRow]:
+    speed = sum(layer.size for layer in stored) / sum(times.copies)
+    yield ResultRow(name="stream/compute", value=1e3 * sum(times.layers), unit="ms a forward")
+    yield ResultRow(name="stream/between", value=1e3 * times.between, unit="ms a forward")
+    yield ResultRow(name="stream/copy", value=speed / 1e6, unit="MB/s")
+
+
+def _timed(
+    model: lj.Model, config: StreamConfig, prompt: list[list[int]], file: LayerFile
+) -> tuple[np.ndarray, Times]:
+    """Tokens of the model as it is, and the times of its layers and of copies."""
+    tokens = lj.generate(model, prompt, config.sampler, loop="host").tokens
+    copies = [_copy_seconds(file, index) for index in range(len(file.layers))]
+    if config.bytes_per_second is not None:
+        slow = [layer.size / config.bytes_per_second for layer in file.layers]
+        copies = list(map(max, copies, slow))
+    with Timed(file, Staging((), 0, ())) as weights:
+        program = StreamedProgram(model.config, model.params, weights)
+        for _ in range(2):  # the first one compiles
+            weights.began.clear()
+            weights.ended.clear()
+            lj.generate(model, prompt, config.sampler, backend=program)
+        began, ended = np.array(weights.began), np.array(weights.ended)
+    layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
+    between = float(np.median(began[WARM_UP:, 0] - ended[WARM_UP - 1 : -1, -1]))
+    return tokens, Times(layers, between, copies)
+
+
+def _copy_seconds(file: LayerFile, index: int) -> float:
+    into = np.zeros(file.layers[index].size + ALIGNMENT, np.uint8)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        file.read(index, into)
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+def planned(
+    config: StreamConfig, stored: tuple[StoredLayer, ...], times: Times, share: float
+) -> tuple[Graph, Plan]:
+    """The graph of a forward, an operator for each layer and one for the host, and its plan."""
+    layers = [
+        Operator(
+            f"layers.{index}",
+            layer.size,
+            round(1e9 * compute),
+            round(1e9 * copy),
+            depends=(index - 1,) if index else (),
+        )
+        for index, (layer, compute, copy) in enumerate(
+            zip(stored, times.layers, times.copies, strict=True)
+        )
+    ]
+    host = Operator("host", 0, round(1e9 * times.between), depends=(len(layers) - 1,))
+    graph = Graph((*layers, host))
+    largest = max(layer.size for layer in stored)
+    session = int(share * graph.weight_bytes) + 2 * largest
+    budget = Budget(session_bytes=session, max_buffer_bytes=session, alignment=PAGE)
+    return graph, planner(config.planner)(graph, budget)
+
+
+def _one_share(
+    model: lj.Model,
+    config: StreamConfig,
+    prompt: list[list[int]],
+    file: LayerFile,
+    times: Times,
+    wanted: np.ndarray,
+    share: float,
+) -> Iterator[ResultRow]:
+    graph, plan = planned(config, file.layers, times, share)
+    with StreamedWeights(file, staging_of(plan), config.bytes_per_second) as weights:
+        program = StreamedProgram(model.config, model.params, weights)
+        lj.generate(model, prompt, config.sampler, backend=program)  # compiles
+        compiled = len(weights.stalls)
+        result = lj.generate(model, prompt, config.sampler, backend=program)
+        stalls = weights.stalls[compiled + WARM_UP :]
+        memory = weights.memory_bytes
+    name = f"stream/{share:g}"
+    same = float((result.tokens == wanted).mean())
+    yield ResultRow(name=f"{name}/same_tokens", value=same, unit="of tokens")
+    yield ResultRow(
+        name=f"{name}/memory",
+        value=memory / 1e6,
+        unit="MB of layers",
+        reference=_expected_memory(graph, plan) / 1e6,
+        source="the plan",
+    )
+    yield ResultRow(
+        name=f"{name}/stall",
+        value=1e3 * fmean(stalls),
+        unit="ms a forward",
+        reference=float(stall_of(graph, plan)) / 1e6,
+        source=PREDICTED,
+        n=len(stalls),
+    )
+    yield ResultRow(name=f"{name}/seconds", value=result.seconds, unit="s for all tokens")
+
+
+def _expected_memory(graph: Graph, plan: Plan) -> int:
+    return plan.resident_bytes(graph) + staging_of(plan).area_bytes * bool(plan.transfers)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="stream")
+def main(config: DictConfig) -> None:
+    launch(stream, StreamConfig, config)
+
+
+if __name__ == "__main__":
+    main()

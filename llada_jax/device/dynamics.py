@@ -1,0 +1,221 @@
+"""How many forwards a diffusion model needs: decoding dynamics from published statistics.
+
+A process with two numbers stands for the model. A masked position with `u` masked positions before
+it, as far as the window reaches, becomes confident in a forward with probability
+
+    reach * decay ** u
+
+(text is settled from the left, arXiv 2606.13740 Figure 8; what is near settled text is settled
+first). What the sampler does follows: threshold-parallel commits, drafts in a window that slides
+over the block's end, lookahead. A confident position of a later block is a draft, and counts when
+its block becomes current. A visible token of the current block stays in the window until it is
+stable; once its block is done it is the CPU's to revise. Where one token is committed at a time, a
+forward brings less news to the drafts, and their chance is smaller by as much.
+
+It says how many forwards of which size run, never which tokens: quality is measured elsewhere, with
+real models.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from llada_jax.config import require, require_choice
+from llada_jax.device.workload import Forward, Workload, rounded
+
+Commit = Literal["one", "threshold"]
+SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics:
+    """The process, and the two shares that go with it."""
+
+    reach: float
+    decay: float
+    skipped: float = 0.0
+    """Share of the window's rows whose decision is skipped (Figure 5c)."""
+    strict: float = 1.0
+    """How much rarer confidence of 0.9 is than of the visible threshold (Figure 5b)."""
+    unstable: float = 0.0
+    """Share of tokens that are not stable when they become visible (Figure 5b)."""
+    tokens_per_forward: float = 1.0
+    """Of a block alone, as the process gives it: what a forward usually brings of news."""
+
+    def __post_init__(self) -> None:
+        for name in ("reach", "decay"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
+        for name in ("skipped", "strict", "unstable"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        require(
+            self.tokens_per_forward >= 1,
+            f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
+        )
+
+    def replace(self, **changes: float) -> "Dynamics":
+        """A copy with some numbers changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Which of llada.cpp's techniques run."""
+
+    multi_block: bool = True
+    """A window that slides over the block's end, and looks ahead (MBSD)."""
+    trigger: int = 4
+    """Masks left in the block at which the window grows to two tiles."""
+    commit: Commit = "threshold"
+    """`one` token a forward, or every confident one (STS)."""
+    skip_logits: bool = True
+    """No head for rows whose decision is not open (SLS)."""
+    refresh: int = 2
+    """Rows that the CPU may revise beside a forward (SCR); 0: none."""
+    block: int = 32
+    ahead: int = 32
+    """Rows that the window grows by."""
+
+    def __post_init__(self) -> None:
+        require_choice("commit", self.commit, Commit)
+        for name, least in (("trigger", 0), ("refresh", 0), ("block", 1), ("ahead", 0)):
+            value = getattr(self, name)
+            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+
+
+class Statistics(NamedTuple):
+    """What the paper reports of its runs, as the process gives it."""
+
+    first_commit: np.ndarray
+    """Mean forward that committed each position of a block, from 1."""
+    tail_share: np.ndarray
+    """Share of forwards with 1, 2, ... 8 masks left in the block, or fewer."""
+    forwards: float
+    """Mean number for one block alone."""
+
+
+def decode(
+    dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int = 0
+) -> Workload:
+    """The forwards of one run. The same arguments give the same run."""
+    rng = np.random.default_rng(seed)
+    canvas = _Canvas(dynamics, decoding, prompt, tokens, rng)
+    forwards = []
+    while not canvas.done:
+        forwards.append(canvas.forward())
+    return Workload(tuple(forwards), tokens, prompt, SOURCE)
+
+
+class _Canvas:
+    """Generated positions while they are decoded."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        decoding: Decoding,
+        prompt: int,
+        tokens: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.dynamics, self.decoding, self.prompt, self.rng = dynamics, decoding, prompt, rng
+        self.masked = np.ones(tokens, bool)
+        """Without a token that is visible, or a draft."""
+        self.stable = np.zeros(tokens, bool)
+        self.fed = np.zeros(tokens, bool)
+        """Its final token was the input of a forward, so that its key and value are right."""
+        self.block = 0
+        self.stale = 0
+        """Visible tokens of finished blocks that wait for a revision."""
+
+    @property
+    def done(self) -> bool:
+        return not self.masked.any()
+
+    def forward(self) -> Forward:
+        first = not self.fed.any() and bool(self.masked.all())
+        start, stop = self._window()
+        inside = np.arange(start, stop)
+        open_rows = len(inside)
+        if self.decoding.skip_logits:
+            open_rows = round(open_rows * (1 - self.dynamics.skipped))
+        refreshed = min(self.stale, self.decoding.refresh)
+        self.stale -= refreshed
+        self.fed[inside] |= ~self.masked[inside]
+        self._settle(inside)
+        cache = 0 if first else rounded(self.prompt + start)
+        prefill = self.prompt if first else 0
+        return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed)
+
+    def _start(self) -> int:
+        return self.block * self.decoding.block
+
+    def _end(self) -> int:
+        return min(self._start() + self.decoding.block, len(self.masked))
+
+    def _masks_left(self) -> int:
+        return int(self.masked[self._start() : self._end()].sum())
+
+    def _window(self) -> tuple[int, int]:
+        kept = self.masked | ~self.fed
+        kept[self._start() : self._end()] |= ~self.stable[self._start() : self._end()]
+        start = int(np.argmax(kept))
+        if not self.decoding.multi_block:
+            return start, self._end()
+        size = self.decoding.block
+        if self._masks_left() <= self.decoding.trigger:
+            size += self.decoding.ahead
+        return start, min(start + size, len(self.masked))
+
+    def _settle(self, inside: np.ndarray) -> None:
+        """What the forward makes visible and stable; and the next block, once this one is done."""
+        masked = self.masked[inside]
+        before = np.cumsum(masked) - masked
+        chance = self.dynamics.reach * self.dynamics.decay**before
+        later = inside >= self._end()
+        if self.decoding.commit == "one":
+            chance = np.where(later, chance * self.dynamics.strict, 0.0)
+            chance /= self.dynamics.tokens_per_forward
+        draw = self.rng.random(len(inside))
+        promoted = ~masked & (draw < chance * self.dynamics.strict)
+        chosen = inside[masked & (draw < chance)]
+        if not (chosen < self._end()).any():  # one of the block at the least: the most confident
+            chosen = np.append(chosen, self._best())
+        self.masked[chosen] = False
+        sure = self.rng.random(len(chosen)) >= self.dynamics.unstable
+        self.stable[chosen] = sure | (self.decoding.commit == "one")
+        self.stable[inside[promoted]] = True
+        while not self._masks_left() and not self.done:
+            self.stale += int((~self.stable[self._start() : self._end()]).sum())
+            self.block += 1
+
+    def _best(self) -> np.ndarray:
+        """A masked position of the block, the sooner the nearer it is to settled text."""
+        masked = self._start() + np.flatnonzero(self.masked[self._start() : self._end()])
+        if not len(masked):
+            return masked
+        chances = self.dynamics.decay ** np.arange(len(masked))
+        return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
+
+
+def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
+    """What blocks decoded alone look like."""
+    rng = np.random.default_rng(seed)
+    masked = np.ones((runs, block), bool)
+    first = np.zeros((runs, block))
+    left: list[np.ndarray] = []
+    step = 0
+    while masked.any():
+        step += 1
+        counts = masked.sum(axis=1)
+        left.append(counts[counts > 0])
+        before = np.cumsum(masked, axis=1) - masked
+        now = masked & (rng.random(masked.shape) < dynamics.reach * dynamics.decay**before)
+        stuck = (counts > 0) & ~now.any(axis=1)
+        now[stuck, masked[stuck].argmax(axis=1)] = True  # progress is forced
+        first[now] = step
+        masked &= ~now
+    masks = np.concatenate(left)
+    tail = np.array([np.mean(masks <= k) for k in range(1, 9)])
+    return Statistics(first.mean(axis=0), tail, len(masks) / runs)

@@ -1,0 +1,42 @@
+"""Energy of a timeline: the power of what is busy, times how long.
+
+Power is of the whole phone, measured at the battery while one processor, or both, worked. Published
+joules are often idle-subtracted, so both are given.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from llada_jax.device.profile import Power
+from llada_jax.device.timeline import Timeline, busy_seconds
+
+
+class Energy(NamedTuple):
+    """Joules of the whole phone, and what is left without its idle power."""
+
+    joules: float
+    above_idle: float
+    seconds: float
+
+    @property
+    def watts(self) -> float:
+        """On average; 0 for nothing."""
+        return self.joules / self.seconds if self.seconds else 0.0
+
+
+def energy_of(timeline: Timeline, power: Power) -> Energy:
+    """What a timeline takes from the battery."""
+    busy = busy_seconds(timeline)
+    watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
+    joules = sum(watts[state] * seconds for state, seconds in busy.items())
+    return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
+
+
+def total_energy(energies: Iterable[tuple[Energy, int]]) -> Energy:
+    """The sum of energies, each with how often it occurs."""
+    joules = above_idle = seconds = 0.0
+    for energy, count in energies:
+        joules += count * energy.joules
+        above_idle += count * energy.above_idle
+        seconds += count * energy.seconds
+    return Energy(joules, above_idle, seconds)

@@ -1,0 +1,283 @@
+"""Calibration: the few numbers of a profile that are fitted, each to figures named here.
+
+It is handed the content of `fit.json` (`published.read_fit_figures`) and cannot see the other file.
+Every fitted number is written down in `conf/device/`; a test holds that this module still gives it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llada_jax.config import require
+from llada_jax.device.cost import price_on_cpu, price_on_npu
+from llada_jax.device.dynamics import Decoding, Dynamics, decode, statistics
+from llada_jax.device.memory import MIB, buffers_mib, layer_mib, resident_mib
+from llada_jax.device.profile import Profile
+from llada_jax.device.simulate import GraphsLike, Phone, System
+from llada_jax.device.workload import Forward, vanilla
+from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+
+Figures = Mapping[str, Any]
+RUNS = 24
+"""Decodings that a mean latency is taken over."""
+TASK_TOKENS = 128
+
+
+class Residual(NamedTuple):
+    """A fitted figure's point, and what the fitted model gives for it."""
+
+    name: str
+    published: float
+    modelled: float
+
+    @property
+    def error(self) -> float:
+        return self.modelled / self.published - 1
+
+
+def least_squares(
+    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 30
+) -> np.ndarray:
+    """Positive parameters that minimise the sum of squares: Gauss-Newton on their logarithms."""
+    logs = np.log(np.asarray(start, float))
+    for _ in range(rounds):
+        here = residuals(np.exp(logs))
+        columns = []
+        for index in range(len(logs)):
+            moved = logs.copy()
+            moved[index] += 1e-4
+            columns.append((residuals(np.exp(moved)) - here) / 1e-4)
+        step = np.linalg.lstsq(np.stack(columns, axis=1), -here, rcond=None)[0]
+        logs = logs + np.clip(step, -0.5, 0.5)
+        if np.abs(step).max() < 1e-7:
+            break
+    return np.exp(logs)
+
+
+def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
+    """A step that is one product with weights, as it would be lowered."""
+    left, matrix = TensorType((rows, inputs), "f32"), TensorType((outputs, inputs), "f32")
+    out = TensorType((rows, outputs), "f32")
+    operation = Operation("dot_general", "", (left, matrix), (out,), inputs, name)
+    return Lowered(name, b"", {name: weight}, {"x": left}, {"y": out}, (operation,))
+
+
+def ffn_down(model: Any, rows: int) -> Lowered:
+    """The product of Figure 3, in Q4_0."""
+    shape = (model.width, model.ffn_width)
+    weight = LoweredWeight(shape, 4, 32)
+    return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
+
+
+def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
+    """`cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
+    numbers = graphs.model.width * graphs.model.ffn_width
+    groups = figures["fig3b_ffn_down_32_rows_ms"]["cpu"]
+    gemv = numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9
+    base = {"cpu.plain.gemv_gweights": gemv}
+    table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
+
+    def values(free: np.ndarray) -> dict[str, float]:
+        return base | {"cpu.plain.gemm_tops": free[0], "cpu.plain.unpack_gweights": free[1]}
+
+    def residuals(free: np.ndarray) -> np.ndarray:
+        changed = profile.with_values(values(free))
+        phone = Phone(graphs, changed, System(body="cpu"))
+        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
+        downs = [
+            price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"]).seconds
+            for n in single["rows"]
+        ]
+        return _joined(_relative(steps, table["cpu"]), _relative(downs, single["cpu"]))
+
+    return _plain(values(least_squares(residuals, (0.13, 10.0))))
+
+
+def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
+    """`npu.llada_cpp`: FFN down's dequantization on Figures 3a and 3b, the rest on Table 2."""
+    single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
+    table, prefix = figures["table2_step_ms"], "npu.llada_cpp"
+
+    def down(rows: int, changed: Profile) -> float:
+        kernels = changed.npu["llada_cpp"]
+        return price_on_npu(ffn_down(graphs.model, rows), kernels, changed.memory).seconds
+
+    def of_down(free: np.ndarray) -> np.ndarray:
+        changed = profile.with_values({f"{prefix}.fast_dequant_gweights": free[0]})
+        singles = [down(n, changed) for n in single["rows"]]
+        # A group of one row ran as a tile too, not in the kernel for single rows.
+        grouped = [32 / n * down(max(n, 2), changed) for n in groups["group"]]
+        return _joined(_relative(singles, single["npu"]), _relative(grouped, groups["npu"]))
+
+    fast = float(least_squares(of_down, (45.0,))[0])
+
+    def values(free: np.ndarray) -> dict[str, float]:
+        return {
+            f"{prefix}.fast_dequant_gweights": fast,
+            f"{prefix}.dequant_gweights": free[0],
+            f"{prefix}.layer_overhead_us": free[1],
+        }
+
+    def of_steps(free: np.ndarray) -> np.ndarray:
+        phone = Phone(graphs, profile.with_values(values(free)), System(runtime="none"))
+        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
+        return _relative(steps, table["npu"])
+
+    return _plain(values(least_squares(of_steps, (22.0, 4000.0))))
+
+
+def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
+    """`mapping`: an event on Figure 5d's spikes, copies on the two ends of Figure 13c."""
+    spikes, ends = figures["fig5d_ffn_op_ms"], figures["fig13c_ends_ms"]
+    weights = layer_mib(graphs.model) * graphs.n_layers
+    buffers = buffers_mib(weights, profile.memory.buffer_mib)
+    small, large = (
+        (weights - resident_mib(buffers, budget)) * MIB for budget in ends["resident_mib"]
+    )
+    short, long = (ms * 1e-3 for ms in ends["ms"])
+    rate = (large - small) / (long - short)
+    return {
+        "mapping.event_ms": float(np.mean(spikes["spikes"])) - spikes["base"],
+        "mapping.copy_gbps": rate / 1e9,
+        "mapping.copy_ms": max(0.0, (short - small / rate) * 1e3),
+    }
+
+
+def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
+    """`npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
+    genie = figures["genie_llama_3b"]
+    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {_socs(genie)}")
+    cell = genie[profile.soc]
+    wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
+
+    def values(free: np.ndarray) -> dict[str, float]:
+        return {"npu.vendor.dma_gbps": free[0], "npu.vendor.score_ns": free[1]}
+
+    def residuals(free: np.ndarray) -> np.ndarray:
+        changed = profile.with_values(values(free))
+        return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
+
+    return _plain(values(least_squares(residuals, (50.0, 0.1))))
+
+
+def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
+    """Seconds of a Genie pass: a static context, all of it computed, and the head for one row."""
+    kernels = profile.npu["vendor"]
+    layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
+    head = price_on_npu(graphs.head(1), kernels, profile.memory)
+    call = kernels.step_overhead_us * 1e-6
+    return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
+
+
+def _socs(genie: Mapping[str, Any]) -> str:
+    return ", ".join(name for name in genie if name.startswith("SM"))
+
+
+def fit_dynamics(figures: Figures) -> Dynamics:
+    """The process of LLaDA-8B: Figures 5a, 5b, 5c and 8."""
+    first = np.array(figures["fig8_first_commit_step"]["values"])
+    tail = np.array(figures["fig5a_tail_steps_pct"]["pct"]) / 100
+    thresholds = figures["fig5b"]["commit_threshold"]
+
+    def at(threshold: float, name: str) -> float:
+        return float(np.interp(threshold, thresholds, figures["fig5b"][name]))
+
+    def misfit(candidate: tuple[float, float]) -> float:
+        found = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=200)
+        by_position = np.mean((found.first_commit / first - 1) ** 2)
+        return float(by_position + np.mean((found.tail_share - tail) ** 2))
+
+    grid = [(r / 100, d / 100) for r in range(40, 81, 5) for d in range(86, 97)]
+    reach, decay = min(grid, key=misfit)
+    forwards = statistics(Dynamics(reach=reach, decay=decay)).forwards
+    tokens_per_step = "tokens_per_step"
+    return Dynamics(
+        reach=reach,
+        decay=decay,
+        skipped=float(np.mean(figures["fig5c_skippable_decision_pct"]["cases"])) / 100,
+        strict=at(0.9, tokens_per_step) / at(0.7, tokens_per_step),
+        unstable=at(0.7, "pct_conf_below_0.9") / 100,
+        tokens_per_forward=len(first) / forwards,
+    )
+
+
+def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
+    """The unpublished length of a task's prompts, from its 128-token CPU cell of Figure 11."""
+    wanted = figures["fig11_cells_SM8750_128"][task]["cpu"] / TASK_TOKENS
+    phone = Phone(graphs, profile, System(body="cpu"))
+
+    def seconds(prompt: int) -> float:
+        return phone.latency(vanilla(prompt, 1)._replace(forwards=(_whole(prompt),)))
+
+    low, high = 1, 512
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seconds(middle) < wanted else (low, middle)
+    return min((low, high), key=lambda prompt: abs(seconds(prompt) - wanted))
+
+
+def _whole(prompt: int) -> Forward:
+    rows = prompt + TASK_TOKENS
+    return Forward(rows, 0, rows)
+
+
+def fit_reach(
+    figures: Figures,
+    task: str,
+    prompt: int,
+    dynamics: Dynamics,
+    phone: Phone,
+    runs: int = RUNS,
+) -> Dynamics:
+    """A task's own forwards per block, from its 128-token llada.cpp cell of Figure 11."""
+    wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
+    low, high = 0.02, 1.0
+    for _ in range(12):
+        middle = (low * high) ** 0.5
+        tried = dynamics.replace(reach=middle)
+        found = mean_latency(tried, Decoding(), prompt, TASK_TOKENS, phone, runs)
+        low, high = (middle, high) if found > wanted else (low, middle)
+    return dynamics.replace(reach=(low * high) ** 0.5)
+
+
+def mean_latency(
+    dynamics: Dynamics,
+    decoding: Decoding,
+    prompt: int,
+    tokens: int,
+    phone: Phone,
+    runs: int = RUNS,
+) -> float:
+    """Seconds, over so many runs of the process."""
+    seeds = range(runs)
+    return float(
+        np.mean([phone.latency(decode(dynamics, decoding, prompt, tokens, s)) for s in seeds])
+    )
+
+
+def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:
+    """What the profile gives for the figures that it was fitted to."""
+    table = figures["table2_step_ms"]
+    cpu = Phone(graphs, profile, System(body="cpu"))
+    npu = Phone(graphs, profile, System(runtime="none"))
+    found = []
+    for index, rows in enumerate(table["rows"]):
+        forward = Forward(rows, 0, rows)
+        for name, phone in (("cpu", cpu), ("npu", npu)):
+            seconds = phone.step(forward).seconds * 1e3
+            found.append(Residual(f"table2/{name}/{rows}", table[name][index], seconds))
+    return found
+
+
+def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.ndarray:
+    return np.asarray(modelled) * 1e3 / np.asarray(published_ms) - 1
+
+
+def _joined(*figures: np.ndarray) -> np.ndarray:
+    """Residuals of several figures; each figure counts the same, however many points it has."""
+    return np.concatenate([each / np.sqrt(len(each)) for each in figures])
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,233 @@
+"""A decoding run on a phone: forwards become tasks on lanes, and their times a latency.
+
+The step is the unit: the CPU's revisions are merged at its end (the paper's delayed merge), so no
+lane reaches into the next one. Equal forwards therefore take equal time and are simulated once.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.device.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
+from llada_jax.device.energy import Energy, energy_of, total_energy
+from llada_jax.device.memory import Runtime, Staging, staging_for
+from llada_jax.device.profile import CpuClass, CpuKernels, Profile
+from llada_jax.device.timeline import Task, Timeline, breakdown, run
+from llada_jax.device.workload import Forward, Workload, distinct
+from llada_jax.lowered import Lowered
+
+Processor = Literal["npu", "cpu"]
+
+
+class GraphsLike(Protocol):
+    """Where lowered steps come from: one layer stands for all, one chunk of the head too."""
+
+    model: ModelConfig
+    n_layers: int
+    head_chunks: float
+
+    def layer(self, rows: int, cache: int, /) -> Lowered: ...
+    def head(self, rows: int, /) -> Lowered: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """Which software runs where."""
+
+    body: Processor = "npu"
+    kernels: str = "llada_cpp"
+    """NPU kernel class of the body."""
+    cpu: CpuClass = "plain"
+    """CPU kernel class of the body on the CPU, and of revisions."""
+    head: CpuClass = "tuned"
+    """CPU kernel class of the head, where the body is on the NPU."""
+    runtime: Runtime = "swap"
+    resident_mib: float = 3072
+
+    def __post_init__(self) -> None:
+        require_choice("body", self.body, Processor)
+        require_choice("cpu", self.cpu, CpuClass)
+        require_choice("head", self.head, CpuClass)
+        require_choice("runtime", self.runtime, Runtime)
+        value = self.resident_mib
+        require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
+
+
+class Simulated(NamedTuple):
+    """A run on a phone: all numbers are modelled."""
+
+    workload: Workload
+    seconds: float
+    parts: dict[str, float]
+    """Where the seconds go; they add up to `seconds`."""
+    energy: Energy
+    steps: dict[Forward, Timeline]
+    """Each kind of forward alone."""
+    unknown: tuple[UnknownOperation, ...]
+
+    def timeline(self, first: int = 0, last: int | None = None) -> Timeline:
+        """The events of some forwards, one after the other; the first one starts at 0."""
+        events, now = [], 0.0
+        chosen = list(enumerate(self.workload.forwards))[first:last]
+        for index, forward in chosen:
+            step = self.steps[forward]
+            for event in step.shifted(now).events:
+                task = event.task._replace(name=f"{event.task.name}, step {index}")
+                events.append(event._replace(task=task))
+            now += step.seconds
+        return Timeline(tuple(events))
+
+
+def simulate(
+    workload: Workload,
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System | None = None,
+    staging: Staging | None = None,
+) -> Simulated:
+    """Latency, breakdown and energy of a run: sums over its forwards.
+
+    `staging` is what a plan makes each forward stage; by default what `system.runtime` gives.
+    """
+    phone = Phone(graphs, profile, system or System(), workload.canvas, staging)
+    steps: dict[Forward, Timeline] = {}
+    parts: dict[str, float] = {}
+    energies = []
+    for forward, count in distinct(workload.forwards):
+        step = steps[forward] = phone.step(forward)
+        for name, seconds in breakdown(step).items():
+            parts[name] = parts.get(name, 0.0) + count * seconds
+        energies.append((energy_of(step, profile.power), count))
+    energy = total_energy(energies)
+    return Simulated(workload, energy.seconds, parts, energy, steps, phone.unknown())
+
+
+def latency(
+    workload: Workload, graphs: GraphsLike, profile: Profile, system: System | None = None
+) -> float:
+    """Seconds of a run alone: what fits and sweeps need."""
+    return Phone(graphs, profile, system or System(), workload.canvas).latency(workload)
+
+
+class Phone:
+    """Prices forwards on one phone with one software."""
+
+    def __init__(
+        self,
+        graphs: GraphsLike,
+        profile: Profile,
+        system: System,
+        canvas: int = 0,
+        staging: Staging | None = None,
+    ) -> None:
+        self._graphs, self._profile, self._system = graphs, profile, system
+        self._kernels = profile.kernels(system.kernels)
+        self._cpu = profile.cpu_kernels(system.cpu)
+        self._head = profile.cpu_kernels(system.head)
+        self._staging = staging or staging_for(
+            system.runtime,
+            graphs.model,
+            profile.memory,
+            profile.mapping,
+            resident_budget_mib=system.resident_mib,
+            canvas=canvas,
+        )
+        self._unknown: dict[UnknownOperation, None] = {}
+        self._steps: dict[Forward, Timeline] = {}
+
+    def unknown(self) -> tuple[UnknownOperation, ...]:
+        """Operations that were priced as something else, in all steps so far."""
+        return tuple(self._unknown)
+
+    def step(self, forward: Forward) -> Timeline:
+        """One forward, from its inputs to its merged outputs; equal ones are simulated once."""
+        if forward not in self._steps:
+            tasks = self._on_cpu(forward) if self._system.body == "cpu" else self._on_npu(forward)
+            self._steps[forward] = run(list(tasks), self._profile.memory.dram_gbps)
+        return self._steps[forward]
+
+    def latency(self, workload: Workload) -> float:
+        """Seconds of a run."""
+        kinds = distinct(workload.forwards)
+        return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
+
+    def staging(self) -> Staging:
+        """What each forward stages."""
+        return self._staging
+
+    def _on_cpu(self, forward: Forward) -> Iterator[Task]:
+        layer = self._noted(
+            price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu)
+        )
+        yield from self._layers(layer, "cpu", ())
+        yield self._head_task(forward, self._cpu, "cpu")
+
+    def _on_npu(self, forward: Forward) -> Iterator[Task]:
+        lowered = self._graphs.layer(forward.rows, forward.cache)
+        layer = self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
+        if forward.refreshed:
+            yield self._refresh_task(forward)
+        overhead = self._kernels.step_overhead_us * 1e-6
+        if overhead:
+            yield Task("call", "npu", overhead, parts={"overhead": overhead})
+        staged = list(self._staging_tasks())
+        yield from staged
+        yield from self._layers(layer, "npu", tuple(task.name for task in staged))
+        yield self._head_task(forward, self._head, "cpu")
+
+    def _noted(self, cost: StepCost) -> StepCost:
+        self._unknown.update(dict.fromkeys(cost.unknown))
+        return cost
+
+    def _layers(self, cost: StepCost, lane: Processor, staged: tuple[str, ...]) -> Iterator[Task]:
+        parts: dict[str, float] = {n: s for n, s in cost.by_engine.items() if s}
+        for index in range(self._graphs.n_layers):
+            name = f"layer {index}"
+            needs = (f"stage {index}",) if f"stage {index}" in staged else ()
+            yield Task(name, lane, cost.seconds, cost.dram_bytes, needs, parts)
+
+    def _staging_tasks(self) -> Iterator[Task]:
+        """One for each layer. Two slots: a copy waits for the layer before the last to be done."""
+        staging, count = self._staging, self._graphs.n_layers
+        if not staging.seconds:
+            return
+        for index in range(count):
+            seconds, copied = staging.fixed_seconds / count, staging.copied_bytes / count
+            seconds += copied / staging.copy_bytes_per_second
+            events = _share(staging.events, index, count)
+            seconds += events * staging.event_seconds
+            if not seconds:
+                continue
+            before = index - (2 if staging.overlapped else 1)
+            needs = (f"layer {before}",) if before >= 0 else ()
+            kind = "mapping" if events else "staging"
+            # A copy reads and writes memory.
+            yield Task(f"stage {index}", "staging", seconds, 2 * copied, needs, {kind: seconds})
+
+    def _head_task(self, forward: Forward, kernels: CpuKernels, lane: Processor) -> Task:
+        needs = (f"layer {self._graphs.n_layers - 1}",)
+        if not forward.head_rows:
+            return Task("head", lane, 0.0, 0.0, needs)
+        seconds, dram = self._head_cost(forward.head_rows, kernels)
+        return Task("head", lane, seconds, dram, needs, {"head": seconds})
+
+    def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
+        """Seconds and bytes of the whole vocabulary."""
+        chunk = self._noted(price_on_cpu(self._graphs.head(rows), kernels))
+        return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
+
+    def _refresh_task(self, forward: Forward) -> Task:
+        """Some scattered rows through all layers, and the head."""
+        lowered = self._graphs.layer(forward.refreshed, forward.cache)
+        layer = self._noted(price_on_cpu(lowered, self._cpu))
+        seconds, dram = self._head_cost(forward.refreshed, self._head)
+        seconds += layer.seconds * self._graphs.n_layers
+        dram += layer.dram_bytes * self._graphs.n_layers
+        return Task("revision", "cpu", seconds, dram, (), {"revision": seconds})
+
+
+def _share(total: int, index: int, count: int) -> int:
+    """How many of `total` events, spread evenly over `count` layers, fall on one of them."""
+    return (index + 1) * total // count - index * total // count

@@ -1,0 +1,45 @@
+"""How sure a modelled latency is: each number's own doubt, carried through the simulation."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from llada_jax.device.profile import Profile, Tag
+
+DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
+"""Assumed relative standard deviation of a number, by how it is known."""
+
+COUNTED = ("rows", "bits", "MiB", "-")
+"""Units of numbers that are facts of a library or a chip, in whole steps: they are left alone."""
+
+
+class Interval(NamedTuple):
+    """A latency, and one standard deviation to each side."""
+
+    seconds: float
+    deviation: float
+    largest: tuple[tuple[str, float], ...]
+    """The numbers that it depends on most, each with the seconds that its doubt is worth."""
+
+    @property
+    def relative(self) -> float:
+        return self.deviation / self.seconds if self.seconds else 0.0
+
+
+def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> Interval:
+    """Moves each number of the profile by its doubt, alone, and adds the changes in quadrature.
+
+    What the model leaves out is not in it: compare with the errors of the reproduction.
+    """
+    base = latency(profile)
+    changes: list[tuple[str, float]] = []
+    for path, entry in profile.numbers.items():
+        if entry.unit in COUNTED or not entry.value:
+            continue
+        moved = profile.with_values({path: entry.value * (1 + DOUBT[entry.tag])})
+        change = abs(latency(moved) - base)
+        if change > 0:
+            changes.append((path, change))
+    changes.sort(key=lambda item: -item[1])
+    deviation = math.sqrt(sum(change**2 for _, change in changes))
+    return Interval(base, deviation, tuple(changes[:5]))

@@ -1,0 +1,151 @@
+"""What a phone is asked to run: forwards, one after the other, and where they come from."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from llada_jax.config import ModelConfig, require
+
+CACHE_STEP = 32
+"""Cached positions are rounded up to a multiple of it: fewer shapes to lower."""
+
+
+class Forward(NamedTuple):
+    """One forward of the body, and what goes with it."""
+
+    rows: int
+    cache: int
+    """Cached positions that the rows read."""
+    head_rows: int
+    refreshed: int = 0
+    """Rows that the CPU runs beside it, to revise what is already visible."""
+
+
+class Workload(NamedTuple):
+    """The forwards of one decoding run."""
+
+    forwards: tuple[Forward, ...]
+    tokens: int
+    prompt_length: int
+    source: str
+    """Where its dynamics come from; every output that rests on them says so."""
+
+    @property
+    def canvas(self) -> int:
+        return self.prompt_length + self.tokens
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / len(self.forwards)
+
+
+class TraceLike(Protocol):
+    """What is read of an `lj.Trace`."""
+
+    @property
+    def rows(self) -> Any: ...
+
+    @property
+    def live_rows(self) -> Any: ...
+
+    @property
+    def shadow_rows(self) -> Any: ...
+
+    @property
+    def head_rows(self) -> Any: ...
+
+    @property
+    def cache_length(self) -> Any: ...
+
+    @property
+    def prompt_lengths(self) -> Any: ...
+
+    @property
+    def tokens(self) -> Any: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
+def from_trace(
+    trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
+) -> Workload:
+    """The forwards of one batch row of a trace.
+
+    Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` asks
+    for just that: the same forwards, on a phone that runs `model`. Also for a row that does not
+    exist, a trace without forwards, and a canvas that the model cannot hold.
+    """
+    n_rows = len(trace.prompt_lengths)
+    require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
+    if not as_if:
+        _require_shape(trace.settings.get("model", {}), model)
+    live = [int(n) for n in trace.live_rows[:, row]]
+    forwards = tuple(
+        Forward(
+            rows=int(trace.rows[step]),
+            cache=rounded(int(trace.cache_length[step, row])),
+            head_rows=int(trace.head_rows[step, row]),
+            refreshed=int(trace.shadow_rows[step, row]),
+        )
+        for step in range(len(live))
+        if live[step]
+    )
+    require(bool(forwards), "the trace has no forwards; allowed: at least one")
+    prompt, length = int(trace.prompt_lengths[row]), int(trace.tokens.shape[1])
+    require(
+        length <= model.max_length,
+        f"the trace's canvas is {length} tokens; allowed: up to {model.max_length} for this model",
+    )
+    return Workload(forwards, length - prompt, prompt, "a trace")
+
+
+def _require_shape(found: dict[str, Any], model: ModelConfig) -> None:
+    names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
+    for name in names:
+        require(
+            found.get(name) == getattr(model, name),
+            f"the trace's model has {name} {found.get(name)}; allowed: {getattr(model, name)}, or "
+            "as_if=true for what the same forwards would take in another model",
+        )
+
+
+def rounded(cache: int) -> int:
+    """Up to a multiple of `CACHE_STEP`."""
+    return -(-cache // CACHE_STEP) * CACHE_STEP
+
+
+def vanilla(prompt: int, tokens: int) -> Workload:
+    """One token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
+    rows = prompt + tokens
+    forwards = (Forward(rows, 0, rows),) * tokens
+    return Workload(forwards, tokens, prompt, "one token a forward")
+
+
+def blockwise(prompt: int, tokens: int, block: int = 32) -> Workload:
+    """One token a forward, the block's rows and a cache of what came before it.
+
+    The first forward runs the prompt too; the first one of each later block runs the block before
+    it again, whose last token has no key and value yet.
+    """
+    forwards = []
+    for step in range(tokens):
+        start = step // block * block
+        fresh = step % block == 0 and step > 0
+        settled = 0 if step == 0 else prompt + start - (block if fresh else 0)
+        rows = prompt + block if step == 0 else block * (1 + fresh)
+        forwards.append(Forward(rows, rounded(settled), block))
+    return Workload(tuple(forwards), tokens, prompt, "one token a forward")
+
+
+def autoregressive(prompt: int, tokens: int) -> Workload:
+    """A prefill, then one row for each token."""
+    later = (Forward(1, rounded(prompt + i), 1) for i in range(1, tokens))
+    return Workload((Forward(prompt, 0, 1), *later), tokens, prompt, "one row a token")
+
+
+def distinct(forwards: Iterable[Forward]) -> Iterator[tuple[Forward, int]]:
+    """Each kind of forward once, with how often it occurs."""
+    counts: dict[Forward, int] = {}
+    for forward in forwards:
+        counts[forward] = counts.get(forward, 0) + 1
+    yield from counts.items()

@@ -1,0 +1,299 @@
+"""Log-likelihoods of answers and texts under a masked-diffusion model, by LLaDA's bound.
+
+Each mask pattern of an answer is one canvas. Canvases of similar length share batches and, padded,
+compiled programs. The body runs whole canvases, the head only the masked tokens, and it streams the
+vocabulary: no logits [B, L, V] exist.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, pairwise
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from tqdm import tqdm
+
+from llada_jax.config import ModelConfig, require
+from llada_jax.evaluation.mask_patterns import mask_patterns
+from llada_jax.model.forward import hidden_states
+from llada_jax.model.head import log_probabilities
+from llada_jax.model.params import ModelParams
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt, which may be empty, and of an answer, which may not."""
+
+
+class Masked(NamedTuple):
+    """The masked tokens of a batch of canvases, all in one list."""
+
+    row: Int[np.ndarray, " M"]
+    position: Int[np.ndarray, " M"]
+    token: Int[np.ndarray, " M"]
+    """What stands there when it is not masked."""
+
+
+class ScoreMasked(Protocol):
+    """Log-probabilities (nats) of the masked tokens, from canvases that hold [MASK] in their
+    place. Positions that are not live do not exist."""
+
+    def __call__(
+        self, tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked, /
+    ) -> Float[np.ndarray, " M"]: ...
+
+
+def log_likelihood(
+    params: ModelParams,
+    config: ModelConfig,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    *,
+    mc_num: int = 128,
+    batch_size: int = 16,
+    seed: int = 0,
+) -> float:
+    """`log_likelihoods` of one answer."""
+    (value,) = log_likelihoods(
+        params, config, [(prompt, answer)], mc_num=mc_num, batch_size=batch_size, seed=seed
+    )
+    return float(value)
+
+
+def log_likelihoods(
+    params: ModelParams,
+    config: ModelConfig,
+    pairs: Sequence[Pair],
+    *,
+    mc_num: int = 128,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = False,
+) -> Float[np.ndarray, " n"]:
+    """Lower bounds of log p(answer | prompt), in nats: exact for short answers, else estimates.
+
+    Under a block-causal family the answer's blocks are scored one after the other, each with all
+    earlier ones clean, as such a model is trained and decoded.
+
+    Args:
+      mc_num: forwards for each answer (or block) at the most. Answers with no more mask patterns
+        than that, up to 7 tokens at 128, get the exact bound.
+      batch_size: canvases of a forward; beside rounding it changes nothing.
+      seed: of the mask patterns.
+      progress: show a progress bar.
+
+    Raises:
+      ValueError: an empty answer, ids outside the vocabulary or [MASK], a canvas that is too long,
+        a model without parameters or mask_id; all pairs are checked before anything is computed.
+    """
+    check_pairs(params, config, pairs)
+    score = model_scorer(params, config)
+    return bounds(
+        score, config, pairs, mc_num=mc_num, batch_size=batch_size, seed=seed, progress=progress
+    )
+
+
+def check_pairs(params: ModelParams, config: ModelConfig, pairs: Sequence[Pair]) -> None:
+    """Raise one clear ValueError for what `log_likelihoods` cannot take."""
+    require(
+        params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
+    )
+    require(
+        config.mask_id is not None,
+        "mask_id is not set by the model's configuration, and likelihoods need it",
+    )
+    for index, (prompt, answer) in enumerate(pairs):
+        ids = np.asarray([*prompt, *answer], np.int64)
+        require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
+        require(
+            len(ids) <= config.max_length,
+            f"prompt and answer {index} have {len(ids)} tokens; allowed: up to "
+            f"{config.max_length} (the model's max_length)",
+        )
+        outside = ids[(ids < 0) | (ids >= config.vocab_size) | (ids == config.mask_id)]
+        require(
+            not outside.size,
+            f"prompt and answer {index} have id {outside[:1]}; allowed: 0 to "
+            f"{config.vocab_size - 1}, without [MASK] ({config.mask_id})",
+        )
+        require(
+            len(prompt) > 0 or not config.shift_logits,
+            f"prompt {index} is empty; allowed: 1 token or more (each position of this family "
+            "predicts the next one)",
+        )
+
+
+class Piece(NamedTuple):
+    """A part of an answer that is masked as one: what stands from `start` to the end of `ids`."""
+
+    pair: int
+    ids: Int[np.ndarray, " L"]
+    start: int
+
+
+def pieces_of(
+    pair: int, prompt: Sequence[int], answer: Sequence[int], block: int | None
+) -> list[Piece]:
+    """The whole answer, or its parts in each block of a block-causal family."""
+    ids = np.asarray([*prompt, *answer], np.int32)
+    first, end = len(prompt), len(ids)
+    cuts = [] if block is None else range((first // block + 1) * block, end, block)
+    edges = [first, *cuts, end]
+    return [Piece(pair, ids[:stop], start) for start, stop in pairwise(edges)]
+
+
+class _Sample(NamedTuple):
+    """One canvas to run: a piece, which of its positions are masked, and the pattern's weight."""
+
+    piece: Piece
+    masked: Int[np.ndarray, " l"]
+    weight: float
+
+
+def bounds(
+    score: ScoreMasked,
+    config: ModelConfig,
+    pairs: Sequence[Pair],
+    *,
+    mc_num: int = 128,
+    batch_size: int = 16,
+    seed: int = 0,
+    progress: bool = False,
+) -> Float[np.ndarray, " n"]:
+    """`log_likelihoods` of whatever scores masked tokens; `config` gives mask and blocks."""
+    require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
+    require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
+    assert config.mask_id is not None
+    pieces = [
+        piece
+        for index, (prompt, answer) in enumerate(pairs)
+        for piece in pieces_of(index, prompt, answer, config.block_length)
+    ]
+    pieces.sort(key=_canvas_length)
+    sums = np.zeros(len(pairs))
+    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as shown:
+        for length, group in groupby(shown, _canvas_length):
+            samples = _samples(group, mc_num, seed)
+            while batch := list(islice(samples, batch_size)):
+                log_p, masked = _run(score, batch, length, batch_size, config.mask_id)
+                weights = np.array([sample.weight for sample in batch])
+                index = np.array([sample.piece.pair for sample in batch])
+                np.add.at(sums, index[masked.row], weights[masked.row] * log_p)
+    return sums
+
+
+def _canvas_length(piece: Piece) -> int:
+    return padded(len(piece.ids))
+
+
+def padded(length: int) -> int:
+    """The smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`.
+
+    Four sizes an octave: few programs are compiled, and little of a long canvas is padding.
+    """
+    step = max(8, 1 << max(0, (length - 1).bit_length() - 3))
+    return -(-length // step) * step
+
+
+def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sample]:
+    for piece in pieces:
+        masked, weights = mask_patterns(len(piece.ids) - piece.start, mc_num, seed)
+        for pattern, weight in zip(masked, weights, strict=True):
+            yield _Sample(piece, piece.start + np.flatnonzero(pattern), float(weight))
+
+
+def _run(
+    score: ScoreMasked, batch: list[_Sample], length: int, batch_size: int, mask_id: int
+) -> tuple[Float[np.ndarray, " M"], Masked]:
+    """A batch of canvases of `length`, filled up with copies of its first one."""
+    tokens = np.full((batch_size, length), mask_id, np.int32)
+    live = np.zeros((batch_size, length), bool)
+    for row in range(batch_size):
+        piece, holes, _ = batch[row] if row < len(batch) else batch[0]
+        tokens[row, : len(piece.ids)] = piece.ids
+        tokens[row, holes] = mask_id
+        live[row, : len(piece.ids)] = True
+    masked = Masked(
+        np.concatenate([np.full(len(each.masked), row) for row, each in enumerate(batch)]),
+        np.concatenate([each.masked for each in batch]),
+        np.concatenate([each.piece.ids[each.masked] for each in batch]),
+    )
+    return score(tokens, live, masked), masked
+
+
+def model_scorer(params: ModelParams, config: ModelConfig) -> ScoreMasked:
+    """Body and head of a model as a `ScoreMasked`."""
+
+    def score(
+        tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked
+    ) -> Float[np.ndarray, " M"]:
+        states = _states(params, config, tokens, live)
+        filled = padded(len(masked.row)) - len(masked.row)
+        row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
+        predicting = np.maximum(position - int(config.shift_logits), 0)
+        log_p = _log_probabilities(params, states, row, predicting, token)
+        return np.asarray(log_p, np.float64)[: len(masked.row)]
+
+    return score
+
+
+_states = jax.jit(hidden_states, static_argnums=1)
+
+
+@jax.jit
+def _log_probabilities(
+    params: ModelParams,
+    states: Float[Array, "B L D"],
+    row: Int[Array, " M"],
+    position: Int[Array, " M"],
+    token: Int[Array, " M"],
+) -> Float[Array, " M"]:
+    return log_probabilities(params, states[row, position][None], token[None])[0]
+
+
+def rolling_log_likelihood(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Sequence[int],
+    *,
+    prefix: Sequence[int] = (),
+    max_length: int | None = None,
+    context: int = 1,
+    mc_num: int = 128,
+    batch_size: int = 16,
+    seed: int = 0,
+) -> float:
+    """Log-likelihood bound of a text of any length, in nats: the sum over its windows.
+
+    Args:
+      prefix: what the first window is conditioned on, for example BOS.
+      max_length: tokens of a window, context included; default: the model's.
+      context: tokens before a window that it is conditioned on at the least.
+
+    Other arguments and errors as `log_likelihoods`.
+    """
+    windows = rolling_windows(tokens, max_length or config.max_length, prefix, context)
+    values = log_likelihoods(
+        params, config, windows, mc_num=mc_num, batch_size=batch_size, seed=seed
+    )
+    return float(values.sum())
+
+
+def rolling_windows(
+    tokens: Sequence[int], max_length: int, prefix: Sequence[int] = (), context: int = 1
+) -> list[Pair]:
+    """A text cut into (context, tokens to score), each token scored once, as lm-evaluation-harness
+    cuts it: windows side by side, and the last one filled up with what comes before it."""
+    require(len(tokens) > 0, "the text is empty; allowed: 1 token or more")
+    least = max(len(prefix), context)
+    require(
+        context >= 0 and max_length > least,
+        f"max_length is {max_length}, with a prefix of {len(prefix)} and context {context}; "
+        f"allowed: max_length above both, and context 0 or more",
+    )
+    stop = min(max_length - len(prefix), len(tokens))
+    windows: list[Pair] = [(list(prefix), list(tokens[:stop]))]
+    while stop < len(tokens):
+        start, stop = stop, min(stop + max_length - context, len(tokens))
+        begin = max(0, stop - max_length)
+        windows.append((list(tokens[begin:start]), list(tokens[start:stop])))
+    return windows

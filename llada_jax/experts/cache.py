@@ -1,0 +1,297 @@
+"""Which experts stay on the accelerator: replacement policies behind one interface.
+
+A policy watches every layer it passes and says what each of the layer's experts is worth keeping;
+whoever has a transfer to spare brings in the expert worth most and evicts the one worth least. A
+layer has its own number of slots, as in HybriMoE and TIDE.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.config import require, require_choice
+from llada_jax.experts.routing import RoutingTrace, loads_of
+
+CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load"]
+MRS_ALPHA = 0.5
+"""The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
+MRS_WIDTH = 2
+"""Scores that count, in activated experts (arXiv 2504.05897, section IV-D)."""
+TIDE_INTERVAL = 4
+
+
+class Visit(NamedTuple):
+    """One layer of one step, as a cache policy sees it once the router has run."""
+
+    step: int
+    layer: int
+    experts: Int[np.ndarray, "R k"]
+    loads: Int[np.ndarray, " E"]
+    scores: Float[np.ndarray, " E"]
+    foreseen: Int[np.ndarray, "A R k"]
+    changed: Bool[np.ndarray, " R"]
+    drafts: Bool[np.ndarray, " R"]
+    new_block: bool
+    """The step is its block's first."""
+
+
+class CachePolicy(Protocol):
+    """Learns from visits, in the order in which they happen."""
+
+    def observe(self, visit: Visit) -> None: ...
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        """What keeping each expert of a layer is worth, in any unit; ties go to lower indices."""
+        ...
+
+
+class MinusRecentScore:
+    """S <- alpha TopP(s) + (1 - alpha) S, where only the p highest scores s count (HybriMoE)."""
+
+    def __init__(self, n_layers: int, n_experts: int, alpha: float = MRS_ALPHA) -> None:
+        require(0 < alpha <= 1, f"alpha is {alpha}; allowed: above 0, up to 1")
+        self._alpha = alpha
+        self._score = np.zeros((n_layers, n_experts))
+
+    def observe(self, visit: Visit) -> None:
+        width = MRS_WIDTH * np.count_nonzero(visit.loads)
+        score = self._score[visit.layer]
+        score *= 1 - self._alpha
+        if width < score.size:
+            top = np.argpartition(-visit.scores, width)[:width]
+            score[top] += self._alpha * visit.scores[top]
+        else:
+            score += self._alpha * visit.scores
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._score[layer]
+
+
+class LeastRecentlyUsed:
+    """Worth is the step of the last use; of one step, the higher load counts as later."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._used = np.full((n_layers, n_experts), -1.0)
+
+    def observe(self, visit: Visit) -> None:
+        used = visit.loads > 0
+        within = visit.loads[used] / (visit.loads.max() + 1)
+        self._used[visit.layer, used] = visit.step + within
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._used[layer]
+
+
+class LeastFrequentlyUsed:
+    """Worth is the number of steps that used the expert."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._uses = np.zeros((n_layers, n_experts))
+
+    def observe(self, visit: Visit) -> None:
+        self._uses[visit.layer] += visit.loads > 0
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._uses[layer]
+
+
+class StaticFrequency:
+    """What a profiling run used most, for ever (kTransformers)."""
+
+    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
+        self._uses = (profile > 0).sum(axis=0).astype(float)
+
+    def observe(self, visit: Visit) -> None:
+        pass
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._uses[layer]
+
+
+class IntervalRefresh:
+    """The loads of the last refresh: every `interval` steps of a block, and throughout the first
+    block (TIDE, arXiv 2605.20179)."""
+
+    def __init__(self, n_layers: int, n_experts: int, interval: int = TIDE_INTERVAL) -> None:
+        require(interval > 0, f"interval is {interval}; allowed: 1 or more")
+        self._interval = interval
+        self._loads = np.zeros((n_layers, n_experts))
+        self._step_of_block = np.zeros(n_layers, int)
+        self._blocks = np.zeros(n_layers, int)
+
+    def observe(self, visit: Visit) -> None:
+        layer = visit.layer
+        if visit.new_block:
+            self._step_of_block[layer] = 0
+            self._blocks[layer] += 1
+        if self._blocks[layer] <= 1 or self._step_of_block[layer] % self._interval == 0:
+            self._loads[layer] = visit.loads
+        self._step_of_block[layer] += 1
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._loads[layer]
+
+
+class Belady:
+    """The expert that is used again soonest is worth most. Needs the future, and bounds the hit
+    rates of all policies that bring in nothing but what they missed."""
+
+    def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
+        self._worth = _soonest_worth_most(loads)
+        self._step = np.zeros(loads.shape[1], int)
+
+    def observe(self, visit: Visit) -> None:
+        self._step[visit.layer] = visit.step
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._worth[self._step[layer], layer]
+
+
+def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
+    """Minus the step of the next use; of one step, the higher load is worth more."""
+    worth = np.full(loads.shape, -np.inf)
+    for step in range(len(loads) - 2, -1, -1):
+        coming = loads[step + 1]
+        used = coming / (coming.max() + 1) - (step + 1)
+        worth[step] = np.where(coming > 0, used, worth[step + 1])
+    return worth
+
+
+class ExpectedLoad:
+    """The load that a layer will have when it runs next, from what only a denoising model shows.
+
+    A block is denoised again and again, and a row whose token stays takes the experts that it took
+    before. So the next step's loads are this step's, but for the rows whose tokens have just been
+    committed: these are known when the step begins, and for them the gates of the layers ahead are
+    asked. A new block has only new rows; where no gate has seen it, the layer's usual loads count,
+    half of them replaced by those of drafts (rows of later blocks in the window) if there are any.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * n_layers
+        self._expected = np.zeros((n_layers, n_experts))
+        self._usual = np.zeros((n_layers, n_experts))
+        self._drafts = np.zeros((n_layers, n_experts))
+        self._visits = np.zeros(n_layers, int)
+
+    def observe(self, visit: Visit) -> None:
+        layer = visit.layer
+        if layer == 0 and visit.new_block:
+            self._expect_a_new_block()
+        self._visits[layer] += 1
+        self._usual[layer] += (visit.loads - self._usual[layer]) / self._visits[layer]
+        self._drafts[layer] = self._loads(visit.experts[visit.drafts])
+        self._expected[layer] = visit.loads
+        for ahead, seen in enumerate(visit.foreseen[: len(self._experts) - 1 - layer], start=1):
+            self._expect_changed_rows(layer + ahead, visit.changed, seen)
+        self._experts[layer] = visit.experts
+
+    def _expect_a_new_block(self) -> None:
+        self._expected[:] = self._usual
+        for layer, drafts in enumerate(self._drafts):
+            if drafts.any():
+                share = self._usual[layer].sum() / drafts.sum()
+                self._expected[layer] = (self._usual[layer] + share * drafts) / 2
+
+    def _expect_changed_rows(
+        self, layer: int, changed: Bool[np.ndarray, " R"], seen: Int[np.ndarray, "R k"]
+    ) -> None:
+        before = self._experts[layer]
+        if before is not None and before.shape == seen.shape:
+            seen = np.where(changed[:, None], seen, before)
+        self._expected[layer] = self._loads(seen)
+
+    def _loads(self, experts: Int[np.ndarray, "r k"]) -> Int[np.ndarray, " E"]:
+        return loads_of(experts, self._usual.shape[1])
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._expected[layer]
+
+
+def make_cache(
+    name: CacheName,
+    profile: Int[np.ndarray, "S N E"],
+    *,
+    future: Int[np.ndarray, "S N E"] | None = None,
+    alpha: float = MRS_ALPHA,
+    interval: int = TIDE_INTERVAL,
+) -> CachePolicy:
+    """A policy by name.
+
+    Args:
+      profile: loads of a run before; `static` is made of them, the others take their shape.
+      future: the loads of all steps to come, counted as visits count them; `belady` alone needs
+        them.
+    """
+    require_choice("cache", name, CacheName)
+    require(
+        name != "belady" or future is not None, "cache 'belady' needs the future; allowed: loads"
+    )
+    n_layers, n_experts = profile.shape[1:]
+    size = (n_layers, n_experts)
+    makers: dict[str, Callable[[], CachePolicy]] = {
+        "mrs": lambda: MinusRecentScore(*size, alpha),
+        "lru": lambda: LeastRecentlyUsed(*size),
+        "lfu": lambda: LeastFrequentlyUsed(*size),
+        "static": lambda: StaticFrequency(profile),
+        "tide": lambda: IntervalRefresh(*size, interval),
+        "belady": lambda: Belady(np.asarray(future)),
+        "expected_load": lambda: ExpectedLoad(*size),
+    }
+    return makers[name]()
+
+
+def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
+    """The layers of a step."""
+    drafts = trace.block[step] > trace.block[step].min()
+    return [
+        Visit(
+            step,
+            layer,
+            trace.experts[step, layer],
+            trace.loads[step, layer],
+            trace.scores[step, layer],
+            trace.foreseen[step, layer],
+            trace.changed[step],
+            drafts,
+            bool(trace.begins_block[step]),
+        )
+        for layer in range(trace.n_layers)
+    ]
+
+
+def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
+    """Marks the experts worth most; of equals, those of lower index."""
+    marked = np.zeros(worth.size, bool)
+    marked[np.argsort(-worth, kind="stable")[:count]] = True
+    return marked
+
+
+def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: int) -> float:
+    """Share of the activated experts that are resident when their layer begins.
+
+    A layer that was run may take in what it missed, while all that stays is worth more than what
+    goes. The first `warmup` steps fill the cache and do not count.
+    """
+    require(
+        0 < slots <= trace.n_experts, f"slots is {slots}; allowed: 1 to {trace.n_experts} experts"
+    )
+    require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
+    resident = np.zeros((trace.n_layers, trace.n_experts), bool)
+    hits = uses = 0
+    for step in range(trace.n_steps):
+        for visit in visits(trace, step):
+            used = visit.loads > 0
+            if step >= warmup:
+                hits += np.count_nonzero(used & resident[visit.layer])
+                uses += np.count_nonzero(used)
+            policy.observe(visit)
+            present = used | resident[visit.layer]
+            worth = np.where(present, policy.worth(visit.layer), -np.inf)
+            resident[visit.layer] = best(worth, slots) & present
+    return hits / uses
+
+
+CACHES: tuple[CacheName, ...] = get_args(CacheName)

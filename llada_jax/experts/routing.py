@@ -1,0 +1,181 @@
+"""The routing trace: which experts every row took, in every layer of every step."""
+
+import json
+import math
+import os
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.config import require
+
+FORMAT = 1
+ABSENT = -1
+"""In `experts`, for a row that a step did not run."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """S steps through N routed layers; R rows a step at the most, k experts a row, E in a layer."""
+
+    experts: Int[np.ndarray, "S N R k"]
+    weights: Float[np.ndarray, "S N R k"]
+    """What each expert's output is multiplied with; 0 for absent rows."""
+    scores: Float[np.ndarray, "S N E"]
+    """Router scores (softmax or sigmoid) of all experts, the mean over the rows."""
+    foreseen: Int[np.ndarray, "S N A R k"]
+    """Experts of the A following layers as their own gates see them, one layer, two layers ...
+    early: applied to this layer's input. Absent beyond the last layer; A may be 0."""
+    changed: Bool[np.ndarray, "S R"]
+    """Rows that feed another token than in the step before, or were not in it."""
+    block: Int[np.ndarray, "S R"]
+    """The block that each row belongs to. Blocks after a step's first one are drafts."""
+    committed: Int[np.ndarray, " S"]
+    """Tokens that became final in each step."""
+    settings: dict[str, Any]
+    """Where the trace comes from: plain JSON."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "settings":
+                _require_array(field.name, getattr(self, field.name))
+        require(
+            self.experts.ndim == 4, f"experts has {self.experts.ndim} axes; allowed: 4 [S, N, R, k]"
+        )
+        require(self.scores.ndim == 3, f"scores has {self.scores.ndim} axes; allowed: 3 [S, N, E]")
+        steps, layers, rows, k = self.experts.shape
+        ahead = self.foreseen.shape[2] if self.foreseen.ndim == 5 else 0
+        shapes = {
+            "weights": self.experts.shape,
+            "scores": (steps, layers, self.n_experts),
+            "foreseen": (steps, layers, ahead, rows, k),
+            "changed": (steps, rows),
+            "block": (steps, rows),
+            "committed": (steps,),
+        }
+        for name, shape in shapes.items():
+            found = getattr(self, name).shape
+            require(found == shape, f"{name} has shape {found}; allowed here: {shape}")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        for name in ("weights", "scores"):
+            bad = int((~np.isfinite(getattr(self, name))).sum())
+            require(bad == 0, f"{name} has {bad} values that are NaN or infinite; allowed: none")
+        for name in ("experts", "foreseen"):
+            found = getattr(self, name)
+            low, high = (int(found.min()), int(found.max())) if found.size else (ABSENT, ABSENT)
+            require(
+                low >= ABSENT and high < self.n_experts,
+                f"{name} are from {low} to {high}; allowed: {ABSENT} to {self.n_experts - 1}",
+            )
+        ranked = np.sort(self.experts, axis=-1)
+        twice = (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] != ABSENT)
+        require(not twice.any(), "a row takes an expert twice; allowed: once")
+
+    @property
+    def n_steps(self) -> int:
+        return self.experts.shape[0]
+
+    @property
+    def n_layers(self) -> int:
+        return self.experts.shape[1]
+
+    @property
+    def n_experts(self) -> int:
+        return self.scores.shape[2]
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.experts.shape[3]
+
+    @cached_property
+    def loads(self) -> Int[np.ndarray, "S N E"]:
+        """Rows of each expert."""
+        return loads_of(self.experts, self.n_experts)
+
+    @cached_property
+    def begins_block(self) -> Bool[np.ndarray, " S"]:
+        """Steps that are the first of the block that they decode."""
+        current = self.block.min(axis=1)
+        return np.diff(current, prepend=current[:1] - 1) != 0
+
+    def first_steps(self, count: int) -> "RoutingTrace":
+        """The trace of a run that was stopped after `count` steps."""
+        require(0 < count <= self.n_steps, f"count is {count}; allowed: 1 to {self.n_steps}")
+        arrays = {
+            f.name: getattr(self, f.name)[:count] for f in fields(self) if f.name != "settings"
+        }
+        return RoutingTrace(**arrays, settings=self.settings)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one .npz file, whole or not at all."""
+        path = Path(path)
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        settings = json.dumps({"format": FORMAT, **self.settings}, sort_keys=True)
+        temporary = path.with_name(f".{path.name}.partial")
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, settings=np.array(settings), **arrays)
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
+        """Read a file that `save` wrote. Raises ValueError for anything else."""
+        with Path(path).open("rb") as file:
+            try:
+                archive = np.load(file, allow_pickle=False)
+                arrays = {f.name: archive[f.name] for f in fields(cls)}
+            except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
+                raise ValueError(f"{path} is no routing trace of llada_jax: {error}") from error
+        settings = json.loads(str(arrays.pop("settings")))
+        found = settings.pop("format", None)
+        require(found == FORMAT, f"{path} has routing format {found!r}; allowed: {FORMAT}")
+        return cls(settings=settings, **arrays)
+
+
+def _require_array(name: str, value: Any) -> None:
+    require(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf",
+        f"{name} is {type(value).__name__} {getattr(value, 'dtype', '')}; "
+        "allowed: a NumPy array of numbers",
+    )
+
+
+def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
+    """How many rows take each expert; absent rows take none."""
+    lead, taken = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
+    flat = experts.reshape(math.prod(lead), taken).astype(np.int64)
+    offset = np.arange(len(flat))[:, None] * (n_experts + 1)
+    counted = np.bincount(
+        (flat - ABSENT + offset).ravel(), minlength=len(flat) * (n_experts + 1)
+    )  # absent rows fall into column 0
+    return counted.reshape(*lead, n_experts + 1)[..., 1:].astype(np.int32)
+
+
+def experts_per_step(trace: RoutingTrace) -> float:
+    """Different experts that a layer runs in a step, on average."""
+    return float((trace.loads > 0).sum(axis=-1).mean())
+
+
+def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
+    """Mean cosine of a layer's loads, `lag` steps apart within a block."""
+    require(lag > 0, f"lag is {lag}; allowed: 1 or more")
+    loads = trace.loads.astype(np.float64)
+    before, after = loads[:-lag], loads[lag:]
+    norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
+    cosine = (before * after).sum(axis=-1) / norms
+    current = trace.block.min(axis=1)
+    same_block = current[:-lag] == current[lag:]
+    require(bool(same_block.any()), f"lag is {lag}; allowed: less than the steps of a block")
+    return float(cosine[same_block].mean())
+
+
+def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:
+    """Load of each layer's busiest expert over the mean, all steps together."""
+    total = trace.loads.sum(axis=0)
+    return total.max(axis=-1) / total.mean(axis=-1)

@@ -1,0 +1,218 @@
+"""One layer's experts on three timelines: the CPU, the accelerator, and the transfers between.
+
+Whatever the rule, a plan has one form. The k missing experts of highest load are transferred and
+run on the accelerator, the other missing ones run on the CPU, and so do the j resident experts of
+lowest load: since the accelerator and the link take equal time for each expert, no other choice of
+as many is faster. So the optimum over all plans is a search over (k, j), which is quick enough to
+be a rule of its own.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.experts.costs import ExpertCosts
+
+
+class Link(NamedTuple):
+    """The transfer timeline as a layer finds it."""
+
+    free: float = 0.0
+    """Seconds until a transfer in flight is done."""
+    arriving: int | None = None
+    """The expert of this layer that it brings; it may be run once it is there."""
+
+
+class Schedule(NamedTuple):
+    """Who runs a layer's active experts, each in this order, and when each timeline ends (s)."""
+
+    cpu: list[int]
+    accelerator: list[int]
+    transferred: list[int]
+    cpu_seconds: float
+    accelerator_seconds: float
+    transfer_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the layer's experts take."""
+        return max(self.cpu_seconds, self.accelerator_seconds)
+
+
+Scheduler = Callable[[Int[np.ndarray, " E"], Bool[np.ndarray, " E"], ExpertCosts, Link], Schedule]
+"""`scheduler(loads, resident, costs, link)`."""
+IDLE = Link()
+
+
+class _Queues(NamedTuple):
+    """Active experts by falling load. One that arrives stands apart: it is neither yet."""
+
+    resident: list[int]
+    resident_cpu: Float[np.ndarray, " C"]
+    missing: list[int]
+    missing_cpu: Float[np.ndarray, " U"]
+    arriving: list[int]
+
+
+def _queues(
+    loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"], costs: ExpertCosts, link: Link
+) -> _Queues:
+    active = np.flatnonzero(loads)
+    active = active[np.argsort(-loads[active], kind="stable")]
+    seconds = costs.cpu(loads[active])
+    here = resident[active]
+    away = ~here
+    arriving = []
+    if link.arriving is not None and loads[link.arriving] > 0:
+        arriving = [link.arriving]
+        here = here & (active != link.arriving)
+        away = away & (active != link.arriving)
+    return _Queues(
+        active[here].tolist(), seconds[here], active[away].tolist(), seconds[away], arriving
+    )
+
+
+def earliest_finish(
+    loads: Int[np.ndarray, " E"],
+    resident: Bool[np.ndarray, " E"],
+    costs: ExpertCosts,
+    link: Link = IDLE,
+) -> Schedule:
+    """HybriMoE's rule: again and again the timeline whose next action ends first takes it.
+
+    The accelerator takes experts that are there, highest load first; the CPU takes missing experts,
+    lowest load first, and when none is left steals resident ones, lowest load first; the link moves
+    missing experts, highest load first (arXiv 2504.05897, section IV-B).
+    """
+    queues = _queues(loads, resident, costs, link)
+    resident_cpu, missing_cpu = queues.resident_cpu.tolist(), queues.missing_cpu.tolist()
+    step, move = costs.accelerator, costs.transfer
+    first, last = 0, len(resident_cpu)  # the accelerator takes from the front, the CPU steals
+    moved, left = 0, len(missing_cpu)  # the link takes from the front, the CPU from the back
+    waiting = [link.free] * len(queues.arriving)  # when experts on the link arrive
+    fetched = 0
+    accelerator, cpu, link_end = 0.0, costs.cpu_first, link.free
+    never = float("inf")
+    while True:
+        if fetched < len(waiting) and (first == last or waiting[fetched] <= accelerator):
+            by_accelerator = max(accelerator, waiting[fetched]) + step
+            takes_fetched = True
+        else:
+            by_accelerator = accelerator + step if first < last else never
+            takes_fetched = False
+        if moved < left:
+            by_cpu, by_link = cpu + missing_cpu[left - 1], link_end + move
+        else:
+            by_cpu, by_link = cpu + resident_cpu[last - 1] if first < last else never, never
+        if by_accelerator <= by_cpu and by_accelerator <= by_link:
+            if by_accelerator == never:
+                break
+            accelerator = by_accelerator
+            fetched += takes_fetched
+            first += not takes_fetched
+        elif by_cpu <= by_link:
+            cpu = by_cpu
+            if moved < left:
+                left -= 1
+            else:
+                last -= 1
+        else:
+            link_end = by_link
+            waiting.append(by_link)
+            moved += 1
+    return _plan(queues, costs, link, moved, len(resident_cpu) - last)
+
+
+def fastest(
+    loads: Int[np.ndarray, " E"],
+    resident: Bool[np.ndarray, " E"],
+    costs: ExpertCosts,
+    link: Link = IDLE,
+) -> Schedule:
+    """The plan that ends first, of all; of equals the one with the fewest transfers.
+
+    An expert that arrives is run on the accelerator.
+    """
+    queues = _queues(loads, resident, costs, link)
+    n_missing, n_resident = len(queues.missing), len(queues.resident)
+    moved = np.arange(n_missing + 1)[:, None]
+    stolen = np.arange(n_resident + 1)
+    on_cpu = (
+        _sums_from_the_end(queues.missing_cpu)[:, None]
+        + _sums_from_the_end(queues.resident_cpu)[::-1]
+    )
+    on_cpu += np.where((moved < n_missing) | (stolen > 0), costs.cpu_first, 0.0)
+    on_accelerator = np.maximum(
+        (n_resident - stolen + moved + len(queues.arriving)) * costs.accelerator,
+        _last_arrival(moved, costs, link, len(queues.arriving)),
+    )
+    best = int(np.argmin(np.maximum(on_cpu, on_accelerator)))
+    return _plan(queues, costs, link, *divmod(best, n_resident + 1))
+
+
+def resident_or_cpu(
+    loads: Int[np.ndarray, " E"],
+    resident: Bool[np.ndarray, " E"],
+    costs: ExpertCosts,
+    link: Link = IDLE,
+) -> Schedule:
+    """What is resident runs on the accelerator, what is missing on the CPU (kTransformers)."""
+    return _plan(_queues(loads, resident, costs, link), costs, link, 0, 0)
+
+
+def all_on_accelerator(
+    loads: Int[np.ndarray, " E"],
+    resident: Bool[np.ndarray, " E"],
+    costs: ExpertCosts,
+    link: Link = IDLE,
+) -> Schedule:
+    """Whatever is missing is transferred; the CPU runs nothing (AdapMoE)."""
+    queues = _queues(loads, resident, costs, link)
+    return _plan(queues, costs, link, len(queues.missing), 0)
+
+
+def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
+    """Entry i is the sum of seconds[i:]."""
+    return np.concatenate([np.cumsum(seconds[::-1])[::-1], [0.0]])
+
+
+def _last_arrival(
+    moved: Int[np.ndarray, "*any"], costs: ExpertCosts, link: Link, arriving: int
+) -> Float[np.ndarray, "*any"]:
+    """When the accelerator is done with all that came over the link, if nothing else holds it up.
+
+    Of n equal jobs released one after another, either the first release and all n jobs bind, or
+    the last release and one job.
+    """
+    step, move = costs.accelerator, costs.transfer
+    ends = np.maximum(link.free + move + moved * step, link.free + moved * move + step)
+    ends = np.where(moved > 0, ends, 0.0)
+    if arriving:
+        ends = np.maximum(ends, link.free + (1 + moved) * step)
+    return ends
+
+
+def _plan(queues: _Queues, costs: ExpertCosts, link: Link, moved: int, stolen: int) -> Schedule:
+    kept = len(queues.resident) - stolen
+    cpu = queues.missing[moved:][::-1] + queues.resident[kept:][::-1]
+    accelerator = queues.resident[:kept] + queues.arriving + queues.missing[:moved]
+    on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
+    last_arrival = _last_arrival(np.asarray(moved), costs, link, len(queues.arriving))
+    return Schedule(
+        cpu,
+        accelerator,
+        queues.missing[:moved],
+        on_cpu + costs.cpu_first if cpu else 0.0,
+        max(len(accelerator) * costs.accelerator, float(last_arrival)),
+        link.free + moved * costs.transfer,
+    )
+
+
+SCHEDULERS: dict[str, Scheduler] = {
+    "earliest_finish": earliest_finish,
+    "fastest": fastest,
+    "resident_or_cpu": resident_or_cpu,
+    "all_on_accelerator": all_on_accelerator,
+}

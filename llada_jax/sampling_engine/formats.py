@@ -1,0 +1,124 @@
+"""Number formats of logits in HBM: float32, BF16, and MX blocks of 8 with a shared E8M0 scale.
+
+MX (OCP Microscaling Formats, version 1.0): a block's scale is the power of two that brings its
+largest magnitude to the element format's top binade; elements round to nearest even and saturate.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llada_jax.config import require, require_choice
+
+LogitFormat = Literal["float32", "bfloat16", "mx_e4m3", "mx_e3m4"]
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+BLOCK = 8
+_SCALE_BIAS = 127
+_SLAB = 1 << 18
+"""Numbers encoded at a time, so that their temporaries stay in the cache."""
+_ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m4}
+
+
+def rounded(values: Floats, format: str) -> Floats:
+    """The values, rounded to nearest even in a format, as float32."""
+    if format == "float32":
+        return values
+    dtype = np.float16 if format == "float16" else ml_dtypes.bfloat16
+    with np.errstate(over="ignore"):
+        return values.astype(dtype).astype(np.float32)
+
+
+def largest(format: str) -> float:
+    """The largest finite number of a format that `rounded` knows."""
+    dtype = ml_dtypes.bfloat16 if format == "bfloat16" else np.dtype(format)
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+def sanitized(values: Floats, format: str) -> Floats:
+    """What the engine makes of numbers it loads: NaN is -inf, and +inf the largest finite one.
+
+    So a NaN logit is never predicted and has no probability, and one +inf has all of it.
+    """
+    top = np.float32(largest(format))
+    return np.minimum(np.where(np.isnan(values), np.float32(-np.inf), values), top)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Rows of numbers as HBM holds them.
+
+    Attributes:
+      elements: [rows, columns] in the format's own type.
+      scales: [rows, columns / 8] biased exponents, for MX formats.
+    """
+
+    format: LogitFormat
+    elements: np.ndarray
+    scales: Bytes | None = None
+
+    def read(self, start: int, stop: int) -> Floats:
+        """Rows as float32."""
+        elements = self.elements[start:stop]
+        if self.scales is None:
+            return elements.astype(np.float32)
+        values = _decoded(self.format)[elements]
+        scales = np.ldexp(np.float32(1), self.scales[start:stop].astype(np.int32) - _SCALE_BIAS)
+        with np.errstate(over="ignore", invalid="ignore"):
+            blocks = values.reshape(*scales.shape, BLOCK) * scales[..., None]
+        return blocks.reshape(values.shape)
+
+
+def bits_per_element(format: LogitFormat) -> float:
+    """Bits of HBM that one logit takes, with its share of the scale."""
+    return {"float32": 32.0, "bfloat16": 16.0}.get(format, 8 + 8 / BLOCK)
+
+
+def store(values: Floats, format: LogitFormat) -> Stored:
+    """Rows [rows, columns] in a format. Columns of MX formats come in blocks of 8.
+
+    NaN and -inf become NaN in MX elements, which have no other spelling for "no number"; the
+    engine loads both as -inf.
+    """
+    require_choice("format", format, LogitFormat)
+    require(values.ndim == 2, f"values have {values.ndim} axes; allowed: 2")
+    if format == "float32":
+        return Stored(format, values.astype(np.float32))
+    if format == "bfloat16":
+        return Stored(format, values.astype(ml_dtypes.bfloat16))
+    require(
+        values.shape[1] % BLOCK == 0,
+        f"{values.shape[1]} columns; allowed in {format}: a multiple of {BLOCK}",
+    )
+    elements = np.empty(values.shape, np.uint8)
+    scales = np.empty((len(values), values.shape[1] // BLOCK), np.uint8)
+    slab = max(1, _SLAB // values.shape[1])
+    for start in range(0, len(values), slab):
+        rows = slice(start, start + slab)
+        elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32), format)
+    return Stored(format, elements, scales)
+
+
+def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
+    """Elements and scales of some rows."""
+    info = ml_dtypes.finfo(_ELEMENTS[format])
+    top = np.float32(info.max)
+    absent = np.isnan(numbers) | (numbers == -np.inf)
+    blocks = np.where(absent, np.float32(0), numbers).reshape(len(numbers), -1, BLOCK)
+    blocks = np.minimum(blocks, np.finfo(np.float32).max)
+    _, exponent = np.frexp(np.abs(blocks).max(axis=-1))  # magnitude in [2**(e-1), 2**e)
+    _, top_exponent = np.frexp(top)
+    exponent = np.clip(exponent - top_exponent, -_SCALE_BIAS, 254 - _SCALE_BIAS)
+    scaled = np.clip(np.ldexp(blocks, -exponent[..., None]), -top, top).reshape(numbers.shape)
+    scaled[absent] = np.nan
+    elements = scaled.astype(_ELEMENTS[format]).view(np.uint8)
+    return elements, (exponent + _SCALE_BIAS).astype(np.uint8)
+
+
+def _decoded(format: LogitFormat) -> Floats:
+    """The number of each of the 256 codes."""
+    return np.arange(256, dtype=np.uint8).view(_ELEMENTS[format]).astype(np.float32)

@@ -1,0 +1,124 @@
+"""A simulator of gate netlists, as Yosys writes them in JSON: many streams at a time.
+
+A wire holds an array of bits, one for each stream that runs beside the others.
+"""
+
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llada_jax.config import require
+
+FLIP_FLOP = "$_DFF_P_"
+GATES = {
+    "$_NOT_": lambda a: ~a,
+    "$_AND_": lambda a, b: a & b,
+    "$_XOR_": lambda a, b: a ^ b,
+    "$_MUX_": lambda a, b, s: np.where(s, b, a),
+}
+INPUTS = ("A", "B", "S")
+Bits = NDArray[np.bool_]
+Wire = int | str
+"""A number, or the constants "0", "1" and "x"."""
+
+
+class Cell(NamedTuple):
+    """One gate or flip-flop."""
+
+    kind: str
+    inputs: tuple[Wire, ...]
+    output: int
+
+
+class Netlist(NamedTuple):
+    """Gates in an order in which each comes after those it reads, and flip-flops."""
+
+    cells: tuple[Cell, ...]
+    ports: Mapping[str, tuple[Wire, ...]]
+    """Wires of each port, lowest bit first."""
+    initial: Mapping[int, bool]
+    """What the outputs of flip-flops start with; 0 where nothing is said."""
+
+    @classmethod
+    def of(cls, module: Mapping[str, Any]) -> "Netlist":
+        """The netlist of a module of Yosys' JSON.
+
+        Raises:
+          ValueError: it has cells that are neither gates nor flip-flops known here.
+        """
+        cells = {}
+        for cell in module["cells"].values():
+            kind, connections = cell["type"], cell["connections"]
+            allowed = (*GATES, FLIP_FLOP)
+            require(kind in allowed, f"cell is {kind!r}; allowed: {', '.join(allowed)}")
+            named = ("D",) if kind == FLIP_FLOP else INPUTS
+            inputs = tuple(connections[name][0] for name in named if name in connections)
+            output = connections["Q" if kind == FLIP_FLOP else "Y"][0]
+            cells[output] = Cell(kind, inputs, output)
+        before = {
+            output: [] if cell.kind == FLIP_FLOP else [w for w in cell.inputs if w in cells]
+            for output, cell in cells.items()
+        }
+        order = TopologicalSorter(before).static_order()
+        ports = {name: tuple(port["bits"]) for name, port in module["ports"].items()}
+        return cls(tuple(cells[output] for output in order), ports, _initial(module))
+
+
+def _initial(module: Mapping[str, Any]) -> dict[int, bool]:
+    """Initial values: an attribute of the named wires, highest bit first."""
+    initial = {}
+    for wire in module["netnames"].values():
+        text = wire["attributes"].get("init", "")
+        for bit, value in zip(wire["bits"], reversed(text), strict=False):
+            if value == "1":
+                initial[bit] = True
+    return initial
+
+
+class NetlistSimulator:
+    """A netlist that runs, `streams` of them side by side. Inputs that nobody sets are 0."""
+
+    def __init__(self, netlist: Netlist, streams: int) -> None:
+        self._netlist = netlist
+        self._streams = streams
+        self._gates = [cell for cell in netlist.cells if cell.kind != FLIP_FLOP]
+        self._flip_flops = [cell for cell in netlist.cells if cell.kind == FLIP_FLOP]
+        self._wires: dict[Wire, Bits] = {
+            "0": np.zeros(streams, bool),
+            "1": np.ones(streams, bool),
+            "x": np.zeros(streams, bool),
+        }
+        for wire in chain.from_iterable(netlist.ports.values()):
+            self._wires.setdefault(wire, np.zeros(streams, bool))
+        for cell in self._flip_flops:
+            self._wires[cell.output] = np.full(streams, netlist.initial.get(cell.output, False))
+
+    def set(self, port: str, values: NDArray[np.integer] | int) -> None:
+        """Put a number on an input port, for each stream."""
+        numbers = np.broadcast_to(np.asarray(values, np.int64), self._streams)
+        for place, wire in enumerate(self._netlist.ports[port]):
+            self._wires[wire] = (numbers >> place & 1).astype(bool)
+
+    def get(self, port: str) -> NDArray[np.int64]:
+        """The number on a port, for each stream."""
+        self._settle()
+        total = np.zeros(self._streams, np.int64)
+        for place, wire in enumerate(self._netlist.ports[port]):
+            total |= self._wires[wire].astype(np.int64) << place
+        return total
+
+    def tick(self) -> None:
+        """One edge of the clock."""
+        self._settle()
+        taken = [self._wires[cell.inputs[0]] for cell in self._flip_flops]
+        for cell, value in zip(self._flip_flops, taken, strict=True):
+            self._wires[cell.output] = value
+
+    def _settle(self) -> None:
+        wires = self._wires
+        for kind, inputs, output in self._gates:
+            wires[output] = GATES[kind](*(wires[wire] for wire in inputs))

@@ -1,0 +1,220 @@
+"""Test vectors: random streams, and what the interpreter's instructions make of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from amaranth.hdl import Elaboratable
+from amaranth.sim import Simulator
+from numpy.typing import NDArray
+
+from llada_jax.sampling_engine.formats import Floats, largest, store
+from llada_jax.sampling_engine.hdl.max_index import MaxIndex
+from llada_jax.sampling_engine.hdl.netlist import Netlist, NetlistSimulator
+from llada_jax.sampling_engine.hdl.sum_tree import SumTree
+from llada_jax.sampling_engine.hdl.top_k import TopK
+from llada_jax.sampling_engine.instructions import Instruction
+from llada_jax.sampling_engine.machine import Machine
+from llada_jax.sampling_engine.memories import EngineConfig
+
+Ints = NDArray[np.int64]
+
+
+class Vectors(NamedTuple):
+    """What goes into a unit, and what has to come out.
+
+    Attributes:
+      inputs: [cycles, streams] for each port.
+      cycles: when the outputs are looked at, before that cycle's clock edge.
+      outputs: [len(cycles), streams] for each port.
+    """
+
+    inputs: Mapping[str, Ints]
+    cycles: Ints
+    outputs: Mapping[str, Ints]
+
+
+def bits(numbers: Floats) -> Ints:
+    """BF16 bits of numbers that BF16 can say."""
+    return numbers.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.int64)
+
+
+def random_rows(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """BF16 numbers: of all magnitudes, close ones, equal ones, and zeros of both signs."""
+    kinds = rng.integers(0, 4, shape)
+    wide = np.ldexp(rng.standard_normal(shape), rng.integers(-140, 100, shape))
+    near = rng.standard_normal(shape)
+    few = rng.integers(-3, 4, shape) * rng.choice([-0.5, 0.5], shape)
+    values = np.select([kinds == 0, kinds == 1], [wide, near], few)
+    return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def _machine(rows: Floats) -> Machine:
+    """A machine whose vector memory holds rows [rows, lanes]."""
+    count, lanes = rows.shape
+    engine = EngineConfig(vlen=lanes, vector_bytes=(count + 1) * lanes * 2, fp_words=count)
+    machine = Machine(engine, store(np.zeros((1, lanes), np.float32), "bfloat16"))
+    machine.vector[:count] = rows
+    return machine
+
+
+def sum_tree_vectors(unit: SumTree, rows: int, streams: int, seed: int) -> Vectors:
+    """Rows, one a cycle, and their sums by V_RED_SUM."""
+    numbers = random_rows(np.random.default_rng(seed), (rows, streams, len(unit.lanes)))
+    totals = np.empty((rows, streams), np.float32)
+    for stream in range(streams):
+        machine = _machine(numbers[:, stream])
+        program = []
+        for row in range(rows):
+            program += [
+                Instruction("S_ADDI_INT", (1, 0, row)),
+                Instruction("S_ADD_FP", (1, 0, 0)),
+                Instruction("V_RED_SUM", (1, 1)),
+                Instruction("S_ST_FP", (1, 1, 0)),
+            ]
+        machine.run(program)
+        totals[:, stream] = machine.fp
+    outputs = {"total": (totals + np.float32(0)).view(np.uint32).astype(np.int64)}
+    return Vectors(_padded(_lanes(numbers), unit.latency), _after(rows, unit.latency), outputs)
+
+
+def max_index_vectors(
+    unit: MaxIndex, rows: int, streams: int, seed: int, row_group: int = 5
+) -> Vectors:
+    """Rows, one a cycle, some of which are not valid; a new stream every `row_group` rows. The best
+    so far is V_RED_MAX_IDX's."""
+    rng = np.random.default_rng(seed)
+    lanes = len(unit.lanes)
+    numbers = random_rows(rng, (rows, streams, lanes))
+    numbers[rng.random(numbers.shape) < 0.1] = -np.inf
+    numbers[rng.random((rows, streams)) < 0.05] = -np.inf
+    valid = rng.random((rows, streams)) < 0.9
+    base = rng.integers(0, 100_000, (rows, streams))
+    start = np.broadcast_to(np.arange(rows)[:, None] % row_group == 0, (rows, streams))
+    best, index = np.empty((rows, streams), np.float32), np.empty((rows, streams), np.int64)
+    for stream in range(streams):
+        machine = _machine(numbers[:, stream])
+        machine.fp[0] = -largest("bfloat16")
+        program = []
+        for row in range(rows):
+            if start[row, stream]:
+                program += [
+                    Instruction("S_LD_FP", (1, 0, 0)),
+                    Instruction("S_ADDI_INT", (2, 0, 0)),
+                ]
+            program += [
+                Instruction("S_ADDI_INT", (1, 0, row)),
+                Instruction("S_ADDI_INT", (3, 0, int(base[row, stream]))),
+            ]
+            if valid[row, stream]:
+                program += [Instruction("V_RED_MAX_IDX", (2, 1, 3, 1))]
+            program += [Instruction("S_ST_INT", (2, 1, 0))]
+            if row:
+                program += [Instruction("S_ST_FP", (1, 1, 0))]
+        machine.run(program)
+        index[:, stream] = machine.int[:rows]
+        best[:, stream] = machine.fp
+    cycles = _after(rows, unit.latency)[1:]  # word 0 of scalar memory holds the lowest number
+    inputs = _lanes(numbers) | {
+        "base": base,
+        "start": start.astype(np.int64),
+        "valid": valid.astype(np.int64),
+    }
+    return Vectors(
+        _padded(inputs, unit.latency), cycles, {"best": bits(best[1:]), "index": index[1:]}
+    )
+
+
+def top_k_vectors(unit: TopK, blocks: int, streams: int, seed: int) -> Vectors:
+    """Blocks of keys, one key a cycle, and the masks of V_TOPK_MASK."""
+    rng = np.random.default_rng(seed)
+    length, slots = len(unit.mask), unit.slots
+    keys = np.abs(random_rows(rng, (blocks, streams, length)))
+    keys *= np.where(rng.random(keys.shape) < 0.1, np.float32(-1), np.float32(1))
+    admitted = rng.random(keys.shape) < 0.8
+    k = rng.integers(0, slots + 1, (blocks, streams))
+    masks = np.empty((blocks, streams), np.int64)
+    for block, stream in np.ndindex(blocks, streams):
+        machine = _machine(
+            np.stack([keys[block, stream], admitted[block, stream].astype(np.float32)])
+        )
+        registers = ((1, 0), (2, 1), (3, 2), (4, int(k[block, stream])))
+        machine.run(
+            [Instruction("S_ADDI_INT", (register, 0, value)) for register, value in registers]
+            + [Instruction("V_TOPK_MASK", (3, 1, 2, 4, length))]
+        )
+        masks[block, stream] = machine.vector[2].astype(np.int64) @ (1 << np.arange(length))
+    inputs = {
+        "key": bits(_one_a_cycle(keys)),
+        "admitted": _one_a_cycle(admitted).astype(np.int64),
+        "start": np.tile((np.arange(length) == 0).astype(np.int64), blocks)[:, None]
+        * np.ones(streams, np.int64),
+        "k": np.repeat(k, length, axis=0),
+    }
+    # The mask is there when the last key is in; k still is the block's then.
+    cycles = length * np.arange(1, blocks + 1)
+    held = {name: _held(values, length) for name, values in inputs.items()}
+    return Vectors(held, cycles + np.arange(blocks), {"mask": masks})
+
+
+def _one_a_cycle(values: np.ndarray) -> np.ndarray:
+    """[blocks, streams, length] as [blocks * length, streams]."""
+    return values.transpose(0, 2, 1).reshape(-1, values.shape[1])
+
+
+def _held(values: Ints, length: int) -> Ints:
+    """Each block's last cycle twice: in the second one its mask is looked at."""
+    cycles = np.arange(len(values))
+    return values[np.repeat(cycles, np.where(cycles % length == length - 1, 2, 1))]
+
+
+def _lanes(numbers: Floats) -> dict[str, Ints]:
+    return {f"lane{i}": bits(numbers[..., i]) for i in range(numbers.shape[-1])}
+
+
+def _padded(inputs: Mapping[str, Ints], latency: int) -> dict[str, Ints]:
+    """Zeros after the last row, until its result is out."""
+    return {name: np.pad(values, ((0, latency + 1), (0, 0))) for name, values in inputs.items()}
+
+
+def _after(rows: int, latency: int) -> Ints:
+    return np.arange(rows) + latency
+
+
+def simulated(unit: Elaboratable, vectors: Vectors, stream: int = 0) -> dict[str, Ints]:
+    """What the unit puts out for one stream, by Amaranth's simulator [len(cycles)]."""
+    ports = {port.name: port for port in unit.ports}  # pyright: ignore[reportAttributeAccessIssue]
+    seen: dict[str, list[int]] = {name: [] for name in vectors.outputs}
+    wanted = set(vectors.cycles.tolist())
+
+    async def bench(context) -> None:
+        for cycle in range(vectors.cycles[-1] + 1):
+            for name, values in vectors.inputs.items():
+                context.set(ports[name], int(values[cycle, stream]))
+            if cycle in wanted:
+                for name, numbers in seen.items():
+                    numbers.append(context.get(ports[name]))
+            await context.tick()
+
+    simulator = Simulator(unit)
+    simulator.add_clock(1e-9)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return {name: np.array(numbers) for name, numbers in seen.items()}
+
+
+def run_netlist(netlist: Netlist, vectors: Vectors) -> dict[str, Ints]:
+    """What the gates put out, for all streams [len(cycles), streams]."""
+    streams = next(iter(vectors.inputs.values())).shape[1]
+    simulator = NetlistSimulator(netlist, streams)
+    seen: dict[str, list[Ints]] = {name: [] for name in vectors.outputs}
+    wanted: Sequence[int] = vectors.cycles.tolist()
+    for cycle in range(wanted[-1] + 1):
+        for name, values in vectors.inputs.items():
+            simulator.set(name, values[cycle])
+        if cycle in wanted:
+            for name, numbers in seen.items():
+                numbers.append(simulator.get(name))
+        simulator.tick()
+    return {name: np.stack(numbers) for name, numbers in seen.items()}

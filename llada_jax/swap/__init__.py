@@ -1,0 +1,1 @@
+"""Plans for models that are larger than the NPU's address space."""

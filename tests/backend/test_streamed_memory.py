@@ -1,0 +1,71 @@
+"""A streamed model takes the memory of its plan: the process grows by that much, and no more."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROCESS = """
+import gc, json, re, sys
+from pathlib import Path
+import numpy as np
+from llada_jax.backend.layer_file import LayerFile, write_layers
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.steps import body_step
+from llada_jax.backend.streamed_program import StreamedProgram
+from llada_jax.backend.streamed_weights import StreamedWeights
+from llada_jax.model.params import ModelParams, named_specs
+from tests.backend.models import GQA, random_inputs
+from tests.backend.test_streamed import planned
+
+def status(key):
+    return 1024 * int(re.search(rf"{key}:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+class Constant:
+    def rows(self, name, start=0, stop=None):
+        yield np.full(named_specs(config)[name].shape, 0.01, np.float32)
+
+config = GQA.replace(n_layers=8, width=512, ffn_width=2048, head_dim=128, n_kv_heads=4)
+path = Path(sys.argv[1]) / "layers.bin"
+layers = write_layers(path, config, Constant()).layers
+inputs = random_inputs(body_step(config, range(config.n_layers), Bucket(4, 0)))
+outside = ModelParams(np.zeros((8, 512), np.float32), (), np.ones(512, np.float32), None)
+found = []
+for share in (0, 0, 0.25, 0.5, 1):  # the first round compiles
+    open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+    before = status("VmRSS")
+    file = LayerFile(path, layers)
+    with StreamedWeights(file, planned(file, share)) as weights:
+        program = StreamedProgram(config, outside, weights)
+        for _ in range(2):
+            state = dict(inputs)
+            for shard in program.body(4, 0)[1]:
+                state |= shard.executable.run(state)
+        found.append([share, weights.memory_bytes, status("VmHWM") - before])
+    del weights, program, shard
+    gc.collect()
+print(json.dumps({"layer": layers[0].size, "shares": found[1:]}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_process_grows_by_the_memory_of_the_plan(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed arrays leave the process
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    layer = measured["layer"]
+    assert [planned / layer for _, planned, _ in measured["shares"]] == [2, 4, 6, 8]
+    for share, planned, grown in measured["shares"]:
+        print(f"share {share}: planned {planned / 1e6:.1f} MB, grown {grown / 1e6:.1f} MB")
+    for _, planned, grown in measured["shares"]:
+        assert abs(grown - planned) < layer / 2

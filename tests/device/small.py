@@ -1,0 +1,19 @@
+"""A small model, its lowered steps, and the real profiles."""
+
+from functools import cache
+
+from experiments.graphs import Graphs
+from experiments.phones import phone_profile
+from llada_jax.config import ModelConfig
+
+SHAPE = ModelConfig(
+    family="llada", vocab_size=512, width=64, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=16,
+    ffn_width=128, rope_theta=1e4, norm_eps=1e-5, max_length=256,
+)  # fmt: skip
+GRAPHS = Graphs(SHAPE)
+PHONE = phone_profile("SM8750")
+
+
+@cache
+def body(rows: int, cached: int):
+    return GRAPHS.body(rows, cached)

@@ -1,0 +1,87 @@
+"""The process behind the forwards: it ends, repeats, and follows the sampler's settings."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.device.dynamics import SOURCE, Decoding, Dynamics, decode, statistics
+
+USUAL = Dynamics(
+    reach=0.55, decay=0.92, skipped=0.5, strict=0.6, unstable=0.5, tokens_per_forward=4.0
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.floats(0.05, 1.0),
+    st.floats(0.5, 1.0),
+    st.sampled_from(["one", "threshold"]),
+    st.booleans(),
+    st.sampled_from([32, 64, 96]),
+    st.integers(0, 5),
+)
+def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, multi, tokens, seed):
+    dynamics = USUAL.replace(reach=reach, decay=decay)
+    decoding = Decoding(commit=commit, multi_block=multi)
+    found = decode(dynamics, decoding, 20, tokens, seed)
+    assert 1 <= len(found.forwards) <= tokens
+    assert found.source == SOURCE
+    assert all(forward.rows % 32 == 0 and forward.cache % 32 == 0 for forward in found.forwards)
+    assert found == decode(dynamics, decoding, 20, tokens, seed)
+
+
+def test_one_token_a_forward_without_drafts_is_one_forward_a_token():
+    found = decode(USUAL, Decoding(commit="one", multi_block=False), 20, 64)
+    assert len(found.forwards) == 64
+
+
+def test_without_a_trigger_no_window_grows():
+    rows = {f.rows for f in decode(USUAL, Decoding(trigger=0), 20, 128).forwards[1:]}
+    assert rows == {32}
+    grown = {f.rows for f in decode(USUAL, Decoding(trigger=32), 20, 128).forwards[1:]}
+    assert 64 in grown
+
+
+def mean_forwards(**settings_) -> float:
+    runs = [decode(USUAL, Decoding(**settings_), 20, 128, seed) for seed in range(20)]
+    return float(np.mean([len(run.forwards) for run in runs]))
+
+
+def test_each_technique_saves_forwards():
+    alone = mean_forwards(multi_block=False)
+    sliding = mean_forwards(trigger=0)
+    ahead = mean_forwards(trigger=8)
+    assert 128 > mean_forwards(commit="one") > alone > sliding > ahead
+
+
+def test_skipped_decisions_and_refreshes_are_counted():
+    every = decode(USUAL, Decoding(skip_logits=False, refresh=0), 20, 64)
+    some = decode(USUAL, Decoding(refresh=2), 20, 64)
+    assert every.forwards[0].head_rows == 32 and some.forwards[0].head_rows == 16
+    assert not any(forward.refreshed for forward in every.forwards)
+    assert 1 <= max(forward.refreshed for forward in some.forwards) <= 2
+
+
+def test_the_frontier_moves_from_left_to_right():
+    found = statistics(USUAL, runs=200)
+    halves = found.first_commit[:16].mean(), found.first_commit[16:].mean()
+    assert halves[0] < halves[1]
+    assert (np.diff(found.tail_share) >= 0).all() and found.tail_share[-1] < 1
+    certain = statistics(Dynamics(reach=1.0, decay=1.0), runs=5)
+    assert certain.forwards == 1 and (certain.first_commit == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dynamics(reach=0, decay=0.9), "reach is 0; allowed: above 0, up to 1"),
+        (lambda: USUAL.replace(skipped=2), "skipped is 2; allowed: 0 to 1"),
+        (lambda: USUAL.replace(tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
+        (lambda: Decoding(commit="all"), "commit is 'all'; allowed: 'one', 'threshold'"),
+        (lambda: Decoding(trigger=-1), "trigger is -1; allowed: 0 or more"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,110 @@
+"""Calibration knows its own figures only, and still gives the numbers that the profiles hold."""
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.phones import PUBLISHED, graphs_of, phone_profile
+from llada_jax.device import fit, published
+from llada_jax.device.dynamics import Decoding
+from llada_jax.device.simulate import Phone, System
+
+FIGURES = published.read_fit_figures(PUBLISHED)
+LLADA = graphs_of("llada_8b")
+PHONE = phone_profile("SM8750")
+TO_FOUR_DIGITS = 1e-3
+
+
+def test_the_fit_cannot_read_a_validation_figure():
+    """It imports no reader and opens no file: figures come as arguments, from `fit.json` alone."""
+    tree = ast.parse(Path(fit.__file__).read_text())
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)
+        for name in node.names
+    }  # fmt: skip
+    assert not {"published", "read_validation_figures", "json", "Path", "open"} & imported
+    called = {node.func.id for node in ast.walk(tree)
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+    assert not {"open", "read_validation_figures", "__import__"} & called
+
+
+def test_calibration_works_where_there_is_no_validation_file(tmp_path):
+    shutil.copy(PUBLISHED / "fit.json", tmp_path)
+    figures = published.read_fit_figures(tmp_path)
+    assert fit.fit_mapping(figures, LLADA, PHONE)["mapping.copy_gbps"] > 0
+    with pytest.raises(FileNotFoundError):
+        published.read_validation_figures(tmp_path)
+
+
+def test_the_two_files_share_no_number():
+    validation = published.read_validation_figures(PUBLISHED)
+    assert not set(FIGURES) & set(validation) - {"about", "source"}
+    for task, cells in FIGURES["fig11_cells_SM8750_128"].items():
+        if task != "kind":
+            assert not set(cells) & set(validation["fig11_s"]["values"]["SM8750"][task]["128"])
+    ends = set(FIGURES["fig13c_ends_ms"]["resident_mib"])
+    assert not ends & set(validation["fig13c_ms"]["resident_mib"])
+
+
+@pytest.mark.parametrize("name", ["table6_s", "fig13a_trigger_s", "ledger", "mine"])
+def test_a_figure_that_is_not_for_fitting_is_refused(tmp_path, name):
+    (tmp_path / "fit.json").write_text(json.dumps({**FIGURES, name: {}}))
+    with pytest.raises(ValueError, match=f"{name} is in fit.json; allowed: table2_step_ms"):
+        published.read_fit_figures(tmp_path)
+
+
+def test_bad_files_are_named(tmp_path):
+    (tmp_path / "fit.json").write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        published.read_fit_figures(tmp_path)
+    (tmp_path / "fit.json").write_text("{}")
+    with pytest.raises(ValueError, match="table2_step_ms is missing"):
+        published.read_fit_figures(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fit_cpu", "fit_npu", "fit_mapping"])
+def test_the_profile_holds_what_the_fit_gives(name):
+    found = getattr(fit, name)(FIGURES, LLADA, PHONE)
+    held = {path: PHONE.numbers[path].value for path in found}
+    assert held == pytest.approx(found, rel=TO_FOUR_DIGITS)
+    assert {PHONE.numbers[path].tag for path in found} == {"derived"}
+
+
+@pytest.mark.parametrize("soc", ["SM8750", "SM8850"])
+def test_the_vendor_class_is_what_genies_3b_gives(soc):
+    profile = phone_profile(soc)
+    found = fit.fit_vendor(FIGURES, graphs_of("llama32_3b", "int4"), profile)
+    held = {path: profile.numbers[path].value for path in found}
+    assert held == pytest.approx(found, rel=TO_FOUR_DIGITS)
+    with pytest.raises(ValueError, match="soc is 'SM8650'; allowed: SM8750, SM8850"):
+        fit.fit_vendor(FIGURES, LLADA, phone_profile("SM8650"))
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_least_squares_finds_parameters_golden(a, b):
+    x = np.array([1.0, 2.0, 5.0, 9.0])
+
+    def residuals(free):
+        return (free[0] + free[1] * x) / (a + b * x) - 1
+
+    assert fit.least_squares(residuals, (1.0, 1.0)) == pytest.approx([a, b], rel=1e-3)
+
+
+def test_a_task_is_fitted_to_its_own_two_cells():
+    cells = FIGURES["fig11_cells_SM8750_128"]["GSM8K"]
+    prompt = fit.fit_prompt(FIGURES, "GSM8K", LLADA, PHONE)
+    phone = Phone(LLADA, PHONE, System(body="cpu"))
+    found = 128 * phone.step(fit._whole(prompt)).seconds
+    assert found == pytest.approx(cells["cpu"], rel=0.01)
+
+    dynamics, npu = fit.fit_dynamics(FIGURES), Phone(LLADA, PHONE, System())
+    fitted = fit.fit_reach(FIGURES, "GSM8K", prompt, dynamics, npu, runs=6)
+    seconds = fit.mean_latency(fitted, Decoding(), prompt, 128, npu, runs=6)
+    assert seconds == pytest.approx(cells["llada_cpp"], rel=0.03)
+    assert fitted.replace(reach=dynamics.reach) == dynamics

@@ -1,0 +1,86 @@
+"""Buffers, what stays resident, what a step stages, and what fits."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.phones import model_shape
+from llada_jax.device.memory import (
+    MIB,
+    buffers_mib,
+    footprint,
+    layer_mib,
+    resident_mib,
+    staging_for,
+)
+from tests.device.small import PHONE, SHAPE
+
+LLADA = model_shape("llada_8b")
+SIZES = st.lists(st.sampled_from([64.0, 256.0, 672.0, 1024.0]), max_size=6)
+
+
+def test_llada_8b_is_three_full_buffers_and_a_smaller_one():
+    assert layer_mib(LLADA) == 117
+    assert buffers_mib(32 * 117, 1024) == [1024, 1024, 1024, 672]
+
+
+@given(SIZES, st.floats(0, 5000))
+def test_what_is_resident_is_the_best_whole_set_under_the_budget(sizes, budget):
+    found = resident_mib(sizes, budget)
+    assert found <= budget and found <= sum(sizes)
+    assert resident_mib(sizes, budget + 64) >= found
+    greedy = 0.0
+    for size in sorted(sizes, reverse=True):
+        greedy += size if greedy + size <= budget else 0
+    assert found >= greedy
+
+
+@pytest.mark.parametrize(("budget", "moved"), [(3072, 672), (2816, 1024), (2048, 1696), (0, 3744)])
+def test_a_step_copies_what_is_not_resident(budget, moved):
+    staging = staging_for("swap", LLADA, PHONE.memory, PHONE.mapping, resident_budget_mib=budget)
+    assert staging.copied_bytes == moved * MIB and staging.overlapped
+    seconds = moved * MIB / PHONE.mapping.copy_gbps / 1e9 + PHONE.mapping.copy_ms / 1e3
+    assert staging.seconds == pytest.approx(seconds)
+
+
+def test_remapping_touches_every_buffer_and_the_delayed_path_costs_little():
+    remap = staging_for("remap", LLADA, PHONE.memory, PHONE.mapping)
+    assert remap.events == 4
+    assert remap.seconds == pytest.approx(4 * PHONE.mapping.event_ms / 1e3)
+    delayed = staging_for("delayed", LLADA, PHONE.memory, PHONE.mapping)
+    assert 0 < delayed.seconds < remap.seconds / 100
+
+
+@pytest.mark.parametrize("runtime", ["none", "remap", "paging", "swap", "delayed", "wide"])
+def test_what_fits_is_never_staged(runtime):
+    assert staging_for(runtime, SHAPE, PHONE.memory, PHONE.mapping).seconds == 0
+
+
+def test_64_bit_mappings_never_stage():
+    assert staging_for("wide", LLADA, PHONE.memory, PHONE.mapping).seconds == 0
+    assert footprint("wide", LLADA, PHONE.memory, canvas=10**6, rows=512).fits
+
+
+@given(st.integers(1, 4096), st.integers(1, 512))
+def test_staging_needs_least_and_longer_canvases_need_more(canvas, rows):
+    def total(runtime, canvas=canvas):
+        return footprint(runtime, LLADA, PHONE.memory, canvas=canvas, rows=rows).total
+
+    assert total("swap") <= total("remap") == total("none")
+    assert total("swap") <= total("paging")
+    assert total("swap", canvas + 1) > total("swap")
+
+
+def test_a_footprint_says_why_it_does_not_fit():
+    small = replace(PHONE.memory, address_space_mib=100)
+    found = footprint("remap", LLADA, small, canvas=128, rows=32)
+    assert not found.fits
+    assert found.reason.startswith("3,8") and "3,744 weights" in found.reason
+    assert found.reason.endswith("in 100 MiB")
+
+
+def test_a_negative_budget_is_named():
+    with pytest.raises(ValueError, match=r"resident budget is -1; allowed: 0 or more"):
+        staging_for("swap", LLADA, PHONE.memory, PHONE.mapping, resident_budget_mib=-1)

@@ -1,0 +1,125 @@
+"""Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
+
+import pytest
+
+from experiments.phones import graphs_of
+from llada_jax.device.energy import energy_of
+from llada_jax.device.memory import Staging
+from llada_jax.device.simulate import Phone, System, latency, simulate
+from llada_jax.device.timeline import Task, run
+from llada_jax.device.uncertainty import DOUBT, with_uncertainty
+from llada_jax.device.workload import Forward, Workload, blockwise
+from tests.device.small import GRAPHS, PHONE
+
+LLADA = graphs_of("llada_8b")
+STEP = Forward(32, 96, 32)
+SWAP = System()
+
+
+def seconds(forward=STEP, **settings) -> float:
+    return Phone(LLADA, PHONE, System(**settings)).step(forward).seconds
+
+
+def test_parts_and_energies_add_up():
+    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert found.timeline().seconds == pytest.approx(found.seconds)
+    assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
+    assert found.seconds == latency(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    assert found.unknown == ()
+
+
+def test_a_part_of_the_timeline_starts_at_zero():
+    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    part = found.timeline(first=2, last=4)
+    assert part.events[0].start == 0 and "step 2" in part.events[0].task.name
+    step = found.steps[found.workload.forwards[2]].seconds
+    assert part.seconds == pytest.approx(2 * step)
+
+
+def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
+    bare = seconds(runtime="none")
+    staged = Phone(LLADA, PHONE, SWAP).staging().seconds
+    assert bare < seconds() < bare + 0.1 * staged
+    fast = seconds(kernels="vendor", runtime="none")
+    assert seconds(kernels="vendor") > fast + 0.5 * staged
+
+
+def test_a_plan_can_say_what_a_forward_stages():
+    plan = Staging(copied_bytes=1e9, copy_bytes_per_second=1e9, overlapped=False)
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="none"))
+    planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
+    assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
+    assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
+
+
+def test_mapping_again_stops_the_npu():
+    events = Phone(LLADA, PHONE, System(runtime="remap")).staging().seconds
+    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="none") + events)
+
+
+def test_revision_hides_beside_the_npu_and_shares_its_memory():
+    few, many = (seconds(STEP._replace(refreshed=n)) for n in (1, 20))
+    assert few == pytest.approx(seconds(), rel=0.02)
+    assert many > 1.5 * few
+
+
+def test_a_body_on_the_cpu_leaves_the_npu_idle():
+    timeline = Phone(LLADA, PHONE, System(body="cpu")).step(STEP)
+    assert {event.task.lane for event in timeline.events} == {"cpu"}
+    assert timeline.seconds > 5 * seconds()
+
+
+def test_no_head_rows_no_head():
+    without = Phone(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
+    assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
+
+
+def test_power_is_that_of_what_is_busy_golden():
+    tasks = [Task("a", "npu", 2.0), Task("b", "cpu", 1.0)]
+    energy = energy_of(run(tasks, 50), PHONE.power)
+    power = PHONE.power
+    assert energy.joules == pytest.approx(power.both_w + power.npu_w)
+    assert energy.above_idle == pytest.approx(energy.joules - 2 * power.idle_w)
+    assert energy.watts == pytest.approx(energy.joules / 2)
+
+
+def test_an_empty_run_takes_nothing():
+    found = simulate(Workload((), 1, 1, "a test"), GRAPHS, PHONE)
+    assert (found.seconds, found.energy.watts) == (0, 0)
+
+
+def test_doubts_add_in_quadrature_golden():
+    sure = with_uncertainty(PHONE, lambda moved: moved.memory.dram_gbps + 2 * moved.power.idle_w)
+    dram = PHONE.numbers["memory.dram_gbps"]
+    idle = PHONE.numbers["power.idle_w"]
+    parts = dram.value * DOUBT[dram.tag], 2 * idle.value * DOUBT[idle.tag]
+    assert sure.deviation == pytest.approx((parts[0] ** 2 + parts[1] ** 2) ** 0.5)
+    assert [name for name, _ in sure.largest] == ["memory.dram_gbps", "power.idle_w"]
+    assert 0 < sure.relative < 1
+
+
+def test_a_latency_depends_on_its_own_kernels_alone():
+    workload = blockwise(8, 32)
+    sure = with_uncertainty(PHONE, lambda moved: latency(workload, GRAPHS, moved, SWAP))
+    assert all("vendor" not in name and "hexkl" not in name for name, _ in sure.largest)
+    assert sure.seconds == latency(workload, GRAPHS, PHONE, SWAP)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"body": "gpu"}, "body is 'gpu'; allowed: 'npu', 'cpu'"),
+        ({"runtime": "magic"}, "runtime is 'magic'; allowed: 'none', 'remap'"),
+        ({"resident_mib": -1}, "resident_mib is -1; allowed: 0 or more"),
+        ({"head": "best"}, "head is 'best'; allowed: 'plain', 'tuned'"),
+    ],
+)
+def test_bad_systems_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        System(**settings)
+
+
+def test_kernels_of_another_phone_are_named():
+    with pytest.raises(ValueError, match="kernels is 'mine'; allowed: "):
+        simulate(blockwise(8, 32), GRAPHS, PHONE, System(kernels="mine"))

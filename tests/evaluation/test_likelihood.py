@@ -1,0 +1,282 @@
+"""The bound against its definition: the mean of the log-likelihood over all orders of decoding."""
+
+import itertools
+import math
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llada_jax as lj
+from llada_jax.evaluation.likelihood import (
+    Masked,
+    bounds,
+    log_likelihood,
+    log_likelihoods,
+    model_scorer,
+    padded,
+    rolling_log_likelihood,
+    rolling_windows,
+)
+from llada_jax.evaluation.mask_patterns import mask_counts
+from llada_jax.model.head import log_probabilities
+from llada_jax.model.params import ModelParams
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+MASK = 3
+TOY = lj.ModelConfig(
+    family="toy", vocab_size=4, width=1, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2,
+    ffn_width=1, rope_theta=1.0, norm_eps=1e-6, max_length=64, mask_id=MASK,
+)  # fmt: skip
+JOINT = np.random.default_rng(5).dirichlet(np.ones(3**4)).reshape(3, 3, 3, 3)
+
+
+def whim(visible, position, token):
+    """A log-probability that depends on every visible token; no joint distribution has it."""
+    return -0.1 - zlib.crc32(repr((visible, position, token)).encode()) % 1000 / 300
+
+
+def conditional(visible, position, token):
+    """log p(token | visible) of one joint distribution of four tokens."""
+    table = JOINT[tuple(slice(None) if seen == MASK else seen for seen in visible)]
+    axis = sum(seen == MASK for seen in visible[:position])
+    return float(np.log(table.take(token, axis=axis).sum() / table.sum()))
+
+
+def scorer(log_probability):
+    def score(tokens, live, masked):
+        canvases = [tuple(row[there].tolist()) for row, there in zip(tokens, live, strict=True)]
+        return np.array(
+            [log_probability(canvases[r], int(p), int(t)) for r, p, t in zip(*masked, strict=True)]
+        )
+
+    return score
+
+
+def over_all_orders(log_probability, prompt, answer):
+    """By the definition: one token a step, every order equally likely."""
+    total, orders = 0.0, list(itertools.permutations(range(len(answer))))
+    for order in orders:
+        canvas = [*prompt, *[MASK] * len(answer)]
+        for index in order:
+            position = len(prompt) + index
+            total += log_probability(tuple(canvas), position, answer[index])
+            canvas[position] = answer[index]
+    return total / len(orders)
+
+
+@pytest.mark.parametrize("length", range(1, 6))
+@pytest.mark.parametrize("prompt", [(), (2, 0)])
+def test_all_patterns_give_the_mean_over_all_orders(prompt, length):
+    answer = (0, 1, 2, 2, 0)[:length]
+    (found,) = bounds(scorer(whim), TOY, [(prompt, answer)], mc_num=31, batch_size=4)
+    assert found == pytest.approx(over_all_orders(whim, prompt, answer), rel=1e-12)
+
+
+@pytest.mark.parametrize("mc_num", [1, 2, 5, 7])
+@pytest.mark.parametrize("length", [2, 5])
+def test_the_estimate_is_unbiased(length, mc_num):
+    """Its expectation, by enumerating every offset, draw and set of masked tokens."""
+    answer = (0, 1, 2, 2, 0)[:length]
+
+    def masked_sum(holes):
+        canvas = tuple(MASK if i in holes else token for i, token in enumerate(answer))
+        return sum(whim(canvas, i, answer[i]) for i in holes)
+
+    def draw(count):
+        sets = list(itertools.combinations(range(length), count))
+        return length / count * sum(map(masked_sum, sets)) / len(sets)
+
+    draws = [draw(c) for o in range(length) for c in mask_counts(length, mc_num, o)]
+    assert np.mean(draws) == pytest.approx(over_all_orders(whim, (), answer), rel=1e-12)
+
+
+@pytest.mark.parametrize("answer", [(0, 1, 2, 0), (2, 2, 2, 2)])
+def test_the_bound_is_tight_where_one_distribution_gives_all_conditionals(answer):
+    (found,) = bounds(scorer(conditional), TOY, [((), answer)])
+    assert found == pytest.approx(np.log(JOINT[answer]), rel=1e-12)
+
+
+def test_many_draws_come_close_to_all_patterns():
+    pair = ((2, 0), (0, 1, 2, 2, 0, 1, 1, 0, 2))
+    exact, few, many = (
+        bounds(scorer(whim), TOY, [pair], mc_num=mc_num)[0] for mc_num in (511, 9, 500)
+    )
+    assert few != exact
+    # Nine strata of 55 draws each: the error is well below that of one draw over sqrt(500).
+    assert many == pytest.approx(exact, abs=0.25)
+
+
+def test_a_block_causal_answer_is_scored_block_by_block():
+    config = TOY.replace(block_length=4)
+    prompt, answer = (0, 1), (2, 0, 1, 1, 2, 2, 0)  # blocks: two, four and one token
+    found = bounds(scorer(whim), config, [(prompt, answer)])[0]
+    parts = [(prompt, (2, 0)), ((0, 1, 2, 0), (1, 1, 2, 2)), ((0, 1, 2, 0, 1, 1, 2, 2), (0,))]
+    assert found == pytest.approx(sum(over_all_orders(whim, *part) for part in parts), rel=1e-12)
+
+
+@pytest.mark.parametrize("family", ["llada-gqa", "dream"])
+def test_a_model_by_the_definition(family):
+    model = lj.load(GOLDENS / family)
+    mask_id = model.config.mask_id or 319
+    model = model._replace(config=model.config.replace(mask_id=mask_id))
+    prompt, answer = (5, 6, 7), (8, 9, 10)
+
+    def log_probability(visible, position, token):
+        canvas = [mask_id if seen == MASK else seen for seen in visible]
+        logits = lj.forward(model, [canvas])[0, position - model.config.shift_logits]
+        return float(jax.nn.log_softmax(logits)[token])
+
+    found = log_likelihood(model.params, model.config, prompt, answer)
+    assert found == pytest.approx(over_all_orders(log_probability, prompt, answer), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return lj.load("tiny")
+
+
+PAIRS = [([20, 30, 40], [50, 60]), (list(range(30, 38)), list(range(40, 52))), ([25], [33])]
+
+
+@pytest.fixture(scope="module")
+def together(tiny):
+    return log_likelihoods(tiny.params, tiny.config, PAIRS, mc_num=20, batch_size=16)
+
+
+def test_the_batch_size_changes_nothing(tiny, together):
+    found = log_likelihoods(tiny.params, tiny.config, PAIRS, mc_num=20, batch_size=3)
+    np.testing.assert_allclose(found, together, rtol=1e-5)
+
+
+def test_a_pair_gets_what_it_gets_alone(tiny, together):
+    for pair, value in zip(PAIRS, together, strict=True):
+        alone = log_likelihood(tiny.params, tiny.config, *pair, mc_num=20)
+        assert alone == pytest.approx(value, rel=1e-5)
+
+
+def test_padding_changes_nothing(tiny):
+    score = model_scorer(tiny.params, tiny.config)
+    masked = Masked(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
+    tokens = np.array([[20, tiny.config.mask_id, 40, 50, tiny.config.mask_id]], np.int32)
+    live = np.ones((1, 5), bool)
+    bare = score(tokens, live, masked)
+    for filling in (0, 77):
+        wide = np.pad(tokens, ((0, 0), (0, 11)), constant_values=filling)
+        np.testing.assert_allclose(
+            score(wide, np.pad(live, ((0, 0), (0, 11))), masked), bare, rtol=1e-5
+        )
+
+
+def test_an_answer_of_the_training_data_is_likelier_than_a_wrong_one(tiny):
+    tokenizer = tiny.tokenizer
+    question = "Anna had 4 apples. She bought 5 more apples. How many apples did Anna have?"
+    prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
+    pairs = [(prompt, tokenizer.encode(f"4+5={total}")) for total in (9, 3)]
+    right, wrong = log_likelihoods(tiny.params, tiny.config, pairs)
+    assert wrong < right - 2 and right < 0
+
+
+@pytest.mark.parametrize("chunk", [100, 512, 4096])
+def test_streamed_log_probabilities_are_the_softmax(tiny, chunk):
+    hidden = jax.random.normal(jax.random.key(0), (2, 3, tiny.config.width), jnp.float32)
+    tokens = jnp.asarray([[0, 99, 100], [511, 3, 200]], jnp.int32)
+    logits = hidden @ tiny.params.head.T
+    expected = np.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1)[..., 0]
+    found = log_probabilities(tiny.params, hidden, tokens, chunk)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_array_of_rows_and_vocabulary_exists():
+    vocab, rows = 126_464, 64
+    head = jax.ShapeDtypeStruct((vocab, 8), jnp.bfloat16)
+    params = ModelParams(head, (), jax.ShapeDtypeStruct((8,), jnp.bfloat16), head)
+    hidden = jax.ShapeDtypeStruct((1, rows, 8), jnp.bfloat16)
+    tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
+    largest = max(
+        math.prod(jnp.shape(out.aval))
+        for equation in jax.make_jaxpr(log_probabilities)(params, hidden, tokens).eqns
+        for out in equation.outvars
+    )
+    assert rows * vocab / 5 < largest < rows * vocab / 3  # a chunk of 32,768 ids, and no more
+
+
+@given(st.integers(1, 5000))
+def test_padded_lengths_are_few_and_close(length):
+    assert length <= padded(length) <= max(length * 1.25, length + 7)
+    assert padded(padded(length)) == padded(length)
+
+
+@given(st.integers(1, 80), st.integers(2, 20), st.integers(0, 1), st.integers(0, 19))
+def test_windows_score_each_token_once(length, max_length, prefix_length, context):
+    context = min(context, max_length - 1)
+    tokens, prefix = list(range(length)), [-1] * prefix_length
+    windows = rolling_windows(tokens, max_length, prefix, context)
+    assert [token for _, scored in windows for token in scored] == tokens
+    text = prefix + tokens
+    for index, (before, scored) in enumerate(windows):
+        assert scored and len(before) + len(scored) <= max_length
+        where = text.index(scored[0])
+        assert before == text[where - len(before) : where]
+        assert index == 0 or len(before) >= min(context, where)
+
+
+def test_windows_are_those_of_the_harness():
+    """The example in the docstring of lm_eval.api.model.LM.loglikelihood_rolling: what it feeds an
+    autoregressive model at once is, here, a context and the tokens after it."""
+    windows = rolling_windows(list(range(10)), 5, prefix=[-1], context=1)
+    assert windows == [([-1], [0, 1, 2, 3]), ([3], [4, 5, 6, 7]), ([5, 6, 7], [8, 9])]
+
+
+def test_a_rolling_likelihood_is_the_sum_of_its_windows(tiny):
+    tokens = list(range(20, 50))
+    found = rolling_log_likelihood(
+        tiny.params, tiny.config, tokens, prefix=[0], max_length=16, mc_num=8
+    )
+    windows = rolling_windows(tokens, 16, [0])
+    assert len(windows) == 2
+    parts = [log_likelihood(tiny.params, tiny.config, *window, mc_num=8) for window in windows]
+    assert found == pytest.approx(sum(parts), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "message"),
+    [
+        ([([1], [2]), ([1], [])], {}, "answer 1 is empty; allowed: 1 token or more"),
+        ([([1], [2])], {"mc_num": 0}, "mc_num is 0; allowed: 1 or more"),
+        ([([1], [2])], {"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
+        ([([1], [512])], {}, r"prompt and answer 0 have id \[512\]; allowed: 0 to 511"),
+        ([([3], [2])], {}, r"have id \[3\]; allowed: 0 to 511, without \[MASK\] \(3\)"),
+        ([([1] * 500, [2] * 13)], {}, "have 513 tokens; allowed: up to 512"),
+    ],
+)
+def test_bad_input_is_refused(tiny, pairs, options, message):
+    with pytest.raises(ValueError, match=message):
+        log_likelihoods(tiny.params, tiny.config, pairs, **options)
+
+
+def test_models_that_have_no_likelihood_are_refused(tiny):
+    with pytest.raises(ValueError, match="mask_id is not set by the model's configuration"):
+        log_likelihood(tiny.params, tiny.config.replace(mask_id=None), [1], [2])
+    with pytest.raises(ValueError, match=r"no parameters \(it is an export\)"):
+        log_likelihood(None, tiny.config, [1], [2])
+    with pytest.raises(ValueError, match="prompt 0 is empty; allowed: 1 token or more"):
+        log_likelihood(tiny.params, tiny.config.replace(shift_logits=True), [], [2])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        ([], {}, "the text is empty; allowed: 1 token or more"),
+        ([1], {"context": 8}, "max_length is 8, with a prefix of 0 and context 8; allowed"),
+        ([1], {"prefix": [2] * 8}, "max_length is 8, with a prefix of 8 and context 1; allowed"),
+    ],
+)
+def test_windows_refuse(tokens, options, message):
+    with pytest.raises(ValueError, match=message):
+        rolling_windows(tokens, 8, **options)

@@ -1,0 +1,184 @@
+"""What the harness asks of a model: texts become ids, and answers texts again."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+
+pytest.importorskip("lm_eval", reason="needs the extra eval")
+
+from llada_jax.evaluation.likelihood import log_likelihood, rolling_log_likelihood
+from llada_jax.evaluation.lm_eval_model import LmEvalModel
+
+TINY = lj.load("tiny")
+TOKENIZER = TINY.tokenizer
+assert TOKENIZER is not None
+SAMPLER = lj.SamplerConfig(gen_length=64, block_length=32, steps=64)
+
+
+def asking(*args):
+    return SimpleNamespace(args=args)
+
+
+def model_with(generate=None, tokenizer=TOKENIZER, config=TINY.config, **options):
+    options = {"mc_num": 4, "batch_size": 4, "progress": False, **options}
+    return LmEvalModel(config, TINY.params, tokenizer, generate, SAMPLER, **options)
+
+
+class Answers:
+    """Writes the same text after each prompt, and remembers what it was asked."""
+
+    def __init__(self, text="A. B\n\nC"):
+        self.ids = np.array([*TOKENIZER.encode(text), *[TINY.config.eos_id] * 3])
+        self.asked = []
+
+    def __call__(self, prompts, config, seeds):
+        assert config == SAMPLER
+        self.asked.append((prompts, seeds))
+        return [self.ids] * len(prompts)
+
+
+def test_a_likelihood_is_that_of_the_ids():
+    context, answer = "Anna had 4 apples. How many?", " 4 apples"
+    ((value, greedy),) = model_with().loglikelihood([asking(context, answer)])
+    ids = TOKENIZER.encode(context), TOKENIZER.encode(answer)
+    assert value == log_likelihood(TINY.params, TINY.config, *ids, mc_num=4, batch_size=4, seed=0)
+    assert greedy is False
+
+
+def test_the_context_and_the_answer_spell_the_text():
+    model = model_with()
+    for context, answer in [("Anna had ", "4"), ("ap", "ple"), ("x\n\n", "yes"), ("", "a b")]:
+        prompt, scored = model._pair(context, answer)
+        text = TOKENIZER.decode([*prompt, *scored])
+        assert text == context + answer and scored
+    prompt, scored = model._pair("Anna had ", "4")
+    assert TOKENIZER.decode(prompt) == "Anna had" and TOKENIZER.decode(scored) == " 4"
+
+
+def test_a_text_without_context_follows_bos():
+    assert model_with()._pair("", "a") == ([TOKENIZER.bos_id], TOKENIZER.encode("a"))
+
+
+def test_a_greedy_answer_is_found_out_on_demand():
+    chat = [{"role": "user", "content": "3+4=?"}]
+    context = TOKENIZER.apply_chat_template(chat)
+    sampler = lj.SamplerConfig(gen_length=4, block_length=4, steps=4)
+    (ids,) = lj.generate(TINY, [TOKENIZER.encode(context)], sampler).generated
+    written = TOKENIZER.decode(ids, skip_special_tokens=False)
+    asked = [asking(context, written), asking(context, written + "!")]
+    found = model_with(check_greedy=True).loglikelihood(asked)
+    assert [greedy for _, greedy in found] == [True, False]
+
+
+def test_a_rolling_likelihood_covers_texts_of_any_length():
+    short = TINY.config.replace(max_length=24)
+    texts = ["3+4=7", "Ben has 3 hens and 4 cats. " * 4]
+    assert len(TOKENIZER.encode(texts[1])) > 24
+    model = model_with(config=short, mc_num=1)
+    found = model.loglikelihood_rolling([asking(text) for text in texts])
+    for text, value in zip(texts, found, strict=True):
+        ids = TOKENIZER.encode(text)
+        options = {"prefix": [TOKENIZER.bos_id], "mc_num": 1, "batch_size": 4}
+        expected = rolling_log_likelihood(TINY.params, short, ids, **options)
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "A. B\n\nC"),
+        ({"until": ["\n\n"]}, "A. B"),
+        ({"until": "\n\n"}, "A. B"),
+        ({"until": ["C", ".", "\n"]}, "A"),
+        ({"until": ["D"], "do_sample": False, "temperature": 0.0}, "A. B\n\nC"),
+        ({"max_gen_toks": 1}, "A"),
+        ({"do_sample": True, "temperature": 0.0}, "A. B\n\nC"),
+    ],
+)
+def test_a_text_ends_where_the_task_says(settings, text):
+    assert model_with(Answers()).generate_until([asking("x", settings)]) == [text]
+
+
+def test_a_special_token_is_a_stop_string_too():
+    answers = Answers("one<|start_header_id|>two")
+    stop = {"until": ["<|start_header_id|>"]}
+    assert model_with(answers).generate_until([asking("x", stop)]) == ["one"]
+    assert model_with(answers).generate_until([asking("x", {})]) == ["onetwo"]
+
+
+def test_prompts_are_decoded_in_full_batches_and_answered_in_order():
+    def echo(prompts, config, seeds):
+        sizes.append(len(prompts))
+        return [np.array([*prompt, TINY.config.eos_id]) for prompt in prompts]
+
+    sizes, texts = [], [f"{'x' * n}." for n in (3, 9, 1, 4, 7, 2)]
+    found = model_with(echo).generate_until([asking(text, {}) for text in texts])
+    assert found == texts and sizes == [4, 4]
+    sizes.clear()
+    assert model_with(echo).generate_until([asking("a", {})]) == ["a"] and sizes == [1]
+
+
+def test_seeds_belong_to_the_requests():
+    answers = Answers()
+    requests = [asking(text, {}) for text in ("a", "a b c", "a b")]
+    model_with(answers, batch_size=2, seed=10).generate_until(requests)
+    assert [seeds for _, seeds in answers.asked] == [[11, 12], [10, 10]]
+
+
+def test_a_chat_goes_through_the_template_once():
+    chat = [{"role": "user", "content": "3+4=?"}]
+    answers = Answers()
+    model = model_with(answers)
+    context = model.apply_chat_template(chat)
+    model.generate_until([asking(context, {})])
+    assert answers.asked[0][0] == [TOKENIZER.encode_chat(chat)]
+    assert model.chat_template(True) == TOKENIZER.chat_template and model.chat_template() == ""
+    assert not model.apply_chat_template(chat, False).endswith("assistant<|end_header_id|>\n\n")
+
+
+def test_the_name_of_the_tokenizer_is_that_of_its_template():
+    other = type(TOKENIZER)(TOKENIZER.backend, TOKENIZER.special_tokens, "{{ messages }}")
+    assert model_with().tokenizer_name == model_with().tokenizer_name
+    assert model_with().tokenizer_name != model_with(tokenizer=other).tokenizer_name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_p": 0.9}, "a task's generation_kwargs have 'top_p'; allowed: until, max_gen_toks"),
+        ({"do_sample": True, "temperature": 0.7}, r"samples at temperature 0.7; allowed: .* \(0.0"),
+        ({"do_sample": True}, "samples at temperature 1.0; allowed"),
+    ],
+)
+def test_what_the_sampler_does_not_do_is_refused_before_decoding(settings, message):
+    answers = Answers()
+    with pytest.raises(ValueError, match=message):
+        model_with(answers).generate_until([asking("x", {}), asking("x", settings)])
+    assert not answers.asked
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": None}, "the model has no tokenizer.json"),
+        ({"mc_num": 0}, "mc_num is 0; allowed: 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        model_with(**options)
+
+
+def test_without_the_extra_one_error_says_what_to_install():
+    code = "import sys; sys.modules['lm_eval'] = None; import llada_jax.evaluation.lm_eval_model"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 1
+    last = finished.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: lm-evaluation-harness is not installed")
+    assert last.endswith("pip install 'llada_jax[eval]'")

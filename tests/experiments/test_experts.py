@@ -1,0 +1,112 @@
+"""The experiment of experts runs small, names its rows as promised, and refuses bad input."""
+
+import json
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.experts import ExpertsConfig, experts
+from experiments.experts_paper import PUBLISHED_SPEEDUP
+from experiments.experts_pictures import draw_pictures
+from experiments.experts_recorded import RecordedConfig, narrow_models
+from experiments.results import ResultRow
+from experiments.run import REPOSITORY, Run
+from experiments.schema import read_config
+
+SMALL = [
+    "paper.profile_tokens=4", "paper.tokens=3", "paper.prompts=1", "phones.socs=[SM8750]",
+    "phones.ratios=[0.5]", "phones.profile_blocks=1", "phones.blocks=1",
+]  # fmt: skip
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return compose("experts", [*overrides])
+
+
+def run_parts(folder, *overrides):
+    config = composed(*SMALL, *overrides)
+    experts(read_config(ExpertsConfig, config), Run(folder, config))
+    return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
+
+
+def test_the_configuration_is_the_default_of_the_dataclass():
+    assert read_config(ExpertsConfig, composed()) == ExpertsConfig()
+
+
+def test_phones(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = run_parts(tmp_path, "parts=[phones]")
+    for model in ("llada2_mini", "llada_moe"):
+        cell = f"{model}/SM8750/50"
+        speeds = {
+            name: rows[f"{cell}/{name}/tokens_per_second"]["value"]
+            for name in ("ktransformers", "hybrimoe", "denoising", "bound")
+        }
+        assert all(row["kind"] == "modelled" for row in rows.values())
+        assert 0 < max(speeds.values()) == speeds["bound"]
+        share = rows[f"{cell}/denoising_to_bound"]["value"]
+        assert share == pytest.approx(speeds["denoising"] / speeds["bound"])
+    assert rows["trace/llada2_mini/similarity_1"]["reference"] == 0.985
+    pictures = {path.name for path in tmp_path.glob("*.png")}
+    assert pictures == {"ablation.png", "llada2_mini_SM8750.png", "llada_moe_SM8750.png"}
+
+
+def test_schedules(tmp_path):
+    rows = run_parts(tmp_path, "parts=[schedules]", "pictures=false")
+    assert rows["schedule_gap/fastest/worst"]["value"] == pytest.approx(0, abs=1e-9)
+    assert rows["schedule_gap/earliest_finish/mean"]["value"] > 0
+    assert rows["schedule_256_experts_ms"]["kind"] == "measured"
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.slow
+def test_the_papers_tables(tmp_path):
+    rows = run_parts(tmp_path, "parts=[paper]", "pictures=false")
+    for (phase, name), published in PUBLISHED_SPEEDUP.items():
+        row = rows[f"qwen2_25/{phase}/{name}"]
+        assert row["reference"] == published and "2504.05897" in row["source"]
+        assert row["error"] == pytest.approx(row["value"] / published - 1)
+    assert rows["average/decode"]["n"] == 9 and rows["average/prefill"]["n"] == 36
+    assert "fitted" in rows["hit_rate/qwen2/25/lru"]["source"]
+    assert "fitted" not in rows["hit_rate/qwen2/25/mrs"]["source"]
+
+
+@pytest.mark.slow
+def test_recorded_routing(tmp_path):
+    small = ["recorded.layers=2", "recorded.gen_length=32", "recorded.steps=4"]
+    rows = run_parts(tmp_path, "parts=[recorded]", "pictures=false", *small)
+    for model in narrow_models(2):
+        assert rows[f"budgeted/{model}/25/denoising/equal_tokens"]["value"] == 1
+        assert (tmp_path / f"routing_{model}.npz").exists()
+
+
+def test_pictures_need_no_more_than_rows(tmp_path):
+    pytest.importorskip("matplotlib")
+    row = ResultRow(
+        name="qwen2_25/decode/all", value=1.8, unit="x faster", kind="modelled", reference=1.86,
+        source="arXiv 2504.05897",
+    )  # fmt: skip
+    draw_pictures([row], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["ablation.png"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("parts=[all]", "part is 'all'; allowed: 'paper'"),
+        ("parts=[]", "parts is empty; allowed: at least one"),
+        ("phones.socs=[SM1]", "phones: soc is 'SM1'; allowed: 'SM8750'"),
+        ("phones.ratios=[0.0]", r"phones: ratio is 0\.0; allowed: above 0, up to 1"),
+        ("paper.tokens=0", "paper: tokens is 0; allowed: 1 or more"),
+        ("recorded.layers=1", "recorded: layers is 1; allowed: 2 or more"),
+    ],
+)
+def test_bad_input(override, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(ExpertsConfig, composed(override))
+
+
+def test_bad_sampler_of_the_recorded_part():
+    with pytest.raises(ValueError, match="gen_length is 40; allowed: a multiple of block_length"):
+        RecordedConfig(gen_length=40)

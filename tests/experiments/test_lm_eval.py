@@ -1,0 +1,277 @@
+"""The harness on our task files: offline, without torch, on a dozen items of our own each."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.lm_eval import TASKS, LmEvalConfig, data_files, evaluate, rows_of
+from experiments.run import REPOSITORY
+from experiments.schema import read_config
+from llada_jax.evaluation.metrics import wilson_interval
+
+pytest.importorskip("lm_eval", reason="needs the extra eval")
+from lm_eval.api.model import LM
+
+DATA = REPOSITORY / "tests" / "evaluation" / "lm_eval_data"
+GENERATED = ("gsm8k", "boolq", "arc_challenge", "hellaswag")
+SCORED = ("boolq_likelihood", "arc_challenge_likelihood", "hellaswag_likelihood")
+
+
+def letter(doc):
+    if "endings" in doc:
+        return "ABCD"[int(doc["label"])]
+    return "ABCDE"[doc["choices"]["label"].index(doc["answerKey"])]
+
+
+def worked_answer(doc):
+    """As a model would write it that does what the prompt asks."""
+    if "passage" in doc:
+        return "Yes, it does." if doc["answer"] else "No: the text says so."
+    if "choices" in doc or "endings" in doc:
+        return f"A and B come to mind. The answer is ({letter(doc)})."
+    return doc["answer"]
+
+
+def bare_answer(doc):
+    """Without the words that the prompt asks for."""
+    if "passage" in doc:
+        return "YES" if doc["answer"] else "no"
+    if "choices" in doc or "endings" in doc:
+        return f"{letter(doc)}."
+    return f"First 1, then ${doc['answer'].split('####')[1].strip()}."
+
+
+def wrong_answer(doc):
+    if "passage" in doc:
+        return "no" if doc["answer"] else "yes"
+    if "choices" in doc or "endings" in doc:
+        return f"The answer is {'B' if letter(doc) == 'A' else 'A'}."
+    return "#### 77777"
+
+
+class Oracle(LM):
+    """Knows the item, and answers by a rule; remembers the requests."""
+
+    def __init__(self, answer=worked_answer):
+        super().__init__()
+        self.answer, self.requests = answer, []
+
+    def generate_until(self, requests):
+        self.requests += requests
+        return [self.answer(request.doc) for request in requests]
+
+    def loglikelihood(self, requests):
+        self.requests += requests
+        right = self.answer is worked_answer
+        return [(0.0 if (r.idx == self._gold(r.doc)) == right else -9.0, False) for r in requests]
+
+    def _gold(self, doc):
+        return int(doc["answer"]) if "passage" in doc else "ABCDE".index(letter(doc))
+
+    def loglikelihood_rolling(self, requests):
+        raise NotImplementedError
+
+
+def scored(tasks, answer, limit=None):
+    model = Oracle(answer)
+    files = {task: data_files(task, DATA) for task in tasks}
+    found = evaluate(model, files, limit=limit, chat=False)
+    rows = [row for task in tasks for row in rows_of(task, found["samples"][task])]
+    return model, found, {row.name: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def right():
+    return scored(GENERATED + SCORED, worked_answer)
+
+
+def test_right_answers_score_in_full(right):
+    _, found, rows = right
+    assert {row.value for row in rows.values()} == {1.0}
+    assert {row.n for row in rows.values()} == {12}
+    assert {task for task in found["samples"]} == {path.stem for path in TASKS.glob("*.yaml")}
+    assert list(rows) == [
+        *("gsm8k/exact_match/strict-match", "gsm8k/exact_match/flexible-extract"),
+        "boolq/exact_match/first-word",
+        *("arc_challenge/exact_match/strict-match", "arc_challenge/exact_match/flexible-extract"),
+        *("hellaswag/exact_match/strict-match", "hellaswag/exact_match/flexible-extract"),
+        "boolq_likelihood/acc",
+        *("arc_challenge_likelihood/acc", "arc_challenge_likelihood/acc_norm"),
+        *("hellaswag_likelihood/acc", "hellaswag_likelihood/acc_norm"),
+    ]
+
+
+def test_bare_and_wrong_answers_score_as_the_filters_say():
+    _, _, bare = scored(GENERATED, bare_answer)
+    flexible = {name: row.value for name, row in bare.items() if "strict" not in name}
+    assert set(flexible.values()) == {1.0} and len(flexible) == 4
+    assert {row.value for name, row in bare.items() if "strict" in name} == {0.0}
+    _, _, wrong = scored(GENERATED + SCORED, wrong_answer)
+    assert {row.value for name, row in wrong.items() if "norm" not in name} == {0.0}
+
+
+def test_prompts_are_what_the_tasks_describe(right):
+    model, _, _ = right
+    first = {}
+    for request in model.requests:
+        first.setdefault((request.task_name, request.doc_id), request.args)
+    assert first["gsm8k", 0][0].startswith("Anna had 4 apples. She bought 5 more apples.")
+    assert first["boolq", 1][0].endswith(
+        "Question: can otters swim under ice?\nAnswer with yes or no."
+    )
+    assert "\nB. a steel clip\nC. a wooden spoon\n" in first["arc_challenge", 0][0]
+    assert "\nD. " not in first["arc_challenge", 5][0]  # a question of three choices
+    assert "\nE. milk\n" in first["arc_challenge", 11][0]
+    for task in ("hellaswag", "hellaswag_likelihood"):
+        plant = first[task, 4][0]
+        assert plant.startswith("How to plant a tree: How to plant a tree. Choose the place. ")
+        assert "[" not in plant + str(first[task, 4][1]).replace("'until': []", "")
+    assert first["arc_challenge_likelihood", 0] == (
+        "Question: Which of these keeps a magnet from being attracted?\nAnswer:",
+        " an iron nail",
+    )
+    assert first["boolq_likelihood", 0][1] == " no"
+
+
+def test_the_limit_takes_the_first_items():
+    _, found, rows = scored(["boolq"], wrong_answer, limit=5)
+    assert rows["boolq/exact_match/first-word"].n == 5
+    assert [sample["doc_id"] for sample in found["samples"]["boolq"]] == [0, 1, 2, 3, 4]
+
+
+def test_scores_come_with_their_interval():
+    _, found, rows = scored(["gsm8k"], lambda doc: "#### 9")
+    row = rows["gsm8k/exact_match/strict-match"]
+    assert row.value == found["results"]["gsm8k"]["exact_match,strict-match"] == 1 / 12
+    assert row.interval == wilson_interval(1, 12) and row.kind == "measured"
+
+
+def test_the_data_have_a_dozen_items_with_answers_of_every_kind():
+    lines = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in DATA.glob("*.jsonl")
+    }
+    assert {name: len(items) for name, items in lines.items()} == dict.fromkeys(GENERATED, 12)
+    for name in ("arc_challenge", "hellaswag"):
+        assert set(Counter(map(letter, lines[name]))) == set("ABCD")
+    assert {item["answer"] for item in lines["boolq"]} == {True, False}
+
+
+WITHOUT_TORCH_AND_NETWORK = """
+import runpy, socket, sys
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+def find_spec(name, *rest):
+    return None if name.split(".")[0] == "torch" else find(name, *rest)
+PathFinder.find_spec = staticmethod(find_spec)
+
+def refuse(*_):
+    raise OSError("this test has no network")
+socket.socket.connect = refuse
+
+runpy.run_module("experiments.lm_eval", run_name="__main__", alter_sys=True)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The command itself, on the bundled model; neither torch nor the network can be reached."""
+    folder = tmp_path_factory.mktemp("run")
+    arguments = ["tasks=[gsm8k,boolq_likelihood]", f"data={DATA}", "limit=2", "mc_num=8"]
+    arguments += ["sampler=threshold", "sampler.gen_length=32", "sampler.steps=32", "batch_size=2"]
+    command = [sys.executable, "-c", WITHOUT_TORCH_AND_NETWORK, *arguments]
+    result = subprocess.run(
+        [*command, f"hydra.run.dir={folder}"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout
+
+
+def test_the_run_folder_says_what_happened(finished):
+    folder, printed = finished
+    rows = json.loads((folder / "results.json").read_text())
+    assert [(row["name"], row["n"], row["kind"]) for row in rows] == [
+        ("gsm8k/exact_match/strict-match", 2, "measured"),
+        ("gsm8k/exact_match/flexible-extract", 2, "measured"),
+        ("boolq_likelihood/acc", 2, "measured"),
+    ]
+    assert all(row["interval"][0] <= row["value"] <= row["interval"][1] for row in rows)
+    assert all(row["name"] in printed for row in rows)
+    summary = json.loads((folder / "lm_eval.json").read_text())
+    assert summary["lm_eval_version"].startswith("0.4.")
+    assert summary["n-samples"]["gsm8k"] == {"original": 12, "effective": 2}
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 6 and json.loads(lines[0])["task"] == "gsm8k"
+
+
+def test_samples_hold_requests_and_responses(finished):
+    folder, _ = finished
+    samples = samples_of(folder, "gsm8k")
+    assert {sample["filter"] for sample in samples} == {"strict-match", "flexible-extract"}
+    prompt = samples[0]["arguments"][0][0]
+    assert prompt.startswith("<|startoftext|>") and "Anna had 4 apples" in prompt  # a chat
+    assert isinstance(samples[0]["resps"][0][0], str)
+    for sample in samples_of(folder, "boolq_likelihood"):
+        no, yes = (float(value) for ((value, _),) in sample["resps"])
+        assert max(no, yes) < 0 and no != yes
+
+
+def samples_of(folder, task):
+    return [
+        json.loads(line) for line in (folder / f"samples_{task}.jsonl").read_text().splitlines()
+    ]
+
+
+def config_of(*overrides):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return read_config(LmEvalConfig, compose("lm_eval", overrides=list(overrides)))
+
+
+def test_the_configuration_is_that_of_table_5():
+    config = config_of(f"data={DATA}")
+    assert config.tasks == GENERATED and config.limit == 200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["tasks=[sums]"], "task is 'sums'; allowed: arc_challenge, arc_challenge_likelihood, b"),
+        (["tasks=[]"], "tasks is empty; allowed: arc_challenge, "),
+        (["tasks=[boolq,boolq]"], "tasks repeat one: "),
+        (["limit=0"], "limit is 0; allowed: 1 or more"),
+    ],
+)
+def test_bad_settings_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        config_of("data=nowhere", *overrides)
+
+
+def test_a_missing_file_is_named_with_its_format():
+    with pytest.raises(FileNotFoundError, match=r"no nowhere/boolq\.jsonl, which task boolq reads"):
+        data_files("boolq", Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"is empty; allowed: lines of \{"),
+        ('{"question": "q"}\n', "line 1, is not like "),
+        ('{"question": "q", "choices": ["a"], "answerKey": "A"}\n', "line 1, is not like "),
+        ("[1]\n", "line 1, is not like "),
+        (
+            '{"question": "q", "choices": {"text": [], "label": []}, "answerKey": ""}\nno\n',
+            "line 2",
+        ),
+    ],
+)
+def test_a_file_of_another_format_is_refused(tmp_path, content, message):
+    (tmp_path / "arc_challenge.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        data_files("arc_challenge", tmp_path)

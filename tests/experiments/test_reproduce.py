@@ -1,0 +1,186 @@
+"""`experiments.reproduce` and `experiments.simulate`: what they promise, and what they print."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from experiments import claims, reproduce, simulate
+from experiments.phones import CONF, Calibrated
+from experiments.run import Run
+from experiments.schema import read_config
+
+RUNS = 8
+NAMES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def world() -> Calibrated:
+    return Calibrated(RUNS)
+
+
+def composed(entry: str, schema, *overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return read_config(schema, compose(entry, overrides=list(overrides)))
+
+
+def errors(chapter, **kinds) -> list[float]:
+    """Errors of the rows whose fields are as given."""
+    return [
+        abs(row.error)
+        for row in chapter.rows
+        if row.error is not None and all(getattr(row, k) == v for k, v in kinds.items())
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_composes(name):
+    config = composed("reproduce", reproduce.ReproduceConfig, f"experiment={name}")
+    assert config.chapters == (tuple(claims.CHAPTERS) if name == "all" else (name,))
+
+
+def test_every_chapter_has_a_file():
+    assert set(NAMES) == {"all", *claims.CHAPTERS}
+
+
+def test_table6_is_met_in_its_order(world):
+    chapter = claims.table6(world)
+    assert len(chapter.rows) == 9
+    assert [row.fitted for row in chapter.rows] == [True, *[False] * 7, True]
+    assert max(errors(chapter)) <= 0.15
+    values = [row.value for row in chapter.rows]
+    assert values[:8] == sorted(values[:8], reverse=True)
+    assert all(sum(parts.values()) > 0 for parts in chapter.parts.values())
+
+
+def test_figure_11_is_met_where_it_was_promised(world):
+    chapter = claims.fig11(world)
+    rows = {row.name: row for row in chapter.rows}
+
+    def within(columns, lengths, bound) -> int:
+        names = [
+            f"fig11/SM8750/{t}/{n}/{c}" for t in claims.TASKS for n in lengths for c in columns
+        ]
+        return sum(abs(rows[name].error) <= bound for name in names)
+
+    assert within(["cpu_cache", "npu"], claims.LENGTHS, 0.15) >= 18
+    assert within(["llada_cpp"], (32, 64), 0.20) >= 6
+    assert rows["fig11/SM8750/speedup_min"].value == pytest.approx(17, rel=0.2)
+    assert rows["fig11/SM8750/speedup_max"].value == pytest.approx(42, rel=0.25)
+    fitted = {row.name for row in chapter.rows if row.fitted}
+    assert fitted == {
+        f"fig11/SM8750/{t}/128/{c}" for t in claims.TASKS for c in ("cpu", "llada_cpp")
+    }
+    assert len(rows) == len(chapter.rows) == 3 * 4 * (3 * 4 + 2) + 2
+
+
+def test_the_address_space_and_the_staging_are_met(world):
+    memory = claims.table7(world)
+    assert all(row.value == row.reference for row in memory.rows)
+    staging = claims.fig13c(world)
+    assert max(errors(staging, fitted=False)) <= 0.15
+    assert max(errors(staging, fitted=True)) <= 0.01
+
+
+def test_other_systems_are_met(world):
+    assert max(errors(claims.genie(world), fitted=False)) <= 0.15
+    fc = [row for row in claims.platform(world).rows if row.name.startswith("fc/")]
+    assert max(abs(row.error) for row in fc) <= 0.15
+    ledger = {row.name: abs(row.error) for row in claims.ledger3b(world).rows}
+    met = [name for name in ledger if name.startswith("ledger3b/") and ledger[name] <= 0.15]
+    assert len(met) >= 5
+
+
+def test_what_is_not_met_is_said(world):
+    chapter = claims.fig13a(world)
+    optimum = chapter.rows[0]
+    assert optimum.reference == 4
+    assert (optimum.error != 0) == chapter.words[0].startswith("Not met")
+    ratio = claims.fig14(world)
+    assert "do not match" in ratio.words[0] and abs(ratio.rows[0].error) > 0.15
+
+
+def test_every_row_says_what_it_is(world):
+    for chapter in (claims.table2(world), claims.dynamics(world), claims.whatif(world)):
+        for row in chapter.rows:
+            assert row.kind == "modelled" and row.fitted is not None
+    names = [row.name for row in claims.table2(world).rows]
+    assert names == [f"table2/{p}/{n}" for n in (32, 64, 128) for p in ("cpu", "npu")]
+
+
+def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
+    run = Run(tmp_path, OmegaConf.create({}))
+    reproduce.reproduce(reproduce.ReproduceConfig(chapters=("fig13c", "table7"), runs=1), run)
+    text = (tmp_path / "report.md").read_text()
+    assert "![Figure 13c: staging by resident budget](fig13c.png)" in text
+    assert "| fig13c/2816 | 506.2 | ms | 470 | +7.7% | no |" in text
+    assert (tmp_path / "fig13c.png").stat().st_size > 5000
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert {row["fitted"] for row in rows} == {True, False}
+
+
+def test_unknown_operations_are_warned_of_at_the_top():
+    text = reproduce.report([], {}, ["sort f32[4] at part: priced as vector work"])
+    assert "**Warning" in text and "- sort f32[4] at part: priced as vector work" in text
+    assert "Warning" not in reproduce.report([], {})
+
+
+def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
+    config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", "drawn_forwards=2")
+    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert {row["trace_source"] for row in rows} == {simulate_source()}
+    values = {row["name"]: row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if "/part/" in name)
+    assert parts == pytest.approx(values["SM8750/latency"])
+    trace = json.loads((tmp_path / "timeline_SM8750.json").read_text())
+    assert any(event["ph"] == "X" for event in trace["traceEvents"])
+    assert (tmp_path / "timeline_SM8750.png").exists()
+    assert "SM8750/latency" in capsys.readouterr().out
+
+
+def simulate_source() -> str:
+    return "published statistics (arXiv 2606.13740, Figures 5 and 8)"
+
+
+@pytest.mark.parametrize(
+    ("entry", "schema", "override", "message"),
+    [
+        ("simulate", simulate.SimulateConfig, "phones=[]", "phones is empty"),
+        ("simulate", simulate.SimulateConfig, "quant=int3", "quant is 'int3'; allowed"),
+        (
+            "simulate",
+            simulate.SimulateConfig,
+            "system.runtime=x",
+            "system: runtime is|system.runtime",
+        ),
+        (
+            "reproduce",
+            reproduce.ReproduceConfig,
+            "chapters=[table9]",
+            "chapter is 'table9'; allowed",
+        ),
+        ("reproduce", reproduce.ReproduceConfig, "runs=0", "runs is 0; allowed: 1 or more"),
+    ],
+)
+def test_bad_settings_are_named(entry, schema, override, message):
+    with pytest.raises(ValueError, match=message):
+        composed(entry, schema, override)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8650, SM8750, SM8850"),
+        ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
+        ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
+    ],
+)
+def test_what_does_not_exist_is_named_before_a_folder_appears(tmp_path, changes, message):
+    config = SimpleNamespace(**{**vars(simulate.SimulateConfig()), **changes})
+    with pytest.raises(ValueError, match=message):
+        simulate.simulate_run(config, Run(tmp_path / "run", OmegaConf.create({})))
+    assert not (tmp_path / "run").exists()

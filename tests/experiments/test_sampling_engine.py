@@ -1,0 +1,113 @@
+"""The experiment on the sampling engine runs, names its rows as it says, and refuses bad input."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import sampling_engine_hardware, sampling_engine_plots
+from experiments.run import REPOSITORY, Run
+from experiments.sampling_engine import SamplingEngineConfig, latency_rows, sampling_engine
+from experiments.schema import read_config
+from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import compile_sampler
+
+SMALL = [
+    "batch=2", "rows=8", "vocab=300", "vlens=[32,64]", "hardware=false",
+    "sweeps.rows=8", "sweeps.vlen=32", "sweeps.batches=[1,2]", "sweeps.blocks=[4,8]",
+    "sweeps.vocabs=[100,200]", "sweeps.vlens=[16,32]", "sweeps.chunks=[1,2]",
+    "flips.batch=2", "flips.k=2", "flips.steps=2", "flips.formats=[float32,mx_e4m3]",
+]  # fmt: skip
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return compose("sampling_engine", [*overrides])
+
+
+def test_it_runs(tmp_path):
+    pytest.importorskip("matplotlib")
+    config = composed(*SMALL)
+    sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    for name in (
+        "vlen64/latency_ms",
+        "one_pass/vlen32/latency_ms",
+        "sweep/edge/chunk/2/latency_ms",
+    ):
+        assert rows[name]["kind"] == "modelled" and rows[name]["value"] > 0
+    for name in ("flips/float32", "flips/mx_e4m3/tiny/odds", "machine/full_size_s"):
+        assert rows[name]["kind"] == "measured"
+    for mode in ("performance", "one_pass"):
+        assert rows[f"machine/exact/{mode}/flips"]["value"] == 0
+    pictures = {"latency.png", "breakdown.png", "sweeps.png", "flips.png"}
+    assert pictures <= {path.name for path in tmp_path.iterdir()}
+    assert "V_RED_MAX_IDX" in (tmp_path / "one_pass.asm").read_text()
+
+
+def test_the_published_case_is_the_default_and_stands_beside_its_source():
+    config = read_config(SamplingEngineConfig, composed())
+    assert config == SamplingEngineConfig() and config.is_published_case
+    modes = ("performance", "edge", "one_pass", "one_pass_overlapped")
+    programs = {
+        (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
+        for mode in modes
+        for vlen in config.vlens
+    }
+    rows = {row.name: row for row in latency_rows(config, programs)}
+    wanted = {512: 3.41, 1024: 1.79, 2048: 0.99}
+    for vlen, ms in wanted.items():
+        row = rows[f"vlen{vlen}/latency_ms"]
+        assert row.reference == ms and abs(row.error) < 0.01
+        assert row.source.endswith("fitted") == (vlen == 512)
+    assert rows["vlen2048/vector_cycles"].value == rows["vlen2048/vector_cycles"].reference
+    assert rows["vlen2048/memory_cycles"].source.endswith("fitted")
+    assert abs(rows["vlen2048/scalar_cycles"].error) < 0.01
+
+
+def test_another_case_has_no_published_reference():
+    config = replace(SamplingEngineConfig(), batch=1, vlens=(512,))
+    sampling = Sampling(batch=1, rows=32, vocab=126464, mode="edge")
+    program = compile_sampler(sampling, EngineConfig(vlen=512))
+    modes = ("performance", "edge", "one_pass", "one_pass_overlapped")
+    rows = latency_rows(config, {(mode, 512): program for mode in modes})
+    assert all(row.reference is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("vlens=[]", "vlens is empty; allowed: at least one vector length"),
+        ("vlens=[100]", "vlen is 100; allowed: a power of two from 8 on"),
+        ("rows=0", "rows is 0; allowed: 1 or more"),
+        ("flips.formats=[fp8]", r"flips.formats\[0\] is 'fp8'; allowed: 'float32'"),
+        ("flips.steps=0", "flips: steps is 0; allowed: 1 or more"),
+        ("flips.k=9", r"flips.k is 9; allowed: up to rows \(8\)"),
+        ("vlens=[4]", "vlen is 4; allowed: a power of two from 8 on"),
+        ("rows=40", r"rows is 40; allowed: up to vlen \(32\)"),
+    ],
+)
+def test_bad_input(override, message, tmp_path):
+    config = composed(*SMALL, override)
+    with pytest.raises(ValueError, match=message):
+        sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("module", "override", "message"),
+    [
+        (sampling_engine_plots, "plots=true", "plots=true needs the extra `plots`"),
+        (sampling_engine_hardware, "hardware=true", "hardware=true needs the extra `hdl`"),
+    ],
+)
+def test_a_missing_extra_is_named_before_anything_runs(
+    module, override, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    config = composed(*SMALL, override)
+    with pytest.raises(ImportError, match=message):
+        sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,66 @@
+"""`python -m experiments.stream`: the same tokens in less memory, and what that costs."""
+
+import json
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import stream
+from experiments.run import REPOSITORY, Run
+from experiments.schema import read_config
+from llada_jax.backend.layer_file import PAGE, StoredLayer
+from llada_jax.swap.timing import stall_of
+
+SHORT = ["sampler.gen_length=8", "sampler.block_length=8", "sampler.steps=8"]
+
+
+def composed(*overrides: str):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return compose("stream", [*overrides])
+
+
+def streamed(tmp_path, *overrides: str) -> dict:
+    config = composed(*overrides)
+    stream.stream(read_config(stream.StreamConfig, config), Run(tmp_path, config))
+    return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+
+
+def test_the_tokens_stay_and_slow_copies_show(tmp_path):
+    rows = streamed(tmp_path, *SHORT, "shares=[0,1]", "copy_mb_per_second=100")
+    for share in ("0", "1"):
+        assert rows[f"stream/{share}/same_tokens"]["value"] == 1
+        memory = rows[f"stream/{share}/memory"]
+        assert memory["value"] == memory["reference"]
+    assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
+    assert rows["stream/copy"]["value"] < 101
+    assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "results.json", "metrics.jsonl", "config.yaml", "env.json"
+    }  # fmt: skip
+
+
+def test_a_plan_is_made_for_what_was_measured():
+    config = read_config(stream.StreamConfig, composed())
+    stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
+    times = stream.Times([2e-3] * 6, 1e-3, [5e-3] * 6)
+    graph, plan = stream.planned(config, stored, times, share=0)
+    assert graph.compute_ns == 13_000_000
+    assert stall_of(graph, plan) == 6 * 5_000_000 - graph.compute_ns
+    graph, plan = stream.planned(config, stored, times, share=1)
+    assert plan.transfers == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("shares=[]", "shares is empty; allowed: at least one"),
+        ("shares=[0.5,2]", "share is 2.0; allowed: 0 to 1"),
+        ("planner=best", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
+        ("copy_mb_per_second=0", "copy_mb_per_second is 0.0; allowed: above 0, or null"),
+        ("model=nowhere", "no model at 'nowhere'"),
+    ],
+)
+def test_bad_input_leaves_no_files(override, message, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        streamed(tmp_path, override)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,166 @@
+"""Cache policies: each one's rule on small examples, and Belady's optimum against all caches."""
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.experts.cache import (
+    CACHES,
+    Belady,
+    ExpectedLoad,
+    IntervalRefresh,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    MinusRecentScore,
+    StaticFrequency,
+    Visit,
+    hit_rate,
+    make_cache,
+    visits,
+)
+from tests.experts.traces import small_trace, trace_of_loads
+
+
+def visit(step, loads, scores=None, layer=0, **changes):
+    """A visit of rows that take one expert each."""
+    loads = np.asarray(loads)
+    experts = np.repeat(np.arange(loads.size), loads)[:, None]
+    shown = {
+        "step": step,
+        "layer": layer,
+        "experts": experts,
+        "loads": loads,
+        "scores": np.asarray(loads if scores is None else scores, float),
+        "foreseen": np.full((0, *experts.shape), -1),
+        "changed": np.zeros(len(experts), bool),
+        "drafts": np.zeros(len(experts), bool),
+        "new_block": False,
+    }
+    return Visit(**{**shown, **changes})
+
+
+def test_minus_recent_score_adds_the_best_scores_and_lets_the_others_decay():
+    policy = MinusRecentScore(1, 5, alpha=0.5)
+    policy.observe(visit(0, [1, 0, 0, 0, 0], scores=[0.5, 0.3, 0.1, 0.06, 0.04]))
+    np.testing.assert_allclose(policy.worth(0), [0.25, 0.15, 0, 0, 0])
+    policy.observe(visit(1, [0, 0, 1, 0, 0], scores=[0.1, 0.3, 0.5, 0.06, 0.04]))
+    np.testing.assert_allclose(policy.worth(0), [0.125, 0.225, 0.25, 0, 0])
+
+
+def test_recency_and_frequency_differ():
+    recent, frequent = LeastRecentlyUsed(1, 3), LeastFrequentlyUsed(1, 3)
+    for step, loads in enumerate([[3, 0, 1], [1, 0, 0], [0, 1, 2]]):
+        recent.observe(visit(step, loads))
+        frequent.observe(visit(step, loads))
+    assert np.argsort(recent.worth(0)).tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(frequent.worth(0), [2, 1, 2])
+
+
+def test_static_frequency_learns_nothing_more():
+    policy = StaticFrequency(np.array([[[1, 0, 2]], [[0, 0, 1]]]))
+    policy.observe(visit(0, [0, 9, 0]))
+    np.testing.assert_array_equal(policy.worth(0), [1, 0, 2])
+
+
+def test_interval_refresh_takes_every_third_step_after_the_first_block():
+    policy = IntervalRefresh(1, 6, interval=3)
+    held = []
+    for step in range(8):
+        policy.observe(visit(step, np.eye(6, dtype=int)[step % 6], new_block=step in (0, 2)))
+        held.append(int(np.argmax(policy.worth(0))))
+    assert held == [0, 1, 2, 2, 2, 5, 5, 5]
+
+
+def test_expected_load_asks_gates_for_changed_rows_alone():
+    policy = ExpectedLoad(2, 4)
+    for layer, loads in enumerate([[2, 0, 0, 0], [0, 2, 0, 0]]):
+        policy.observe(visit(0, loads, layer=layer, new_block=True))
+    np.testing.assert_array_equal(policy.worth(1), [0, 2, 0, 0])
+    gates = np.array([[[2], [3]]])
+    policy.observe(visit(1, [2, 0, 0, 0], changed=np.array([False, True]), foreseen=gates))
+    np.testing.assert_array_equal(policy.worth(1), [0, 1, 0, 1])
+
+
+def test_expected_load_of_a_new_block_is_the_usual_one_and_that_of_drafts():
+    policy = ExpectedLoad(2, 4)
+    layers = [[1, 1, 0, 0], [0, 0, 1, 1]]
+    for layer, loads in enumerate(layers):
+        policy.observe(visit(0, loads, layer=layer, new_block=True))
+    drafts = np.array([False, True])
+    for layer, loads in enumerate(layers):
+        policy.observe(visit(1, loads, layer=layer, drafts=drafts))
+    policy.observe(visit(2, [1, 1, 0, 0], new_block=True))
+    np.testing.assert_allclose(policy.worth(1), [0, 0, 0.5, 1.5])
+
+
+@st.composite
+def single_layers(draw):
+    steps = draw(st.integers(2, 5))
+    rows = st.lists(st.integers(0, 1), min_size=4, max_size=4).filter(any)
+    return np.array([[draw(rows)] for _ in range(steps)])
+
+
+@settings(max_examples=40)
+@given(loads=single_layers(), slots=st.integers(1, 3))
+def test_no_cache_hits_more_often_than_belady(loads, slots):
+    trace = trace_of_loads(loads)
+    best_possible = most_hits(loads[:, 0] > 0, slots) / (loads > 0).sum()
+    assert hit_rate(trace, Belady(trace.loads), slots, warmup=0) == pytest.approx(best_possible)
+    for name in CACHES:
+        policy = make_cache(name, trace.loads[:1], future=trace.loads)
+        assert hit_rate(trace, policy, slots, warmup=0) <= best_possible + 1e-9
+
+
+def most_hits(used, slots):
+    """Hits of the best of all caches that take in nothing but what they missed."""
+
+    @cache
+    def hits_from(step, resident):
+        if step == len(used):
+            return 0
+        active = frozenset(np.flatnonzero(used[step]).tolist())
+        present = sorted(resident | active)
+        kept = min(slots, len(present))
+        following = (frozenset(each) for each in combinations(present, kept))
+        return len(active & resident) + max(hits_from(step + 1, each) for each in following)
+
+    return hits_from(0, frozenset())
+
+
+def test_all_slots_hit_after_the_first_use():
+    trace = small_trace()
+    for name in CACHES:
+        policy = make_cache(name, trace.loads[:5], future=trace.loads)
+        first_uses = (trace.loads > 0).any(axis=0).sum()
+        expected = 1 - first_uses / (trace.loads > 0).sum()
+        assert hit_rate(trace, policy, 16, warmup=0) == pytest.approx(expected), name
+
+
+def test_visits_are_what_the_trace_says():
+    trace = small_trace()
+    first = int(np.flatnonzero(trace.begins_block)[1])
+    seen = visits(trace, first)
+    assert [each.layer for each in seen] == [0, 1, 2, 3] and seen[0].new_block
+    np.testing.assert_array_equal(seen[2].loads, trace.loads[first, 2])
+    assert not visits(trace, first + 1)[0].new_block
+
+
+def test_bad_input():
+    trace = small_trace()
+    policy = LeastRecentlyUsed(4, 16)
+    with pytest.raises(ValueError, match="slots is 0; allowed: 1 to 16 experts"):
+        hit_rate(trace, policy, 0, warmup=0)
+    with pytest.raises(ValueError, match=f"warmup is {trace.n_steps}; allowed: 0 to"):
+        hit_rate(trace, policy, 4, warmup=trace.n_steps)
+    with pytest.raises(ValueError, match="cache is 'fifo'; allowed: 'mrs'"):
+        make_cache("fifo", trace.loads)
+    with pytest.raises(ValueError, match="cache 'belady' needs the future"):
+        make_cache("belady", trace.loads)
+    with pytest.raises(ValueError, match="alpha is 0; allowed: above 0, up to 1"):
+        MinusRecentScore(1, 2, alpha=0)
+    with pytest.raises(ValueError, match="interval is 0; allowed: 1 or more"):
+        IntervalRefresh(1, 2, interval=0)

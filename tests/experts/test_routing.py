@@ -1,0 +1,119 @@
+"""Routing traces: what they hold, that files lose nothing, and what they refuse."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    imbalance,
+    loads_of,
+    step_similarity,
+)
+from tests.experts.traces import small_trace, trace_of_loads
+
+ARRAYS = [f.name for f in dataclasses.fields(RoutingTrace) if f.name != "settings"]
+
+
+def test_a_file_loses_nothing(tmp_path):
+    trace = small_trace()
+    trace.save(tmp_path / "routing.npz")
+    loaded = RoutingTrace.load(tmp_path / "routing.npz")
+    for name in ARRAYS:
+        mine, theirs = getattr(trace, name), getattr(loaded, name)
+        assert mine.dtype == theirs.dtype, name
+        np.testing.assert_array_equal(mine, theirs, err_msg=name)
+    assert loaded.settings == trace.settings
+    assert [path.name for path in tmp_path.iterdir()] == ["routing.npz"]
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "routing.npz"
+    small_trace().save(path)
+    before = path.read_bytes()
+
+    def breaks(file, **arrays):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", breaks)
+    with pytest.raises(OSError, match="disk full"):
+        small_trace(seed=1).save(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"text"])
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "routing.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"routing.npz is no routing trace of llada_jax"):
+        RoutingTrace.load(tmp_path / "routing.npz")
+
+
+def test_a_later_format_is_refused(tmp_path):
+    trace = small_trace(blocks=1)
+    arrays = {name: getattr(trace, name) for name in ARRAYS}
+    np.savez(tmp_path / "t.npz", settings=np.array('{"format": 2}'), **arrays)
+    with pytest.raises(ValueError, match="has routing format 2; allowed: 1"):
+        RoutingTrace.load(tmp_path / "t.npz")
+
+
+def test_loads_count_rows_and_leave_out_absent_ones():
+    experts = np.array([[[0, 2], [2, 1], [-1, -1]]])
+    np.testing.assert_array_equal(loads_of(experts, 4), [[1, 1, 2, 0]])
+    np.testing.assert_array_equal(loads_of(np.zeros((2, 0, 3), int), 4), np.zeros((2, 4)))
+
+
+def changed(trace, **arrays):
+    return dataclasses.replace(trace, **arrays)
+
+
+def test_bad_traces_are_refused():
+    trace = small_trace(blocks=1)
+    nan = trace.scores.copy()
+    nan[1, 2, 3] = np.nan
+    twice = trace.experts.copy()
+    twice[0, 0, 0] = 5
+    beyond = np.where(trace.experts == trace.experts.max(), 16, trace.experts)
+    for arrays, message in [
+        ({"scores": nan}, "scores has 1 values that are NaN or infinite; allowed: none"),
+        ({"weights": trace.weights[:, :, :-1]}, r"weights has shape .*; allowed here: "),
+        ({"changed": trace.changed[:, :-1]}, r"changed has shape .*; allowed here: "),
+        ({"foreseen": trace.foreseen[:, :, 0]}, r"foreseen has shape .*; allowed here: "),
+        ({"experts": trace.experts[0]}, r"experts has 3 axes; allowed: 4 \[S, N, R, k\]"),
+        ({"experts": twice}, "a row takes an expert twice; allowed: once"),
+        ({"experts": beyond}, "experts are from 0 to 16; allowed: -1 to 15"),
+        ({"scores": [[1.0]]}, "scores is list ; allowed: a NumPy array of numbers"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            changed(trace, **arrays)
+
+
+def test_statistics_of_a_trace_made_by_hand():
+    trace = trace_of_loads([[[2, 1, 0]], [[2, 1, 0]], [[0, 0, 3]]])
+    assert experts_per_step(trace) == pytest.approx(5 / 3)
+    assert step_similarity(trace) == pytest.approx(0.5)
+    assert step_similarity(trace, lag=2) == pytest.approx(0.0)
+    np.testing.assert_allclose(imbalance(trace), [4 / 3])
+
+
+def test_similarity_is_within_blocks():
+    loads = np.zeros((4, 1, 3), int)
+    loads[:2, 0, 0] = loads[2:, 0, 1] = 1
+    trace = trace_of_loads(loads)
+    assert step_similarity(trace) == pytest.approx(2 / 3)
+    parted = changed(trace, block=np.array([[0], [0], [1], [1]]))
+    assert step_similarity(parted) == pytest.approx(1.0)
+    np.testing.assert_array_equal(parted.begins_block, [True, False, True, False])
+    with pytest.raises(ValueError, match="lag is 2; allowed: less than the steps of a block"):
+        step_similarity(parted, lag=2)
+
+
+def test_first_steps():
+    trace = small_trace()
+    part = trace.first_steps(3)
+    assert part.n_steps == 3
+    np.testing.assert_array_equal(part.loads, trace.loads[:3])
+    with pytest.raises(ValueError, match="count is 0; allowed: 1 to"):
+        trace.first_steps(0)

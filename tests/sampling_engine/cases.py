@@ -1,0 +1,27 @@
+"""Small samplers, and the engines that run them."""
+
+import numpy as np
+
+from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.machine import run_sampler, store_logits
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.reference import Decisions, StepInputs
+
+MODES = ("performance", "edge", "one_pass", "one_pass_overlapped")
+
+
+def exact_engine(vlen: int = 32, **settings) -> EngineConfig:
+    """Float32 throughout."""
+    return EngineConfig(vlen=vlen, vector_format="float32", fp_words=256, **settings)
+
+
+def run(sampling: Sampling, engine: EngineConfig, inputs: StepInputs, format="float32"):
+    """What the machine decides."""
+    hbm = store_logits(sampling, engine.vlen, inputs.logits, format)
+    return run_sampler(compile_sampler(sampling, engine), inputs, hbm)
+
+
+def assert_same(found: Decisions, wanted: Decisions) -> None:
+    for name in Decisions._fields:
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)

@@ -1,0 +1,155 @@
+"""Each instruction alone: what it writes, from random rows and registers."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llada_jax.sampling_engine.assembly import parse
+from llada_jax.sampling_engine.formats import store
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
+from llada_jax.sampling_engine.machine import ACTIONS, Machine
+from llada_jax.sampling_engine.memories import EngineConfig
+
+LANES = 16
+A, B, MASK, TO = range(4)
+
+
+def bfloat16(values) -> np.ndarray:
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """Rows a and b, a mask of zeros and ones, and a row to write; three words in each memory."""
+    rng = np.random.default_rng(0)
+    machine = Machine(
+        EngineConfig(vlen=LANES, vector_bytes=8 * LANES * 2, fp_words=8, int_bytes=64),
+        store(bfloat16(rng.standard_normal((4, LANES))), "bfloat16"),
+    )
+    machine.vector[:3] = bfloat16(rng.standard_normal((3, LANES)))
+    machine.vector[MASK] = rng.integers(0, 2, LANES)
+    machine.vector[A, 5] = 0
+    machine.fp[:3] = [0.75, -2.0, 3.0]
+    machine.int[:6] = [10, 20, 30, 40, 50, 60]
+    return machine
+
+
+REGISTERS = """
+S_ADDI_INT gp1, gp0, 1
+S_ADDI_INT gp2, gp0, 2
+S_ADDI_INT gp3, gp0, 3
+S_LD_FP f1, gp0, 0
+S_LD_FP f2, gp0, 1
+"""
+
+
+def run(machine: Machine, text: str) -> Machine:
+    machine.run(parse(REGISTERS + text))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("V_ADD_VV gp3, gp0, gp1", lambda a, b, mask: a + b),
+        ("V_MUL_VV gp3, gp0, gp1", lambda a, b, mask: a * b),
+        ("V_SUB_VF gp3, gp0, f1, 0", lambda a, b, mask: a - np.float32(0.75)),
+        ("V_SUB_VF gp3, gp0, f1, 1", lambda a, b, mask: np.float32(0.75) - a),
+        ("V_EXP_V gp3, gp0", lambda a, b, mask: np.exp(a)),
+        ("V_RECI_V gp3, gp0", lambda a, b, mask: np.divide(1, a, np.zeros_like(a), where=a != 0)),
+        ("V_SELECT_VVM gp3, gp0, gp1, gp2", lambda a, b, mask: np.where(mask, a, b)),
+    ],
+)
+@pytest.mark.parametrize("lanes", [LANES, 11])
+def test_vectors(machine, text, expected, lanes):
+    a, b, mask = machine.vector[:3].copy()
+    untouched = machine.vector[TO, lanes:].copy()
+    found = run(machine, f"C_SET_V_MASK {lanes}\n{text}").vector[TO]
+    np.testing.assert_array_equal(found[:lanes], bfloat16(expected(a, b, mask))[:lanes])
+    np.testing.assert_array_equal(found[lanes:], untouched)
+
+
+def test_reductions(machine):
+    a = machine.vector[A].copy()
+    text = """
+    V_RED_MAX f2, gp0
+    S_ST_FP f2, gp0, 3
+    V_RED_SUM f1, gp0
+    S_ST_FP f1, gp0, 4
+    S_ADDI_INT gp4, gp0, 100
+    S_LD_FP f3, gp0, 1
+    V_RED_MAX_IDX gp5, gp0, gp4, f3
+    S_ST_INT gp5, gp0, 6
+    V_RED_MAX_IDX gp5, gp0, gp0, f3
+    S_ST_INT gp5, gp0, 7
+    """
+    run(machine, text)
+    assert machine.fp[3] == a.max()
+    assert machine.fp[4] == pytest.approx(0.75 + a.sum(dtype=np.float64), rel=1e-6)
+    assert machine.int[6] == machine.int[7] == 100 + a.argmax()  # an equal one does not replace it
+
+
+def test_a_reduction_passes_over_what_is_no_number(machine):
+    machine.vector[A, 3] = np.nan
+    rest = np.delete(machine.vector[A], 3)
+    run(machine, "V_RED_MAX f2, gp0\nS_ST_FP f2, gp0, 3\nV_RED_MAX_IDX gp5, gp0, gp0, f0\n"
+        "S_ST_INT gp5, gp0, 6")  # fmt: skip
+    assert machine.fp[3] == rest.max()
+    assert machine.int[6] == np.nanargmax(machine.vector[A])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("S_ADD_FP f3, f1, f2", -1.25),
+        ("S_SUB_FP f3, f1, f2", 2.75),
+        ("S_MUL_FP f3, f1, f2", -1.5),
+        ("S_RECI_FP f3, f2", -0.5),
+        ("S_RECI_FP f3, f0", 0.0),
+        ("S_EXP_FP f3, f2", float(np.float32(np.exp(-2)))),
+    ],
+)
+def test_scalars(machine, text, expected):
+    assert run(machine, f"{text}\nS_ST_FP f3, gp1, 2").fp[3] == expected
+
+
+def test_integers_and_registers_that_are_zero(machine):
+    text = """
+    S_LD_INT gp4, gp1, 2
+    S_ADD_INT gp5, gp4, gp3
+    S_ST_INT gp5, gp0, 8
+    S_ADDI_INT gp0, gp5, 1
+    S_ST_INT gp0, gp0, 9
+    S_ADD_FP f0, f1, f1
+    S_ST_FP f0, gp0, 5
+    """
+    run(machine, text)
+    assert machine.int[8] == 43 and machine.int[9] == 0 and machine.fp[5] == 0
+
+
+def test_between_memories(machine):
+    mask = machine.vector[MASK, :3] != 0
+    run(machine, "S_MAP_V_FP gp3, gp0, 3\nS_SELECT_INT gp0, gp0, gp3, gp2, 3")
+    assert machine.vector[TO].tolist() == [0.75, -2, 3] + [0] * 13
+    assert machine.int[:3] == np.where(mask, (10, 20, 30), (40, 50, 60)).tolist()
+
+
+def test_loads_wait_or_not(machine):
+    rows = machine.hbm.read(0, 4)
+    before = machine.vector[4:6].copy()
+    started = "S_ADDI_INT gp4, gp0, 4\nH_PREFETCH_V gp3, gp1, 1\nH_START_V gp4, gp2, 2\n"
+    run(machine, started)
+    np.testing.assert_array_equal(machine.vector[TO], rows[1])
+    np.testing.assert_array_equal(machine.vector[4:6], before)
+    run(machine, "H_WAIT 0")
+    np.testing.assert_array_equal(machine.vector[4:6], rows[2:])
+
+
+def test_loops_count_down(machine):
+    run(machine, "C_LOOP_START gp6, 3\nS_ST_INT gp6, gp6, 4\nC_LOOP_END gp6\nS_ST_INT gp6, gp0, 8")
+    assert machine.int[5:9] == [1, 2, 3, 0]
+
+
+def test_every_instruction_of_the_set_runs():
+    loops = {"C_LOOP_START", "C_LOOP_END"}
+    assert set(ACTIONS) | loops == set(INSTRUCTION_SET)

@@ -1,0 +1,44 @@
+"""The lower bound where it is known what it should be; that nobody beats it is tested with the
+planners."""
+
+from llada_jax.swap.bound import least_step_ns
+from llada_jax.swap.graph import Graph, Operator, chain
+from llada_jax.swap.planners import planner
+from llada_jax.swap.timing import stall_of
+from tests.swap.graphs import one_buffer
+
+
+def test_compute_alone_where_all_fits():
+    graph = chain([4, 4], [10, 20], [99, 99])
+    assert least_step_ns(graph, one_buffer(8)) == 30
+
+
+def test_transfers_set_the_pace_where_they_are_slow():
+    """Of eight equal operators four fit: five are staged, since one of the places is for them."""
+    graph = chain([1] * 8, [1] * 8, [100] * 8)
+    least = least_step_ns(graph, one_buffer(4))
+    assert 490 <= least <= 500
+    plan = planner("steady")(graph, one_buffer(4))
+    assert least <= graph.compute_ns + stall_of(graph, plan) <= 1.3 * least
+
+
+def test_one_place_makes_everything_take_turns():
+    """Each operator is staged, then runs, and nothing else can happen meanwhile."""
+    graph = chain([5, 5, 5], [10, 20, 30], [7, 8, 9])
+    together = 10 + 20 + 30 + 7 + 8 + 9
+    assert together - 2 <= least_step_ns(graph, one_buffer(5)) <= together
+    assert stall_of(graph, planner("steady")(graph, one_buffer(5))) == 7 + 8 + 9
+
+
+def test_mappings_count_where_bytes_cost_nothing():
+    """A place for half of the weights is filled twice a step."""
+    graph = Graph(chain([1] * 8, [1] * 8, [0] * 8).operators, map_ns=1000)
+    assert least_step_ns(graph, one_buffer(4)) >= 1990
+
+
+def test_temporaries_count():
+    """Beside two outputs only one operator's weights fit: they take turns."""
+    first = Operator("first", 4, 10, 5, 3)
+    graph = Graph((first, Operator("second", 4, 10, 5, 3, (0,))))
+    assert least_step_ns(graph, one_buffer(14)) == 20
+    assert least_step_ns(graph, one_buffer(13)) == 30

@@ -1,0 +1,96 @@
+"""Graphs: what they hold, and those of real models."""
+
+import math
+
+import pytest
+
+from llada_jax.config import ModelConfig, MoEConfig
+from llada_jax.swap.budget import MIB
+from llada_jax.swap.graph import Graph, Operator, chain, model_graph
+
+LLADA_8B = ModelConfig(
+    family="llada",
+    vocab_size=126464,
+    width=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=32,
+    head_dim=128,
+    ffn_width=12288,
+    rope_theta=5e5,
+    norm_eps=1e-5,
+    max_length=4096,
+)
+
+
+def test_llada_8b_has_the_published_size():
+    """llada.cpp's Q4_0 body: 117 MiB a layer, 3,744 MiB together."""
+    graph = model_graph(LLADA_8B, rows=32, weight_bits=4.5, step_ns=478_100_000)
+    assert len(graph) == 7 * 32
+    assert graph.weight_bytes == 3744 * MIB
+    assert sum(op.weight_bytes for op in graph.operators[:7]) == 117 * MIB
+    assert graph.compute_ns == pytest.approx(478_100_000, rel=1e-6)
+
+
+def test_operators_depend_on_what_they_read():
+    graph = model_graph(LLADA_8B.replace(n_layers=2), rows=1, weight_bits=4, step_ns=1000)
+    number = {operator.name.split(".", 1)[1]: i for i, operator in enumerate(graph.operators)}
+    reads = {
+        name: {graph.operators[i].name.split(".", 1)[1] for i in graph.operators[index].depends}
+        for name, index in number.items()
+    }
+    assert reads["0.attention.key"] == set()
+    assert reads["0.attention.output"] == {
+        "0.attention.query", "0.attention.key", "0.attention.value"
+    }  # fmt: skip
+    assert reads["0.ffn.up"] == {"0.attention.output"}
+    assert reads["1.attention.value"] == {"0.ffn.down"}
+    assert graph.readers[number["0.ffn.gate"]] == (number["0.ffn.down"],)
+
+
+def test_every_expert_is_an_operator():
+    moe = MoEConfig(n_experts=5, experts_per_token=2, expert_width=8, first_layer=1, shared_width=4)
+    config = LLADA_8B.replace(n_layers=3, width=16, moe=moe)
+    graph = model_graph(config, rows=2, weight_bits=8, step_ns=1000)
+    experts = [op for op in graph.operators if ".expert" in op.name]
+    assert len(experts) == 2 * 5
+    assert {op.weight_bytes for op in experts} == {3 * 16 * 8}
+    assert {op.temporary_bytes for op in experts} == {2 * 16 * 2}
+    (last,) = [op for op in graph.operators if op.name == "layers.2.ffn.sum"]
+    assert len(last.depends) == 6 and last.weight_bytes == 0
+
+
+def test_bytes_take_the_time_of_the_path():
+    graph = chain([1000, 3], [5, 5], [0, 0]).staged_at(1e9, map_ns=7)
+    assert [op.transfer_ns for op in graph.operators] == [1000, 3]
+    assert graph.transfer_ns([0, 1]) == 1010
+    assert graph.staged_at(math.inf, 7).transfer_ns([0, 1]) == 7
+
+
+def test_orders():
+    first, second = Operator("a", 1, 1), Operator("b", 1, 1, depends=(0,))
+    graph = Graph((first, second, Operator("c", 1, 1)))
+    assert graph.is_order([0, 1, 2]) and graph.is_order([2, 0, 1])
+    assert not graph.is_order([1, 0, 2]) and not graph.is_order([0, 1])
+    assert not graph.is_order([0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Graph(()), "0 operators; allowed: 1 or more"),
+        (lambda: Operator("a", -1, 0), "weight_bytes of operator 'a' is -1; allowed: a whole"),
+        (lambda: Operator("a", 1, 0.5), "compute_ns of operator 'a' is 0.5; allowed: a whole"),
+        (lambda: Operator("a", 1, 0, -3), "transfer_ns of operator 'a' is -3; allowed"),
+        (lambda: Graph((Operator("a", 1, 1, depends=(0,)),)), "'a' depends on operator 0; allowed"),
+        (lambda: Graph((Operator("a", 1, 1),), -1), "map_ns is -1; allowed: 0 or more"),
+        (lambda: chain([1], [1], [1]).staged_at(0, 0), "bytes_per_second is 0; allowed: above 0"),
+        (
+            lambda: model_graph(LLADA_8B, rows=0, weight_bits=4, step_ns=1),
+            "rows is 0; allowed: above 0",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

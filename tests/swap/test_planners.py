@@ -1,0 +1,144 @@
+"""Every planner: valid plans or a reason, and who is better than whom."""
+
+import pytest
+from hypothesis import given, settings
+
+from llada_jax.swap.bound import least_step_ns
+from llada_jax.swap.budget import MIB, PATHS, Budget, PlanError, kv_bytes_per_token
+from llada_jax.swap.check import problems
+from llada_jax.swap.graph import Graph, Operator, chain, model_graph
+from llada_jax.swap.greedy import Greedy, ResidentRegion, alternate
+from llada_jax.swap.planners import PLANNERS, planner
+from llada_jax.swap.steady import Steady
+from llada_jax.swap.timing import stall_of
+from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.test_graph import LLADA_8B
+
+QUICK = {**PLANNERS, "steady": Steady(evaluations=150)}
+
+
+@settings(max_examples=60)
+@given(graphs(), budgets())
+def test_no_plan_is_invalid_none_beats_the_bound_and_ours_is_the_best(graph: Graph, budget: Budget):
+    stalls = {}
+    for name, plan_with in QUICK.items():
+        try:
+            plan = plan_with(graph, budget)
+        except PlanError:
+            continue
+        assert problems(graph, budget, plan) == []
+        stalls[name] = stall_of(graph, plan)
+    least = least_step_ns(graph, budget)
+    assert all(least <= graph.compute_ns + stall for stall in stalls.values())
+    assert stalls.get("steady") == min(stalls.values(), default=None)
+    assert stalls.get("none", 0) == 0
+
+
+@settings(max_examples=60)
+@given(graphs(), budgets())
+def test_paging_and_ours_run_whatever_the_largest_operator_allows(graph: Graph, budget: Budget):
+    planners = (QUICK["paging"], Steady(evaluations=0))
+    errors = []
+    for plan_with in planners:
+        try:
+            plan_with(graph, budget)
+        except PlanError as error:
+            errors.append(str(error))
+    assert len(errors) in (0, len(planners)) and len(set(errors)) <= 1
+    assert all("needs" in error or "temporaries take" in error for error in errors), errors
+
+
+def test_figure_10_of_the_paper():
+    """The printed walk; its last step names E, but D is what is left (arXiv 2606.13740)."""
+    region = ResidentRegion(30, 1, 30)
+    groups = alternate(FIGURE_10, one_buffer(90), region, slot_bytes=30)
+    walked = [(g.kind, "".join(FIGURE_10.operators[i].name for i in g.operators)) for g in groups]
+    assert walked == [
+        ("resident", "A"),
+        ("temporary", "B"),  # T(B) = 1 < C(A) = 2 < T(B) + T(C) = 3
+        ("resident", "C"),
+        ("temporary", "E"),  # before D, since T(D) = 3 > C(C) = 2
+        ("resident", "D"),
+    ]
+
+
+def test_the_paper_s_walk_keeps_dependencies():
+    operators = list(FIGURE_10.operators)
+    operators[4] = Operator("E", 10, 1, 1, depends=(3,))
+    graph = Graph(tuple(operators))
+    groups = alternate(graph, one_buffer(90), ResidentRegion(30, 1, 30), slot_bytes=30)
+    assert [i for group in groups for i in group.operators] == [0, 1, 2, 3, 4]
+
+
+def test_the_paper_s_plan_of_figure_10_in_a_loop():
+    """30 MB for residents and two slots of 10 MB: A, C and D displace each other."""
+    plan = Greedy(slot_bytes=10)(FIGURE_10, one_buffer(50))
+    assert plan.order == (0, 1, 2, 4, 3)
+    assert sorted(plan.staged) == [0, 2, 3]
+    assert stall_of(FIGURE_10, plan) == (2 - 1) + (3 - 1) + 3
+    ours = planner("steady")(FIGURE_10, one_buffer(50))
+    assert problems(FIGURE_10, one_buffer(50), ours) == []
+    assert stall_of(FIGURE_10, ours) <= stall_of(FIGURE_10, plan)
+
+
+def test_no_planner_needs_nothing_where_everything_fits():
+    for name, plan_with in PLANNERS.items():
+        plan = plan_with(FIGURE_10, one_buffer(110))
+        assert plan.transfers == () and plan.resident_bytes(FIGURE_10) == 110, name
+
+
+def test_none_says_what_is_missing():
+    with pytest.raises(PlanError, match=r"the weights need 110 bytes .* left are 109 bytes in 99"):
+        planner("none")(FIGURE_10, one_buffer(109))
+
+
+def test_paging_stages_everything_and_waits_for_it():
+    plan = planner("paging")(FIGURE_10, one_buffer(109))
+    assert len(plan.staged) == 5 and plan.resident_bytes(FIGURE_10) == 0
+    assert stall_of(FIGURE_10, plan) == sum(op.transfer_ns for op in FIGURE_10.operators)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_budget_smaller_than_the_largest_operator(name: str):
+    budget = one_buffer(39, kv_bytes_per_token=2, tokens=5)
+    message = r"operator 'A' needs 30 bytes at once; the budget leaves 29 \(of 39, keys and values"
+    with pytest.raises(PlanError, match=message):
+        planner(name)(FIGURE_10, budget)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_keys_and_values_that_leave_no_room(name: str):
+    with pytest.raises(PlanError, match="the budget leaves 0"):
+        planner(name)(FIGURE_10, one_buffer(60, kv_bytes_per_token=1, tokens=60))
+    with pytest.raises(PlanError, match="keys, values and temporaries take 61 bytes in 2 buffers"):
+        planner(name)(FIGURE_10, one_buffer(60, kv_bytes_per_token=1, tokens=61))
+
+
+def test_bad_settings():
+    allowed = "allowed: 'none', 'paging', 'greedy', 'steady'"
+    with pytest.raises(ValueError, match=f"planner is 'best'; {allowed}"):
+        planner("best")
+    with pytest.raises(ValueError, match="slot_bytes is 0; allowed: above 0, or None"):
+        Greedy(slot_bytes=0)
+    with pytest.raises(ValueError, match="evaluations is -1; allowed: 0 or more"):
+        Steady(evaluations=-1)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_llada_8b_runs_without_a_stall(path: str):
+    """In llama.cpp's 3,200 MiB with 208 tokens, where the paper's plan stalls unless mappings are
+    nearly free: its temporaries come all at once, and two slots hold back what could hide."""
+    graph = model_graph(LLADA_8B, rows=32, weight_bits=4.5, step_ns=478_100_000)
+    graph = PATHS[path].price(graph)
+    budget = Budget(kv_bytes_per_token=kv_bytes_per_token(LLADA_8B), tokens=208)
+    plans = {name: planner(name)(graph, budget) for name in ("greedy", "steady")}
+    assert problems(graph, budget, plans["steady"]) == []
+    assert stall_of(graph, plans["steady"]) == 0
+    assert (stall_of(graph, plans["greedy"]) > 0.2 * graph.compute_ns) == (path != "delayed")
+    assert plans["steady"].resident_bytes(graph) < 3200 * MIB < graph.weight_bytes
+
+
+def test_a_plan_is_the_same_every_time():
+    graph = chain([7, 3, 5, 4, 6, 2], [3, 1, 4, 1, 5, 2], [4, 3, 2, 6, 1, 5])
+    budget = one_buffer(14)
+    assert Steady(evaluations=200)(graph, budget) == Steady(evaluations=200)(graph, budget)
