@@ -11,6 +11,7 @@ from llada_jax.build import Model
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.generations import Batch, Generation
 from llada_jax.evaluation.task import Item
+from llada_jax.sampler.trace import Trace
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
@@ -22,7 +23,7 @@ def answer_items(
     *,
     backend: str = "xla",
     seed: int = 0,
-) -> Batch:
+) -> tuple[Batch, Trace]:
     """Decodes items, given by their place, at once; the place and `seed` make an item's own seed.
 
     An answer ends with its first token that ends a text or a turn.
@@ -32,15 +33,22 @@ def answer_items(
     prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
     compiled_before = _compilations().count
     result = build.generate(
-        model, prompts, sampler, backend=backend, seed=[seed + index for index in items]
+        model,
+        prompts,
+        sampler,
+        backend=backend,
+        seed=[seed + index for index in items],
+        trace=True,
     )
+    assert result.trace is not None
     ends = _ends(model, sampler)
     generations = []
     for (index, item), tokens, nfe in zip(items.items(), result.generated, result.nfe, strict=True):
         length = _length(tokens, ends)
         text = model.tokenizer.decode(tokens[:length])
         generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
-    return Batch(generations, result.seconds, _compilations().count > compiled_before)
+    compiled = _compilations().count > compiled_before
+    return Batch(generations, result.seconds, compiled), result.trace
 
 
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:

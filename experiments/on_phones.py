@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 import llada_jax as lj
 from experiments.phones import graphs_of, phone_profile
 from experiments.results import ResultRow
+from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import Phone, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
 from llada_jax.device.workload import Workload, blockwise, from_trace, vanilla
 
 SHAPE = "llada_8b"
+DOUBTED = 8
 
 
 def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
@@ -19,9 +21,31 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     profile, and where LLaDA-8B could not hold the canvas.
     """
     profiles = [phone_profile(soc) for soc in socs]
-    workload = from_trace(trace, graphs_of(SHAPE).model, as_if=True)
+    workload = as_if_llada_8b(trace)
     for profile in profiles:
         yield from _on_phone(workload, profile)
+
+
+def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:
+    """The forwards of one row of a trace, for a model of LLaDA-8B's shape."""
+    return from_trace(trace, graphs_of(SHAPE).model, row, as_if=True)
+
+
+def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:
+    """Seconds of a workload on a phone, on average, and their 95 % interval.
+
+    The interval is the device model's own doubt, measured on the first `DOUBTED` workloads.
+    """
+    graphs, canvas = graphs_of(SHAPE), max(workload.canvas for workload in workloads)
+
+    def mean(profile: Profile, some: Sequence[Workload]) -> float:
+        phone = Phone(graphs, profile, System(), canvas)
+        return sum(map(phone.latency, some)) / len(some)
+
+    profile = phone_profile(soc)
+    seconds = mean(profile, workloads)
+    doubt = with_uncertainty(profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
+    return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))
 
 
 def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:

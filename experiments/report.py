@@ -20,7 +20,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from experiments.evaluate import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
 from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.results import ResultRow
 from experiments.run import Run, launch

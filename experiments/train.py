@@ -117,7 +117,7 @@ def exact_match(
     batches = list(batched(range(config.items), config.batch_size))
     for indices in tqdm(batches, desc=f"{task.name}, {name}", unit="batch"):
         items = {index: task.item(config.seed, index, "test") for index in indices}
-        answers = answer_items(model, items, sampler).generations
+        answers = answer_items(model, items, sampler)[0].generations
         right += sum(task.verify(answer.item, answer.text) for answer in answers)
     return Score(task.name, name, sampler, right, config.items)
 

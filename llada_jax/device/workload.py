@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from llada_jax.config import ModelConfig, require
 
 CACHE_STEP = 32
@@ -48,7 +50,7 @@ class TraceLike(Protocol):
     def live_rows(self) -> Any: ...
 
     @property
-    def shadow_rows(self) -> Any: ...
+    def refreshed(self) -> Any: ...
 
     @property
     def head_rows(self) -> Any: ...
@@ -60,7 +62,10 @@ class TraceLike(Protocol):
     def prompt_lengths(self) -> Any: ...
 
     @property
-    def tokens(self) -> Any: ...
+    def event_row(self) -> Any: ...
+
+    @property
+    def event_position(self) -> Any: ...
 
     @property
     def settings(self) -> dict[str, Any]: ...
@@ -69,7 +74,7 @@ class TraceLike(Protocol):
 def from_trace(
     trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
 ) -> Workload:
-    """The forwards of one batch row of a trace.
+    """The forwards of one batch row of a trace, as if it had been decoded alone.
 
     Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` asks
     for just that: the same forwards, on a phone that runs `model`. Also for a row that does not
@@ -79,24 +84,36 @@ def from_trace(
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
     if not as_if:
         _require_shape(trace.settings.get("model", {}), model)
-    live = [int(n) for n in trace.live_rows[:, row]]
+    live, beside = trace.live_rows[:, row], _rows_beside(trace)[:, row]
+    buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
-            rows=int(trace.rows[step]),
+            rows=int(buckets[np.searchsorted(buckets, live[step])]),
             cache=rounded(int(trace.cache_length[step, row])),
             head_rows=int(trace.head_rows[step, row]),
-            refreshed=int(trace.shadow_rows[step, row]),
+            refreshed=int(beside[step]),
         )
         for step in range(len(live))
-        if live[step]
+        if live[step] or beside[step]
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
-    prompt, length = int(trace.prompt_lengths[row]), int(trace.tokens.shape[1])
+    prompt = int(trace.prompt_lengths[row])
+    tokens = len(np.unique(trace.event_position[trace.event_row == row]))
     require(
-        length <= model.max_length,
-        f"the trace's canvas is {length} tokens; allowed: up to {model.max_length} for this model",
+        prompt + tokens <= model.max_length,
+        f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
+        "this model",
     )
-    return Workload(forwards, length - prompt, prompt, "a trace")
+    return Workload(forwards, tokens, prompt, "a trace")
+
+
+def _rows_beside(trace: TraceLike) -> Any:
+    """Rows that a worker ran beside each forward, [S, B]: a refreshed token's own and its shadow's.
+    Without a worker they are among the forward's."""
+    sampler = trace.settings.get("sampler", {})
+    if sampler.get("refresh") != "worker":
+        return np.zeros_like(trace.refreshed)
+    return trace.refreshed * (2 if sampler.get("rescore") == "shadow" else 1)
 
 
 def _require_shape(found: dict[str, Any], model: ModelConfig) -> None:

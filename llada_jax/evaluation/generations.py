@@ -1,21 +1,24 @@
 """What a decoder generated for the items of a task, on disk, so that it can be judged again.
 
-A folder holds `settings.json`, which says what was decoded how, and one file of JSON lines for each
-batch. Each file appears whole or not at all and says how many lines it has and what their hash is:
-so an interrupted run goes on where it stopped, and a damaged file is noticed.
+A folder holds `settings.json`, which says what was decoded how, and for each batch one file of JSON
+lines and the trace. Each file appears whole or not at all, and one of lines says how many it has
+and what their hash is: so an interrupted run goes on where it stopped, and a damaged file is
+noticed.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.config import require
 from llada_jax.evaluation.task import Item
+from llada_jax.sampler.trace import Trace
 
 FORMAT = 1
+TRACE = ".trace.npz"
 SETTINGS = "settings.json"
 
 
@@ -98,8 +101,8 @@ class GenerationStore:
         _write(folder / SETTINGS, _json({"format": FORMAT, "settings": settings}, indent=2))
         return store
 
-    def add(self, batch: Batch) -> None:
-        """Stores a batch."""
+    def add(self, batch: Batch, trace: Trace | None = None) -> None:
+        """Stores a batch, and what decoding it did."""
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
         header = {
             "count": len(lines),
@@ -108,6 +111,8 @@ class GenerationStore:
             "compiled": batch.compiled,
         }
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
+        if trace is not None:
+            trace.save(path.with_suffix(TRACE))
         _write(path, "".join([_json(header), *lines]))
 
     def batches(self) -> list[Batch]:
@@ -117,6 +122,17 @@ class GenerationStore:
           ValueError: a file is cut short or was changed; it names the file.
         """
         return [_read(path) for path in sorted(self.folder.glob("*.jsonl"))]
+
+    def traces(self) -> Iterator[tuple[Batch, Trace]]:
+        """Batches whose trace was stored, in the order of their items; the batch row of a
+        generation is its place.
+
+        Raises:
+          ValueError: as `batches`, and for what is no trace of this version.
+        """
+        for path in sorted(self.folder.glob("*.jsonl")):
+            if path.with_suffix(TRACE).exists():
+                yield _read(path), Trace.load(path.with_suffix(TRACE))
 
     def generations(self) -> list[Generation]:
         """All generations, in the order of their items."""

@@ -25,12 +25,13 @@ def trace(**changes):
     fields = {
         "rows": np.array([40, 32]),
         "live_rows": np.array([[40, 36], [32, 0]]),
-        "shadow_rows": np.array([[0, 0], [2, 0]]),
+        "refreshed": np.array([[0, 0], [2, 0]]),
         "head_rows": np.array([[32, 32], [9, 0]]),
         "cache_length": np.array([[0, 0], [8, 0]]),
         "prompt_lengths": np.array([8, 4]),
-        "tokens": np.zeros((2, 40), np.int32),
-        "settings": {"model": model},
+        "event_row": np.repeat([0, 1], [33, 32]),
+        "event_position": np.array([*range(8, 40), 12, *range(4, 36)]),
+        "settings": {"model": model, "sampler": {"refresh": "worker", "rescore": "token"}},
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -39,7 +40,26 @@ def test_a_trace_gives_its_forwards_golden():
     workload = from_trace(trace(), SHAPE)
     assert workload.forwards == (Forward(40, 0, 32), Forward(32, 32, 9, 2))
     assert (workload.prompt_length, workload.tokens, workload.canvas) == (8, 32, 40)
-    assert from_trace(trace(), SHAPE, row=1).forwards == (Forward(40, 0, 32),)
+    other = from_trace(trace(), SHAPE, row=1)
+    assert other.forwards == (Forward(40, 0, 32),) and other.canvas == 36
+
+
+def test_a_row_of_a_batch_takes_the_bucket_that_it_would_take_alone():
+    alone = trace(live_rows=np.array([[40, 32], [32, 0]]))
+    assert from_trace(alone, SHAPE, row=1).forwards == (Forward(32, 0, 32),)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rows"),
+    [
+        ({"refresh": "worker", "rescore": "shadow"}, 4),
+        ({"refresh": "rows", "rescore": "shadow"}, 0),
+        ({}, 0),
+    ],
+)
+def test_only_a_worker_refreshes_beside_the_forward(sampler, rows):
+    settings = {**trace().settings, "sampler": sampler}
+    assert from_trace(trace(settings=settings), SHAPE).forwards[1].refreshed == rows
 
 
 @pytest.mark.parametrize(
@@ -47,8 +67,16 @@ def test_a_trace_gives_its_forwards_golden():
     [
         ({}, {"row": 2}, "row is 2; allowed: 0 to 1"),
         ({"settings": {}}, {}, "the trace's model has width None; allowed: 64, or as_if=true"),
-        ({"live_rows": np.zeros((2, 2), int)}, {}, "the trace has no forwards"),
-        ({"tokens": np.zeros((2, 300))}, {}, "canvas is 300 tokens; allowed: up to 256"),
+        (
+            {"live_rows": np.zeros((2, 2), int), "refreshed": np.zeros((2, 2), int)},
+            {},
+            "the trace has no forwards",
+        ),
+        (
+            {"event_row": np.zeros(292, int), "event_position": np.arange(8, 300)},
+            {},
+            "canvas is 300 tokens; allowed: up to 256",
+        ),
     ],
 )
 def test_traces_that_do_not_fit_are_named(changes, arguments, message):

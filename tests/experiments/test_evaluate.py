@@ -8,7 +8,9 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
+from experiments import cell
 from experiments import evaluate as entry
+from experiments.on_phones import on_phones
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
@@ -83,8 +85,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
         decoded.append(list(items))
         return answer_items(model, items, *arguments, **settings)
 
-    answer_items = entry.answer_items
-    monkeypatch.setattr(entry, "answer_items", interrupted)
+    answer_items = cell.answer_items
+    monkeypatch.setattr(cell, "answer_items", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
@@ -123,6 +125,25 @@ def test_a_decoder_is_compared_on_the_same_items(finished, tmp_path):
     assert difference["value"] == pytest.approx(rows[f"{name}/exact_match"]["value"] - before)
     assert 0 < rows[f"{name}/against/threshold/p_value"]["value"] <= 1
     assert rows[f"{name}/nfe"]["value"] < results(finished)["word_problems/threshold/nfe"]["value"]
+
+
+def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(lj, "load", None)
+    rows = run(tmp_path / "again", f"rescore={finished}", "phones=[SM8750]")
+    row = rows["threshold/phone/SM8750"]
+    assert (row["kind"], row["n"], row["trace_source"]) == ("modelled", 6, "a trace")
+    first, second = GenerationStore.load(finished / "generations").traces()
+    seconds = [
+        each.value
+        for _, trace in (first, second)
+        for each in on_phones(trace, ["SM8750"])
+        if each.name == "phone/SM8750/this_run"
+    ]
+    assert min(seconds) / 2 < row["interval"][0] < row["value"] < row["interval"][1]
+    shutil.copytree(finished, tmp_path / "old")
+    (tmp_path / "old" / "generations" / "000003.trace.npz").unlink()
+    with pytest.raises(SystemExit, match=r"has traces of 3 items; allowed: of all 6"):
+        run(tmp_path / "no", f"rescore={tmp_path / 'old'}", "phones=[SM8750]")
 
 
 @pytest.mark.parametrize("task", ["yes_no", "sudoku"])

@@ -1,0 +1,146 @@
+"""What a decoder answered, judged: scores, speed, and differences between two decoders."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.on_phones import as_if_llada_8b, mean_latency
+from experiments.results import ResultRow
+from llada_jax.config import require
+from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from llada_jax.evaluation.metrics import paired, wilson_interval
+from llada_jax.evaluation.tasks import load_task
+
+GENERATIONS = "generations"
+
+
+class Judged(NamedTuple):
+    """The generations of a decoder, and which of them are right."""
+
+    store: GenerationStore
+    batches: list[Batch]
+    right: dict[int, bool]  # by index of the item
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the generations depend on."""
+        return self.store.settings
+
+    @property
+    def generations(self) -> list[Generation]:
+        return [generation for batch in self.batches for generation in batch.generations]
+
+    @property
+    def name(self) -> str:
+        """`word_problems/threshold`, with the backend where it is another than the usual one."""
+        parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
+        backend = self.settings["backend"]
+        return "/".join(parts if backend == "xla" else [*parts, backend])
+
+
+def judged(folder: Path, items: int | None = None) -> Judged:
+    """The generations of a run, judged anew; with `items`, only of the first ones."""
+    store = GenerationStore.load(folder / GENERATIONS)
+    task = load_task(store.settings["task"]["name"])
+    batches = store.batches()
+    require(len(batches) > 0, f"{folder} has no generations yet; allowed: at least one batch")
+    if items is not None:
+        kept = ([g for g in batch.generations if g.index < items] for batch in batches)
+        batches = [
+            batch._replace(generations=generations)
+            for batch, generations in zip(batches, kept, strict=True)
+            if generations
+        ]
+    right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
+    return Judged(store, batches, right)
+
+
+def score_rows(found: Judged) -> list[ResultRow]:
+    """Quality and speed of one decoder."""
+    return [*pooled_rows(found.name, [found]), *_speed_rows(found)]
+
+
+def pooled_rows(name: str, parts: Sequence[Judged]) -> list[ResultRow]:
+    """Exact match, forwards and tokens a forward over the items of all parts."""
+    verdicts = [right for part in parts for right in part.right.values()]
+    generations = [generation for part in parts for generation in part.generations]
+    n, right = len(verdicts), sum(verdicts)
+    forwards = sum(generation.nfe for generation in generations)
+    tokens = sum(generation.length for generation in generations)
+    return [
+        ResultRow(
+            name=f"{name}/exact_match",
+            value=right / n,
+            unit="of items",
+            n=n,
+            interval=wilson_interval(right, n),
+        ),
+        ResultRow(name=f"{name}/nfe", value=forwards / n, unit="forwards", n=n),
+        ResultRow(name=f"{name}/tpf", value=tokens / forwards, unit="tokens/forward", n=n),
+    ]
+
+
+def _speed_rows(found: Judged) -> Iterator[ResultRow]:
+    """Answer tokens a second, of the batches that needed no compilation where there are such."""
+    warm = [batch for batch in found.batches if not batch.compiled]
+    name = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
+    timed = warm or found.batches
+    tokens = sum(generation.length for batch in timed for generation in batch.generations)
+    seconds = sum(batch.seconds for batch in timed)
+    yield ResultRow(name=f"{found.name}/{name}", value=tokens / seconds, unit="tokens/s")
+
+
+def phone_rows(found: Judged, socs: Sequence[str]) -> Iterator[ResultRow]:
+    """Mean latency of an item on each phone: the same forwards, of a model of LLaDA-8B's shape."""
+    if not socs:
+        return
+    workloads = [
+        as_if_llada_8b(trace, row)
+        for batch, trace in found.store.traces()
+        for row, generation in enumerate(batch.generations)
+        if generation.index in found.right
+    ]
+    folder = found.store.folder
+    require(
+        len(workloads) == len(found.right),
+        f"{folder} has traces of {len(workloads)} items; allowed: of all {len(found.right)}",
+    )
+    for soc in socs:
+        seconds, interval = mean_latency(workloads, soc)
+        yield ResultRow(
+            name=f"{found.name}/phone/{soc}",
+            value=seconds,
+            unit="s",
+            kind="modelled",
+            n=len(workloads),
+            interval=interval,
+            trace_source=workloads[0].source,
+        )
+
+
+def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
+    """The difference to a baseline on the same items, and whether it could be chance."""
+    require_same_items(baseline, found.settings["task"], 0)
+    indices = [index for index in found.right if index in baseline.right]
+    require(len(indices) == len(found.right), f"the baseline has {len(indices)} of the items")
+    result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
+    name = f"{found.name}/against/{baseline.settings['sampler_name']}"
+    return [
+        ResultRow(
+            name=f"{name}/difference",
+            value=result.difference,
+            unit="of items",
+            n=len(indices),
+            interval=result.interval,
+        ),
+        ResultRow(name=f"{name}/gained", value=result.gained, unit="items"),
+        ResultRow(name=f"{name}/lost", value=result.lost, unit="items"),
+        ResultRow(name=f"{name}/p_value", value=result.p_value, unit="McNemar, exact, two-sided"),
+    ]
+
+
+def require_same_items(baseline: Judged, task: Mapping[str, Any], items: int) -> None:
+    theirs = baseline.settings["task"]
+    require(theirs == task, f"the baseline's task is {theirs}; allowed: the same items, {task}")
+    lacking = [index for index in range(items) if index not in baseline.right]
+    require(not lacking, f"the baseline lacks item {lacking[:1]} of {items}; allowed: all of them")
