@@ -14,6 +14,7 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 
 CURVE_ROWS = 16
+EXACT_MATCH = "/exact_match"
 
 TEMPLATE = """\
 ---
@@ -94,6 +95,7 @@ small decisions of a task in one example. The last stage lasts to the end.
 |---|---|---|---|
 {curve}
 
+{probes}
 `training_log.jsonl` has the whole curve.
 """
 
@@ -119,6 +121,7 @@ def model_card(
     environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
     score_seed: int,
+    probe: str,
     scores: Sequence[Score],
     calibration: Mapping[str, Reliability],
 ) -> str:
@@ -145,6 +148,7 @@ def model_card(
         scores="\n".join(map(_score_line, scores)),
         calibration="\n".join(starmap(_calibration_line, calibration.items())),
         curve=_curve(metrics, minutes),
+        probes=_probes(metrics, probe),
     )
 
 
@@ -204,3 +208,19 @@ def _curve(metrics: Sequence[Mapping[str, Any]], minutes: Sequence[float]) -> st
         f"| {metrics[i]['accuracy']:.3f} |"
         for i in chosen
     )
+
+
+def _probes(metrics: Sequence[Mapping[str, Any]], probe: str) -> str:
+    """Exact match by step, where training measured it."""
+    measured = [row for row in metrics if any(name.endswith(EXACT_MATCH) for name in row)]
+    if not measured:
+        return ""
+    tasks = [name.removesuffix(EXACT_MATCH) for name in measured[0] if name.endswith(EXACT_MATCH)]
+    head = [f"| step | {' | '.join(tasks)} |", "|---" * (1 + len(tasks)) + "|"]
+    lines = [_probe_line(row, tasks) for row in measured]
+    return "\n".join([f"Exact match by step, of {probe}:", "", *head, *lines, ""])
+
+
+def _probe_line(row: Mapping[str, Any], tasks: Sequence[str]) -> str:
+    shares = " | ".join(f"{row[task + EXACT_MATCH]:.0%}" for task in tasks)
+    return f"| {row['step']:,} | {shares} |"

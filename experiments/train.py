@@ -9,7 +9,7 @@ model, `model/`.
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -32,9 +32,10 @@ from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.families import config_to_hf
+from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.export import export_model
-from llada_jax.training.loop import read_metrics, train
+from llada_jax.training.loop import Evaluate, read_metrics, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 TOKENIZER_TEXTS = 20_000
@@ -58,9 +59,12 @@ class ScoreConfig:
     batch_size: int = 50
     seed: int = 2
     block_length: int = 32
+    probe_items: int = 50
+    """Items of another seed that the model answers every `train.evaluate_every` steps."""
+    probe_threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("items", "batch_size"):
+        for name in ("items", "batch_size", "probe_items"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
@@ -69,6 +73,15 @@ class ScoreConfig:
         length = task.gen_length
         plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
         return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
+
+    def probe_sampler(self, task: Task) -> SamplerConfig:
+        """Confident tokens in parallel, which takes a fraction of the time."""
+        blockwise = self.samplers(task)["blockwise"]
+        return blockwise.replace(threshold=self.probe_threshold)
+
+    @property
+    def probe(self) -> "ScoreConfig":
+        return replace(self, items=self.probe_items, seed=self.seed + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +135,22 @@ def exact_match(
     return Score(task.name, name, sampler, right, config.items)
 
 
+def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evaluate:
+    """What a model that is being trained can do by now, for `metrics.jsonl`."""
+    tasks = [load_task(share.name) for share in config.data.tasks]
+    score = config.score
+
+    def evaluate(params: ModelParams) -> dict[str, float]:
+        answering = Model(model, params, tokenizer)
+        found = [
+            exact_match(answering, task, "probe", score.probe_sampler(task), score.probe)
+            for task in tasks
+        ]
+        return {f"{each.task}/exact_match": each.right / each.items for each in found}
+
+    return evaluate
+
+
 def train_and_export(config: RunConfig, run: Run) -> None:
     """Trains from the last checkpoint in the run folder, scores the model and exports it."""
     run.begin()
@@ -129,7 +158,8 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
-    state = train(run.folder, model_config, config.train, source)
+    evaluate = probe(config, model_config, tokenizer)
+    state = train(run.folder, model_config, config.train, source, evaluate)
     finish(config, run, Model(model_config, state.best_params, tokenizer), folder)
 
 
@@ -161,6 +191,8 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
         environment=env,
         metrics=metrics,
         score_seed=config.score.seed,
+        probe=f"{config.score.probe.items} items of seed {config.score.probe.seed}, block-wise, "
+        f"threshold {config.score.probe_threshold:g}",
         scores=scores,
         calibration=calibration,
     )

@@ -29,12 +29,15 @@ TINY = [
     "model.n_kv_heads=4",
     "model.head_dim=4",
     "model.ffn_width=16",
+    "tokenizer.source=null",
     "tokenizer.vocab_size=400",
     "data.tasks=[{name: word_problems, weight: 2, difficulties: [0]}, {name: countdown}]",
     "data.stages=[{steps: 1, retell_share: 1.0}, "
     "{steps: 1, drill_share: 0.5, drills: [{name: choices}]}]",
     "score.items=3",
     "score.batch_size=3",
+    "score.probe_items=2",
+    "train.evaluate_every=2",
 ]
 
 
@@ -118,5 +121,8 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert "python -m experiments.train train.steps=4" in card
     assert not re.search(r"\{[a-z_.]+\}", card)  # nothing left to fill in
+    assert "Exact match by step, of 2 items of seed 3" in card
+    assert re.search(r"\| step \| word_problems \| countdown \|", card)
     log = (tmp_path / "model" / "training_log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["step"] == 4
+    assert 0 <= json.loads(log[-1])["word_problems/exact_match"] <= 1

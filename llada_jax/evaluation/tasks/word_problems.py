@@ -22,6 +22,7 @@ LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number a
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 DRILLED_PROBLEMS = 3
+DRILLED_SUMS = 14
 EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
 
 THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
@@ -299,15 +300,25 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
-    """The equations of some problems, without and with their results."""
-    problems: list[Item] = []
-    while len(problems) < DRILLED_PROBLEMS:
+    """The equations of some problems, or one equation each of many that are not told.
+
+    Of the former the question has all numbers but the results, in order. In the latter a result
+    follows from the numbers beside it alone, and from no other equation.
+    """
+    told = rng.random() < 0.5
+    problems: list[list[str]] = []
+    while len(problems) < (DRILLED_PROBLEMS if told else DRILLED_SUMS):
         problem = draw(rng, difficulty, owns)
         if problem is not None:
-            problems.append(problem)
-    equations = [each for problem in problems for each in EQUATION.findall(problem.answer)]
+            problems.append(EQUATION.findall(problem.answer))
+    if told:
+        equations = [each for problem in problems for each in problem]
+        question = " ".join(each.partition("=")[0] for each in equations)
+    else:
+        equations = [rng.choice(problem) for problem in problems]
+        question = "Any sums."
     answer = " ".join(equations)
-    return Item(" ".join(each.partition("=")[0] for each in equations), answer, answer)
+    return Item(question, answer, answer)
 
 
 def _write(rng: Random, draft: Draft) -> Item:
