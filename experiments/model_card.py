@@ -87,7 +87,7 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
 In each stage some examples only repeat sentences of a question (retell), and some are drills: many
 small decisions of a task in one example. The last stage lasts to the end.
 
-| steps | tasks, by weight | retell | drill | drills, by weight |
+| steps | tasks, by weight (difficulties) | retell | drill | drills, by weight (difficulties) |
 |---|---|---|---|---|
 {stages}
 
@@ -188,7 +188,9 @@ def _stage_line(stage: Stage) -> str:
 
 
 def _weights(shares: Sequence[TaskShare]) -> str:
-    return ", ".join(f"{share.name} {share.weight:g}" for share in shares)
+    return ", ".join(
+        f"{share.name} {share.weight:g} ({'/'.join(map(str, share.drawn))})" for share in shares
+    )
 
 
 def _minutes(metrics: Sequence[Mapping[str, Any]]) -> list[float]:

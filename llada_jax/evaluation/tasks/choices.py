@@ -246,7 +246,7 @@ TASK = Task(
         level: f"numbers up to {largest}, {DISTRACTIONS[level]} idle sentences"
         for level, largest in LARGEST_VALUE.items()
     },
-    default_difficulty=1,
+    default_difficulty=0,
     gen_length=64,
     drill=drill,
 )

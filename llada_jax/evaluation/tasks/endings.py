@@ -231,6 +231,6 @@ TASK = Task(
     about="four endings of a story, one of which is consistent with it",
     draw=draw,
     difficulties={level: f"{count} idle sentences" for level, count in IDLE_SENTENCES.items()},
-    default_difficulty=1,
+    default_difficulty=0,
     gen_length=64,
 )

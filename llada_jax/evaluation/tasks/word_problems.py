@@ -534,7 +534,7 @@ TASK = Task(
     difficulties={
         difficulty: f"no number above {largest}" for difficulty, largest in LARGEST_VALUE.items()
     },
-    default_difficulty=1,
+    default_difficulty=0,
     gen_length=128,
     verify=verify,
     drill=drill,

@@ -241,7 +241,7 @@ TASK = Task(
     about="yes/no questions about a passage, decided by one or a few of its facts",
     draw=draw,
     difficulties={level: f"about {count} facts" for level, count in FACTS.items()},
-    default_difficulty=1,
+    default_difficulty=0,
     gen_length=64,
     drill=drill,
 )
