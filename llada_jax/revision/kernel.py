@@ -1,146 +1,190 @@
-"""The kernel that multiplies rows by tiles as they lie in memory. Needs numba.
+"""The kernel that multiplies rows by tiles as they lie in memory. Needs llvmlite.
 
-A tile's 32 outputs are 32 lanes of a vector: for each pair of inputs the kernel loads one vector of
+A tile's 32 outputs are 32 lanes of a vector. For each pair of inputs the kernel loads one vector of
 weights, decodes it in registers, and adds its products with every row. So a weight is decoded once
-for up to `MAX_ROWS` rows, and nothing decoded is ever stored. The body of a tile is written as LLVM
-vectors, because loops over lanes in Python keep the sums in memory; LLVM lowers the vectors to
-whatever the machine has (AVX-512, AVX2, NEON).
+for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in vectors of LLVM,
+which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
+nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
 """
 
-from collections.abc import Callable
-from functools import cache, partial
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
-import numba
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba.core import types
-from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic
 
 from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, Q4_0_BYTES, TILE, Kind
 
 MAX_ROWS = 8
 """Rows that one pass over the weights serves."""
 
-_BYTE, _HALF, _FLOAT = ir.IntType(8), ir.HalfType(), ir.FloatType()
-_BYTES, _HALFS = ir.VectorType(_BYTE, TILE), ir.VectorType(_HALF, TILE)
-_PAIR_OF_HALFS, _FLOATS = ir.VectorType(_HALF, 2 * TILE), ir.VectorType(_FLOAT, TILE)
+_INT, _LONG, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
+_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
+_INTS, _FLOATS = ir.VectorType(_INT, TILE), ir.VectorType(_FLOAT, TILE)
+_ARGUMENTS = (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * 3
+_SYMBOL = "multiply"
 
-Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray, int, int], None]
-"""`kernel(blocks [o, i, length], x [In, R], out [R, Out], first, last)`: tiles' columns first to
-last, into `out`; releases the GIL."""
+Body = Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
+"""From a loop's index and what it carries to what it carries on."""
+
+
+class Kernel:
+    """Compiled code for tiles of one kind and a number of rows, 1 to `MAX_ROWS`."""
+
+    def __init__(self, kind: Kind, n_rows: int):
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(),
+            features=llvm.get_host_cpu_features().flatten(),
+            opt=3,
+        )
+        module = llvm.parse_assembly(str(_Emitter(kind, n_rows).module))
+        self._engine = llvm.create_mcjit_compiler(module, machine)  # the code lives as long as this
+        self._engine.finalize_object()
+        address = self._engine.get_function_address(_SYMBOL)
+        self._function = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(address)
+
+    def __call__(
+        self, blocks: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, first: int, last: int
+    ) -> None:
+        """Columns `first` to `last` of tiles [o, i, length]: `inputs` [In, R], contiguous, times
+        these into `outputs` [Out, R], both float32."""
+        pointers = (array.ctypes.data for array in (blocks, inputs, outputs))
+        self._function(*pointers, blocks.shape[1], first, last)
 
 
 @cache
 def kernel_for(kind: Kind, n_rows: int) -> Kernel:
-    """The kernel for this many rows, 1 to `MAX_ROWS`; compiled by its first call, in a second."""
-    tile_product = intrinsic(_tile_product(kind, n_rows))
-
-    @numba.njit(nogil=True, boundscheck=False)
-    def kernel(blocks, x, out, first, last):
-        sums = np.zeros((n_rows, TILE), np.float32)
-        for column in range(first, last):
-            sums[:] = 0
-            for row in range(blocks.shape[1]):
-                tile_product(blocks, x, sums, column * blocks.shape[1] + row, row)
-            for r in range(n_rows):
-                for lane in range(TILE):
-                    out[r, column * TILE + lane] = sums[r, lane]
-
-    return kernel
+    """The kernel for this many rows, 1 to `MAX_ROWS`."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return Kernel(kind, n_rows)
 
 
-def _tile_product(kind: Kind, n_rows: int) -> Callable[..., Any]:
-    """`tile_product(blocks, x, sums, tile, row)`: sums += x of the tile's inputs by the tile."""
-    emit = partial(_EMITTERS[kind], n_rows=n_rows)
+class _Emitter:
+    """One function in LLVM's terms."""
 
-    def tile_product(typing, blocks, x, sums, tile, row):  # noqa: ANN
-        def codegen(context, builder, signature, args):
-            pointers = [
-                context.make_array(array_type)(context, builder, value).data
-                for array_type, value in zip(signature.args[:3], args[:3], strict=True)
-            ]
-            emit(builder, *pointers, *args[3:])
-            return context.get_dummy_value()
+    def __init__(self, kind: Kind, n_rows: int):
+        self._n_rows = n_rows
+        self._kind = kind
+        self.module = ir.Module(_SYMBOL)
+        self.module.triple = llvm.get_default_triple()
+        pointer = ir.PointerType()
+        signature = ir.FunctionType(ir.VoidType(), [pointer] * 3 + [_LONG] * 3)
+        function = ir.Function(self.module, signature, _SYMBOL)
+        for argument in function.args[:3]:
+            argument.add_attribute("noalias")
+        self._multiply_add = ir.Function(
+            self.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{TILE}f32"
+        )
+        self._build = ir.IRBuilder(function.append_basic_block())
+        self._columns(*function.args)
+        self._build.ret_void()
 
-        return types.void(blocks, x, sums, types.intp, types.intp), codegen
+    def _columns(self, blocks, inputs, outputs, n_tiles, first, last) -> None:
+        def column(index: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            start = self._build.mul(index, n_tiles)
 
-    return tile_product
+            def tile(row: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                place = self._build.mul(self._build.add(start, row), _LONG(_TILE_BYTES[self._kind]))
+                of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
+                return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
 
+            sums = self._loop(_LONG(0), n_tiles, [_FLOATS(None)] * self._n_rows, tile)
+            place = self._build.mul(index, _LONG(4 * TILE * self._n_rows))
+            for r, total in enumerate(sums):
+                target = self._at(outputs, self._build.add(place, _LONG(4 * TILE * r)))
+                self._build.store(total, target, align=4)
+            return []
 
-def _emit_q4_0(builder, blocks, x, sums, tile, row, *, n_rows: int) -> None:
-    start = _offset(builder, blocks, builder.mul(tile, _int(Q4_0_BYTES)), _BYTE)
-    inputs = _offset(builder, x, builder.mul(row, _int(TILE * n_rows)), _FLOAT)
-    partial_sums = [_FLOATS(None)] * n_rows
-    mask, shift, bias = (ir.Constant(_BYTES, [_BYTE(v)] * TILE) for v in (15, 4, BIAS))
-    for pair in range(TILE // 2):
-        packed = _load(builder, start, pair * TILE, _BYTE, _BYTES)
-        nibbles = builder.and_(packed, mask), builder.lshr(packed, shift)
-        for half, integers in enumerate(nibbles):
-            weights = builder.sitofp(builder.sub(integers, bias), _FLOATS)
-            first = (2 * pair + half) * n_rows
-            partial_sums = _add_products(builder, partial_sums, weights, inputs, first)
-    scale = builder.fpext(_load(builder, start, NIBBLE_BYTES, _BYTE, _HALFS), _FLOATS)
-    for r, product in enumerate(partial_sums):
-        place = _pointer(builder, sums, r * TILE, _FLOAT, _FLOATS)
-        total = builder.load(place, align=4)
-        builder.store(_multiply_add(builder, scale, product, total), place, align=4)
+        self._loop(first, last, [], column)
 
+    def _tile(
+        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value]
+    ) -> Sequence[ir.Value]:
+        """The sums with a tile's inputs times the tile."""
+        decode = {"q4_0": self._nibbles, "float16": self._halfs}[self._kind]
 
-def _emit_float16(builder, blocks, x, sums, tile, row, *, n_rows: int) -> None:
-    start = _offset(builder, blocks, builder.mul(tile, _int(TILE * TILE)), _HALF)
-    inputs = _offset(builder, x, builder.mul(row, _int(TILE * n_rows)), _FLOAT)
-    places = [_pointer(builder, sums, r * TILE, _FLOAT, _FLOATS) for r in range(n_rows)]
-    totals = [builder.load(place, align=4) for place in places]
-    for pair in range(TILE // 2):
-        both = _load(builder, start, pair * 2 * TILE, _HALF, _PAIR_OF_HALFS)
+        def pair(index: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * self._n_rows)))
+            for half, weights in enumerate(decode(tile, index)):
+                sums = self._add_products(sums, weights, of_rows, half * self._n_rows)
+            return sums
+
+        pairs = _LONG(TILE // 2)
+        if self._kind == "float16":
+            return self._loop(_LONG(0), pairs, sums, pair)
+        products = self._loop(_LONG(0), pairs, [_FLOATS(None)] * len(sums), pair)
+        halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
+        scale = self._build.fpext(halfs, _FLOATS)
+        return [
+            self._build.call(self._multiply_add, [scale, product, total])
+            for product, total in zip(products, sums, strict=True)
+        ]
+
+    def _nibbles(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+        """The integers of an even and an odd input, as floats."""
+        place = self._build.mul(pair, _LONG(TILE))
+        packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
+        low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
+        nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
+        return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
+
+    def _halfs(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+        """The weights of an even and an odd input."""
+        place = self._build.mul(pair, _LONG(2 * 2 * TILE))
+        both = self._load(tile, place, ir.VectorType(_HALF, 2 * TILE))
+        weights = []
         for half in range(2):
-            lanes = ir.Constant(
-                ir.VectorType(ir.IntType(32), TILE), [2 * lane + half for lane in range(TILE)]
-            )
-            halfs = builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), lanes)
-            weights = builder.fpext(halfs, _FLOATS)
-            totals = _add_products(builder, totals, weights, inputs, (2 * pair + half) * n_rows)
-    for place, total in zip(places, totals, strict=True):
-        builder.store(total, place, align=4)
+            lanes = ir.Constant(_INTS, [_INT(2 * lane + half) for lane in range(TILE)])
+            undefined = ir.Constant(both.type, ir.Undefined)
+            halfs = self._build.shuffle_vector(both, undefined, lanes)
+            weights.append(self._build.fpext(halfs, _FLOATS))
+        return weights
+
+    def _add_products(
+        self, sums: Sequence[ir.Value], weights: ir.Value, inputs: ir.Value, first: int
+    ) -> Sequence[ir.Value]:
+        """The sums with one input's weights, times that input of each row."""
+        added = []
+        for r, total in enumerate(sums):
+            value = self._load(inputs, _LONG(4 * (first + r)), _FLOAT)
+            undefined = ir.Constant(_FLOATS, ir.Undefined)
+            one = self._build.insert_element(undefined, value, _INT(0))
+            everywhere = self._build.shuffle_vector(one, undefined, _INTS(None))
+            added.append(self._build.call(self._multiply_add, [everywhere, weights, total]))
+        return added
+
+    def _loop(
+        self, start: ir.Value, stop: ir.Value, carried: Sequence[ir.Value], body: Body
+    ) -> Sequence[ir.Value]:
+        """What a loop over [start, stop), which is not empty, carries to its end."""
+        build = self._build
+        before, inside = build.block, build.append_basic_block()
+        build.branch(inside)
+        build.position_at_end(inside)
+        index = build.phi(_LONG)
+        phis = [build.phi(value.type) for value in carried]
+        results = body(index, phis)
+        after = build.add(index, _LONG(1))
+        for phi, first, again in zip(
+            [index, *phis], [start, *carried], [after, *results], strict=True
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(again, build.block)
+        done = build.append_basic_block()
+        build.cbranch(build.icmp_signed("<", after, stop), inside, done)
+        build.position_at_end(done)
+        return results
+
+    def _at(self, base: ir.Value, offset: ir.Value) -> ir.Value:
+        """A pointer so many bytes further."""
+        return self._build.gep(base, [offset], source_etype=_BYTE)
+
+    def _load(self, base: ir.Value, offset: ir.Value, kind: Any) -> ir.Value:
+        return self._build.load(self._at(base, offset), align=1, typ=kind)
 
 
-_EMITTERS: dict[Kind, Callable[..., None]] = {"q4_0": _emit_q4_0, "float16": _emit_float16}
-
-
-def _add_products(builder, sums, weights, inputs, first: int) -> list[ir.Value]:
-    """The sums with one input's weights, times that input of each row."""
-    added = []
-    for r, total in enumerate(sums):
-        value = builder.load(_pointer(builder, inputs, first + r, _FLOAT, _FLOAT), align=4)
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), TILE), [0] * TILE)
-        undefined = ir.Constant(_FLOATS, ir.Undefined)
-        splat = builder.insert_element(undefined, value, ir.IntType(32)(0))
-        splat = builder.shuffle_vector(splat, undefined, lanes)
-        added.append(_multiply_add(builder, splat, weights, total))
-    return added
-
-
-def _multiply_add(builder, a, b, c) -> ir.Value:
-    """a * b + c, rounded once where the machine can."""
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    function = get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{TILE}f32")
-    return builder.call(function, [a, b, c])
-
-
-def _int(value: int) -> ir.Constant:
-    return ir.IntType(64)(value)
-
-
-def _offset(builder, pointer, index, element: ir.Type) -> ir.Value:
-    typed = builder.bitcast(pointer, element.as_pointer())
-    return builder.gep(typed, [index])
-
-
-def _pointer(builder, base, index: int, element: ir.Type, target: ir.Type) -> ir.Value:
-    return builder.bitcast(_offset(builder, base, _int(index), element), target.as_pointer())
-
-
-def _load(builder, base, index: int, element: ir.Type, target: ir.Type) -> ir.Value:
-    return builder.load(_pointer(builder, base, index, element, target), align=1)
+_TILE_BYTES: dict[Kind, int] = {"q4_0": Q4_0_BYTES, "float16": 2 * TILE * TILE}
