@@ -29,6 +29,9 @@ _SYMBOL = "multiply"
 
 Body = Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
 """From a loop's index and what it carries to what it carries on."""
+Decode = Callable[[ir.Value, ir.Value], Sequence[ir.Value]]
+"""The weights of a tile's pair of inputs, the even and the odd one, as floats."""
+_ROWS_THAT_WAIT = 3
 
 
 class Kernel:
@@ -40,7 +43,7 @@ class Kernel:
             features=llvm.get_host_cpu_features().flatten(),
             opt=3,
         )
-        module = llvm.parse_assembly(str(_Emitter(kind, n_rows).module))
+        module = llvm.parse_assembly(str(function_for(kind, n_rows)))
         self._engine = llvm.create_mcjit_compiler(module, machine)  # the code lives as long as this
         self._engine.finalize_object()
         address = self._engine.get_function_address(_SYMBOL)
@@ -61,6 +64,11 @@ def kernel_for(kind: Kind, n_rows: int) -> Kernel:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return Kernel(kind, n_rows)
+
+
+def function_for(kind: Kind, n_rows: int) -> ir.Module:
+    """A module with one function, which calls nothing and keeps all it decodes in registers."""
+    return _Emitter(kind, n_rows).module
 
 
 class _Emitter:
@@ -105,18 +113,9 @@ class _Emitter:
         self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value]
     ) -> Sequence[ir.Value]:
         """The sums with a tile's inputs times the tile."""
-        decode = {"q4_0": self._nibbles, "float16": self._halfs}[self._kind]
-
-        def pair(index: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * self._n_rows)))
-            for half, weights in enumerate(decode(tile, index)):
-                sums = self._add_products(sums, weights, of_rows, half * self._n_rows)
-            return sums
-
-        pairs = _LONG(TILE // 2)
         if self._kind == "float16":
-            return self._loop(_LONG(0), pairs, sums, pair)
-        products = self._loop(_LONG(0), pairs, [_FLOATS(None)] * len(sums), pair)
+            return self._products(tile, inputs, sums, self._halfs)
+        products = self._products(tile, inputs, [_FLOATS(None)] * len(sums), self._nibbles)
         halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
         scale = self._build.fpext(halfs, _FLOATS)
         return [
@@ -124,8 +123,30 @@ class _Emitter:
             for product, total in zip(products, sums, strict=True)
         ]
 
+    def _products(
+        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value], decode: Decode
+    ) -> Sequence[ir.Value]:
+        """The sums with a tile's inputs times its weights, without their scales.
+
+        Few rows have few sums, each of which would wait for its last addition: these get a second
+        sum for the odd inputs.
+        """
+        n_rows = self._n_rows
+        carried = [*sums, *[_FLOATS(None)] * (n_rows if n_rows <= _ROWS_THAT_WAIT else 0)]
+
+        def pair(index: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
+            even, odd = decode(tile, index)
+            first = self._add_products(sums[:n_rows], even, of_rows, 0)
+            second = self._add_products(sums[n_rows:] or first, odd, of_rows, n_rows)
+            return [*first, *second] if len(sums) > n_rows else second
+
+        found = self._loop(_LONG(0), _LONG(TILE // 2), carried, pair)
+        if len(found) == n_rows:
+            return found
+        return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
+
     def _nibbles(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
-        """The integers of an even and an odd input, as floats."""
         place = self._build.mul(pair, _LONG(TILE))
         packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
         low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
@@ -133,7 +154,6 @@ class _Emitter:
         return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
 
     def _halfs(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
-        """The weights of an even and an odd input."""
         place = self._build.mul(pair, _LONG(2 * 2 * TILE))
         both = self._load(tile, place, ir.VectorType(_HALF, 2 * TILE))
         weights = []
