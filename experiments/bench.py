@@ -75,7 +75,7 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: hot paths of a small model, a step of LLaDA-8B, planners, sampling, or revision."""
+    """One suite: hot paths of a small model, LLaDA-8B's step, planners, sampling, or revision."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
         return

@@ -1,9 +1,9 @@
 """The suite `revision`: a few rows through one layer, over tiles and over float32 weights.
 
 Four forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
-weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on the int4 weights, which
-XLA dequantizes in the graph. Beside the times stand the bytes of each one's matrices, what the
-program needs beside its inputs, and how far the results are from the first one's.
+weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which XLA
+dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far the
+results are from the first one's.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,9 +59,7 @@ def time_revision(
     threads = config.threads or available_cores()
     yield ResultRow(name="revision/threads", value=threads, unit="threads")
     for name, params in forms.items():
-        yield ResultRow(
-            name=f"revision/{name}/weights", value=_bytes(params) / 1e6, unit="MB"
-        )
+        yield ResultRow(name=f"revision/{name}/weights", value=_bytes(params) / 1e6, unit="MB")
         ratio = _bytes(forms[BASELINE]) / _bytes(params)
         if name != BASELINE:
             yield ResultRow(name=f"revision/{name}/memory", value=ratio, unit="x smaller")

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import Weight, linear
+from llada_jax.model.quantize import linear
 from llada_jax.types import Rows
 
 HIDDEN_SCORE = -3e4

@@ -46,7 +46,9 @@ def model_of(config, kind="q4_0"):
 def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
     cache = empty_cache(config.n_layers, batch, length, config.n_kv_heads, config.head_dim, dtype)
     keys = jax.random.split(jax.random.key(1), 2)
-    return type(cache)(*(jax.random.normal(k, c.shape, dtype) for k, c in zip(keys, cache)))
+    return type(cache)(
+        *(jax.random.normal(k, c.shape, dtype) for k, c in zip(keys, cache, strict=True))
+    )
 
 
 def some_rows(batch=2, length=CACHED):
@@ -91,7 +93,10 @@ def test_other_models(changes):
     packed, params = model_of(config)
     denoiser = tiled_denoiser(config, ScoreRules(), threads=1)
     rows, cache = some_rows(), cache_of(config, 2)
-    found, expected = denoiser.forward_rows(packed, rows, cache), forward(params, config, rows, cache)
+    found, expected = (
+        denoiser.forward_rows(packed, rows, cache),
+        forward(params, config, rows, cache),
+    )
     assert_same_rows(found, expected, rows.live)
     scores = denoiser.score_rows(packed, expected.hidden, None)
     for ours, theirs in zip(scores, score_rows(params, expected.hidden, None), strict=True):
@@ -175,9 +180,7 @@ def test_memory_of_the_weights():
     packed, params = model_of(config)
     pairs = [
         (tiles.nbytes, weight.nbytes)
-        for tiles, weight in zip(
-            jax.tree.leaves(packed), jax.tree.leaves(params), strict=True
-        )
+        for tiles, weight in zip(jax.tree.leaves(packed), jax.tree.leaves(params), strict=True)
         if isinstance(tiles, Tiles)
     ]
     assert len(pairs) == 7 * config.n_layers + 1
