@@ -1,9 +1,9 @@
 """The suite `revision`: a few rows through one layer, over tiles and over float32 weights.
 
 Four forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
-weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which XLA
-dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far the
-results are from the first one's.
+weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which
+XLA dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far
+the results are from the first one's.
 """
 
 from collections.abc import Callable, Iterator
