@@ -196,7 +196,7 @@ def score_tiled_rows(
     """As `score_rows`; a head that is the embedding is no tiles, and XLA's own product."""
     head: Any = params.head
     if head is None:
-        return _score(params, hidden, noise_keys, rules)
+        return _score(params._replace(layers=()), hidden, noise_keys, rules)
     x = np.asarray(hidden.astype(jnp.float32))
     vocab, chunk = head.shape[0], max(TILE, rules.chunk // TILE * TILE)
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
