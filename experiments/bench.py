@@ -5,6 +5,7 @@
     python -m experiments.bench suite=llada8b_step
     python -m experiments.bench suite=planning
     python -m experiments.bench suite=sampling
+    python -m experiments.bench suite=revision
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -28,6 +29,7 @@ import llada_jax as lj
 from experiments.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.planning import time_planning
 from experiments.results import ResultRow
+from experiments.revision_bench import RevisionBenchConfig, time_revision
 from experiments.run import Run, launch
 from experiments.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.timers import best_times
@@ -38,7 +40,7 @@ from llada_jax.model.params import init_params
 from llada_jax.rows import make_rows
 from llada_jax.types import Scores
 
-Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling"]
+Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling", "revision"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class BenchConfig:
     seed: int = 0
     llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
+    revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
 
     def __post_init__(self) -> None:
         require_choice("suite", self.suite, Suite)
@@ -72,7 +75,7 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: hot paths of a small model, a step of LLaDA-8B, planners, or sampling."""
+    """One suite: hot paths of a small model, LLaDA-8B's step, planners, sampling, or revision."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
         return
@@ -82,11 +85,13 @@ def bench(config: BenchConfig, run: Run) -> None:
         return
     model = config.architecture
     if model is None:
-        needed = {"llada8b_step": "llada_8b", "sampling": "medium"}[config.suite]
+        needed = {"sampling": "medium"}.get(config.suite, "llada_8b")
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     run.begin()
     if config.suite == "sampling":
         timed = time_sampling(model_of(config), config.sampling, config.repeats, config.seed)
+    elif config.suite == "revision":
+        timed = time_revision(model, config.revision, config.repeats, config.seed)
     else:
         timed = time_llada8b(model, config.llada8b_step, config.repeats)
     rows = []

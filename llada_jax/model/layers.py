@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import Attention, FeedForward
-from llada_jax.model.quantize import Weight, linear
+from llada_jax.model.quantize import linear
 from llada_jax.types import Rows
 
 HIDDEN_SCORE = -3e4
@@ -53,18 +53,29 @@ def project_qkv(
     x: Float[Array, "B R D"], weights: Attention, config: ModelConfig, angles: Rotation
 ) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
     """Queries and keys after RoPE, and values."""
+    projected = (linear(x, matrix) for matrix in (weights.query, weights.key, weights.value))
+    return finish_qkv(*projected, weights, config, angles)
 
-    def heads(weight: Weight, bias: Array | None, norm: Array | None) -> Array:
-        out = linear(x, weight)
+
+def finish_qkv(
+    query: Float[Array, "B R HDh"],
+    key: Float[Array, "B R KDh"],
+    value: Float[Array, "B R KDh"],
+    weights: Attention,
+    config: ModelConfig,
+    angles: Rotation,
+) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
+    """What follows the three matrices of `project_qkv`: biases, norms and RoPE, by head."""
+
+    def heads(out: Array, bias: Array | None, norm: Array | None) -> Array:
         if bias is not None:
             out = out + bias
-        out = out.reshape(*x.shape[:2], -1, config.head_dim)
+        out = out.reshape(*out.shape[:2], -1, config.head_dim)
         return out if norm is None else rms_norm(out, norm, config.norm_eps)
 
-    query = heads(weights.query, weights.query_bias, weights.query_norm)
-    key = heads(weights.key, weights.key_bias, weights.key_norm)
-    value = heads(weights.value, weights.value_bias, None)
-    return rotate(query, angles), rotate(key, angles), value
+    turned_query = rotate(heads(query, weights.query_bias, weights.query_norm), angles)
+    turned_key = rotate(heads(key, weights.key_bias, weights.key_norm), angles)
+    return turned_query, turned_key, heads(value, weights.value_bias, None)
 
 
 def attention_bias(rows: Rows) -> Float[Array, "B R T"]:

@@ -83,9 +83,30 @@ def test_one_pass_samples_what_float64_does():
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
+def test_revision_beside_float32(tmp_path):
+    pytest.importorskip("llvmlite")
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    wide = ["++architecture.width=64", "++architecture.head_dim=32", "++architecture.ffn_width=96"]
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *wide, *special, "suite=revision", "revision.rows=[1,3]",
+                      "revision.cached=8", "revision.threads=2")  # fmt: skip
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    assert rows["revision/q4_0_tiles/memory"]["value"] > 7
+    for name in ("q4_0_tiles", "float16_tiles", "int4_in_graph"):
+        assert rows[f"revision/{name}/3/speedup"]["value"] > 0
+        assert rows[f"revision/{name}/3/speedup"]["kind"] == "measured"
+    assert rows["revision/q4_0_tiles/3/error"]["value"] < 1e-5
+    assert 0 < rows["revision/float16_tiles/3/error"]["value"] < 1e-2
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("revision.rows=[]", "revision: rows is empty; allowed: at least one number of rows"),
+        ("revision.rows=[0]", "revision: rows is 0; allowed: 1 or more"),
+        ("revision.cached=-1", "revision: cached is -1; allowed: 0 or more"),
+        ("revision.threads=0", "revision: threads is 0; allowed: 1 or more, or null"),
         ("sampling.rows=[]", "sampling: rows is empty; allowed: at least one number of rows"),
         ("sampling.rows=[0]", "sampling: rows is 0; allowed: 1 or more"),
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),

@@ -1,0 +1,141 @@
+"""The suite `revision`: a few rows through one layer, over tiles and over float32 weights.
+
+Four forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
+weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which
+XLA dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far
+the results are from the first one's.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.results import ResultRow
+from experiments.timers import best_times
+from llada_jax.backend.resources import available_cores
+from llada_jax.config import ModelConfig, require
+from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.model.head import ScoreRules
+from llada_jax.model.params import ModelParams, init_params
+from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.tiles import Tiles, unpack_q4_0
+from llada_jax.rows import make_rows
+from llada_jax.types import KVCache, Rows
+
+BASELINE = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RevisionBenchConfig:
+    """What the suite times. The comments are in conf/bench.yaml."""
+
+    rows: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    cached: int = 256
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
+        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        require(self.cached >= 0, f"cached is {self.cached}; allowed: 0 or more")
+        require(
+            self.threads is None or self.threads > 0,
+            f"threads is {self.threads}; allowed: 1 or more, or null",
+        )
+
+
+def time_revision(
+    model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
+) -> Iterator[ResultRow]:
+    """All rows of the suite."""
+    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
+                        pad_id=None)  # fmt: skip
+    forms = _forms(one, seed)
+    threads = config.threads or available_cores()
+    yield ResultRow(name="revision/threads", value=threads, unit="threads")
+    for name, params in forms.items():
+        yield ResultRow(name=f"revision/{name}/weights", value=_bytes(params) / 1e6, unit="MB")
+        ratio = _bytes(forms[BASELINE]) / _bytes(params)
+        if name != BASELINE:
+            yield ResultRow(name=f"revision/{name}/memory", value=ratio, unit="x smaller")
+    for rows in config.rows:
+        yield from _compared(one, forms, rows, config.cached, threads, repeats)
+
+
+def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
+    """The parameters of one layer; the matrices stand for the same numbers in all but float16."""
+    tiles = pack_params(init_params(config, jax.random.key(seed)), config)
+
+    def integers(leaf: Any) -> Any:
+        return QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))) if isinstance(leaf, Tiles) else leaf
+
+    def floats(leaf: Any) -> Any:
+        if isinstance(leaf, Tiles):
+            return dequantize(integers(leaf), jnp.float32)
+        return leaf
+
+    wide = jax.tree.map(floats, tiles)
+    return {
+        BASELINE: wide,
+        "q4_0_tiles": tiles,
+        "float16_tiles": pack_params(wide, config, "float16"),
+        "int4_in_graph": jax.tree.map(integers, tiles),
+    }
+
+
+def _bytes(params: ModelParams) -> int:
+    """Of the layer's matrices. XLA's int4 lies one in a byte."""
+    matrices = jax.tree.leaves(
+        (params.layers[0].attention, params.layers[0].ffn),
+        is_leaf=lambda leaf: isinstance(leaf, QuantArray),
+    )
+    return sum(sum(part.nbytes for part in leaf) if isinstance(leaf, QuantArray) else leaf.nbytes
+               for leaf in matrices)  # fmt: skip
+
+
+def _compared(
+    config: ModelConfig,
+    forms: dict[str, ModelParams],
+    n_rows: int,
+    cached: int,
+    threads: int,
+    repeats: int,
+) -> Iterator[ResultRow]:
+    rows, cache = _rows(config, forms[BASELINE], n_rows, cached)
+    denoiser = tiled_denoiser(config, ScoreRules(), threads)
+    by_xla = jax.jit(forward_rows, static_argnums=1)
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, params in forms.items():
+        if name.endswith("tiles"):
+            calls[name] = partial(denoiser.forward_rows, params, rows, cache)
+        else:
+            calls[name] = partial(by_xla, params, config, rows, cache)
+    expected = np.asarray(calls[BASELINE]().hidden)
+    times = best_times(calls, repeats)
+    for name, call in calls.items():
+        prefix = f"revision/{name}/{n_rows}"
+        yield ResultRow(name=f"{prefix}/ms", value=times[name] * 1e3, unit="ms")
+        if name != BASELINE:
+            speedup = times[BASELINE] / times[name]
+            yield ResultRow(name=f"{prefix}/speedup", value=speedup, unit="x faster")
+            difference = np.abs(np.asarray(call().hidden) - expected).max()
+            error = float(difference / np.abs(expected).max())
+            yield ResultRow(name=f"{prefix}/error", value=error, unit="of the largest state")
+
+
+def _rows(
+    config: ModelConfig, params: ModelParams, n_rows: int, cached: int
+) -> tuple[Rows, KVCache]:
+    """Rows scattered over the cached positions, as tokens that the window left behind are."""
+    empty = cache_for(params, config, 1, cached)
+    keys = jax.random.split(jax.random.key(1), 2)
+    full = (jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, empty, strict=True))
+    positions = (jnp.arange(n_rows, dtype=jnp.int32) * max(1, cached // n_rows))[None]
+    every = jnp.ones(positions.shape, bool)
+    rows = make_rows(positions % config.vocab_size, positions, every, jnp.ones((1, cached), bool))
+    return rows, KVCache(*full)

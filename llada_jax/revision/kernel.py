@@ -1,0 +1,210 @@
+"""The kernel that multiplies rows by tiles as they lie in memory. Needs llvmlite.
+
+A tile's 32 outputs are 32 lanes of a vector. For each pair of inputs the kernel loads one vector of
+weights, decodes it in registers, and adds its products with every row. So a weight is decoded once
+for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in vectors of LLVM,
+which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
+nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+
+from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, Q4_0_BYTES, TILE, Kind
+
+MAX_ROWS = 8
+"""Rows that one pass over the weights serves."""
+
+_INT, _LONG, _BYTE = ir.IntType(32), ir.IntType(64), ir.IntType(8)
+_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
+_INTS, _FLOATS = ir.VectorType(_INT, TILE), ir.VectorType(_FLOAT, TILE)
+_ARGUMENTS = (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * 3
+_SYMBOL = "multiply"
+
+Body = Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
+"""From a loop's index and what it carries to what it carries on."""
+Decode = Callable[[ir.Value, ir.Value], Sequence[ir.Value]]
+"""The weights of a tile's pair of inputs, the even and the odd one, as floats."""
+_ROWS_THAT_WAIT = 3
+
+
+class Kernel:
+    """Compiled code for tiles of one kind and a number of rows, 1 to `MAX_ROWS`."""
+
+    def __init__(self, kind: Kind, n_rows: int):
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(),
+            features=llvm.get_host_cpu_features().flatten(),
+            opt=3,
+        )
+        module = llvm.parse_assembly(str(function_for(kind, n_rows)))
+        self._engine = llvm.create_mcjit_compiler(module, machine)  # the code lives as long as this
+        self._engine.finalize_object()
+        address = self._engine.get_function_address(_SYMBOL)
+        self._function = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(address)
+
+    def __call__(
+        self, blocks: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, first: int, last: int
+    ) -> None:
+        """Columns `first` to `last` of tiles [o, i, length]: `inputs` [In, R], contiguous, times
+        these into `outputs` [Out, R], both float32."""
+        pointers = (array.ctypes.data for array in (blocks, inputs, outputs))
+        self._function(*pointers, blocks.shape[1], first, last)
+
+
+@cache
+def kernel_for(kind: Kind, n_rows: int) -> Kernel:
+    """The kernel for this many rows, 1 to `MAX_ROWS`."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return Kernel(kind, n_rows)
+
+
+def function_for(kind: Kind, n_rows: int) -> ir.Module:
+    """A module with one function, which calls nothing and keeps all it decodes in registers."""
+    return _Emitter(kind, n_rows).module
+
+
+class _Emitter:
+    """One function in LLVM's terms."""
+
+    def __init__(self, kind: Kind, n_rows: int):
+        self._n_rows = n_rows
+        self._kind = kind
+        self.module = ir.Module(_SYMBOL)
+        self.module.triple = llvm.get_default_triple()
+        pointer = ir.PointerType()
+        signature = ir.FunctionType(ir.VoidType(), [pointer] * 3 + [_LONG] * 3)
+        function = ir.Function(self.module, signature, _SYMBOL)
+        for argument in function.args[:3]:
+            argument.add_attribute("noalias")
+        self._multiply_add = ir.Function(
+            self.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{TILE}f32"
+        )
+        self._build = ir.IRBuilder(function.append_basic_block())
+        self._columns(*function.args)
+        self._build.ret_void()
+
+    def _columns(self, blocks, inputs, outputs, n_tiles, first, last) -> None:
+        def column(index: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            start = self._build.mul(index, n_tiles)
+
+            def tile(row: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                place = self._build.mul(self._build.add(start, row), _LONG(_TILE_BYTES[self._kind]))
+                of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
+                return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
+
+            sums = self._loop(_LONG(0), n_tiles, [_FLOATS(None)] * self._n_rows, tile)
+            place = self._build.mul(index, _LONG(4 * TILE * self._n_rows))
+            for r, total in enumerate(sums):
+                target = self._at(outputs, self._build.add(place, _LONG(4 * TILE * r)))
+                self._build.store(total, target, align=4)
+            return []
+
+        self._loop(first, last, [], column)
+
+    def _tile(
+        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value]
+    ) -> Sequence[ir.Value]:
+        """The sums with a tile's inputs times the tile."""
+        if self._kind == "float16":
+            return self._products(tile, inputs, sums, self._halfs)
+        products = self._products(tile, inputs, [_FLOATS(None)] * len(sums), self._nibbles)
+        halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
+        scale = self._build.fpext(halfs, _FLOATS)
+        return [
+            self._build.call(self._multiply_add, [scale, product, total])
+            for product, total in zip(products, sums, strict=True)
+        ]
+
+    def _products(
+        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value], decode: Decode
+    ) -> Sequence[ir.Value]:
+        """The sums with a tile's inputs times its weights, without their scales.
+
+        Few rows have few sums, each of which would wait for its last addition: these get a second
+        sum for the odd inputs.
+        """
+        n_rows = self._n_rows
+        carried = [*sums, *[_FLOATS(None)] * (n_rows if n_rows <= _ROWS_THAT_WAIT else 0)]
+
+        def pair(index: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
+            even, odd = decode(tile, index)
+            first = self._add_products(sums[:n_rows], even, of_rows, 0)
+            second = self._add_products(sums[n_rows:] or first, odd, of_rows, n_rows)
+            return [*first, *second] if len(sums) > n_rows else second
+
+        found = self._loop(_LONG(0), _LONG(TILE // 2), carried, pair)
+        if len(found) == n_rows:
+            return found
+        return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
+
+    def _nibbles(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+        place = self._build.mul(pair, _LONG(TILE))
+        packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
+        low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
+        nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
+        return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
+
+    def _halfs(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+        place = self._build.mul(pair, _LONG(2 * 2 * TILE))
+        both = self._load(tile, place, ir.VectorType(_HALF, 2 * TILE))
+        weights = []
+        for half in range(2):
+            lanes = ir.Constant(_INTS, [_INT(2 * lane + half) for lane in range(TILE)])
+            undefined = ir.Constant(both.type, ir.Undefined)
+            halfs = self._build.shuffle_vector(both, undefined, lanes)
+            weights.append(self._build.fpext(halfs, _FLOATS))
+        return weights
+
+    def _add_products(
+        self, sums: Sequence[ir.Value], weights: ir.Value, inputs: ir.Value, first: int
+    ) -> Sequence[ir.Value]:
+        """The sums with one input's weights, times that input of each row."""
+        added = []
+        for r, total in enumerate(sums):
+            value = self._load(inputs, _LONG(4 * (first + r)), _FLOAT)
+            undefined = ir.Constant(_FLOATS, ir.Undefined)
+            one = self._build.insert_element(undefined, value, _INT(0))
+            everywhere = self._build.shuffle_vector(one, undefined, _INTS(None))
+            added.append(self._build.call(self._multiply_add, [everywhere, weights, total]))
+        return added
+
+    def _loop(
+        self, start: ir.Value, stop: ir.Value, carried: Sequence[ir.Value], body: Body
+    ) -> Sequence[ir.Value]:
+        """What a loop over [start, stop), which is not empty, carries to its end."""
+        build = self._build
+        before, inside = build.block, build.append_basic_block()
+        build.branch(inside)
+        build.position_at_end(inside)
+        index = build.phi(_LONG)
+        phis = [build.phi(value.type) for value in carried]
+        results = body(index, phis)
+        after = build.add(index, _LONG(1))
+        for phi, first, again in zip(
+            [index, *phis], [start, *carried], [after, *results], strict=True
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(again, build.block)
+        done = build.append_basic_block()
+        build.cbranch(build.icmp_signed("<", after, stop), inside, done)
+        build.position_at_end(done)
+        return results
+
+    def _at(self, base: ir.Value, offset: ir.Value) -> ir.Value:
+        """A pointer so many bytes further."""
+        return self._build.gep(base, [offset], source_etype=_BYTE)
+
+    def _load(self, base: ir.Value, offset: ir.Value, kind: Any) -> ir.Value:
+        return self._build.load(self._at(base, offset), align=1, typ=kind)
+
+
+_TILE_BYTES: dict[Kind, int] = {"q4_0": Q4_0_BYTES, "float16": 2 * TILE * TILE}

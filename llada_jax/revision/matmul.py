@@ -1,0 +1,71 @@
+"""Rows times tiles, on some threads of the host."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from jaxtyping import Float
+
+from llada_jax.config import require
+from llada_jax.revision.tiles import TILE, Kind, Tiles
+
+_CHUNKS_PER_THREAD = 4
+"""So that a thread which the machine has slowed down gets less of the work."""
+
+
+class TileMultiplier:
+    """`multiply(x, tiles)`: x times the weight transposed, as `linear` does, in float32.
+
+    Weights are decoded where they lie, tile by tile in registers: beside the result there is a copy
+    of `x` and nothing else. Threads work without the GIL, and any number of callers may share one
+    multiplier.
+    """
+
+    def __init__(self, threads: int):
+        require(threads > 0, f"threads is {threads}; allowed: 1 or more")
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
+        _kernels()  # the error of a missing package comes now
+
+    def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
+        """[..., In] float32 -> [..., Out] float32. Raises ValueError where they do not fit."""
+        out, inputs = tiles.shape
+        require(x.dtype == np.float32, f"x has dtype {x.dtype}; allowed: float32")
+        require(
+            x.ndim > 0 and x.shape[-1] == inputs,
+            f"x has shape {x.shape}; allowed: [..., {inputs}], the tiles' inputs",
+        )
+        rows = x.reshape(-1, inputs)
+        result = np.empty((len(rows), out), np.float32)
+        largest = _kernels()[1]
+        for start in range(0, len(rows), largest):
+            self._multiply(rows[start : start + largest], tiles, result[start : start + largest])
+        return result.reshape(*x.shape[:-1], out)
+
+    def _multiply(
+        self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
+    ) -> None:
+        kernel = _kernels()[0](tiles.kind, len(rows))
+        inputs = np.ascontiguousarray(rows.T)
+        columns = len(tiles.blocks)
+        sums = np.empty((columns, len(rows), TILE), np.float32)
+        size = -(-columns // (_CHUNKS_PER_THREAD * self._threads))
+        starts = iter(range(0, columns, size))
+
+        def work() -> None:
+            for first in starts:  # shared: each start is taken once
+                kernel(tiles.blocks, inputs, sums, first, min(first + size, columns))
+
+        helpers = [self._pool.submit(work) for _ in range(self._threads - 1)]
+        work()
+        for helper in helpers:
+            helper.result()
+        result.reshape(len(rows), columns, TILE)[:] = sums.swapaxes(0, 1)
+
+
+def _kernels() -> tuple[Callable[[Kind, int], Callable[..., None]], int]:
+    try:
+        from llada_jax.revision.kernel import MAX_ROWS, kernel_for
+    except ImportError as error:
+        raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
+    return kernel_for, MAX_ROWS

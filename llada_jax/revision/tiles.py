@@ -1,0 +1,181 @@
+"""Weights as the NPU's matrix unit takes them: tiles of 32 inputs by 32 outputs.
+
+llada.cpp (arXiv 2606.13740, §2.2 and §4) stores its weights so. A tile's rows are inputs, and its
+columns are outputs; two rows are interleaved (r0 c0, r1 c0, r0 c1, r1 c1, ...), and tiles follow
+each other in the order of the inner product: all of one column of tiles, then the next.
+
+In float16 a tile is 1024 numbers in that order. In Q4_0 the same order holds for nibbles, so a byte
+has the weights of one output for two neighbouring inputs, the even one low; integers are biased by
+8, as in GGUF. A group is a column of a tile, 32 inputs of one output, as in GGUF too, so no integer
+changes on the way. The 32 scales, in float16, follow the nibbles. The paper leaves both open: where
+its scales lie, and whether its groups follow the columns or the interleaved order.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Float16, UInt8
+
+from llada_jax.config import require
+from llada_jax.model.quantize import INT4_GROUP, QuantArray, quantize
+
+TILE = INT4_GROUP
+BIAS = 8
+NIBBLE_BYTES = TILE * TILE // 2
+Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
+"""A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
+Kind = Literal["q4_0", "float16"]
+_LENGTHS: dict[str, tuple[Kind, int]] = {
+    "uint8": ("q4_0", Q4_0_BYTES),
+    "float16": ("float16", TILE * TILE),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A weight [Out, In] in tiles; the array is contiguous, and the only copy.
+
+    Raises ValueError for an array that cannot be tiles of either kind.
+    """
+
+    blocks: UInt8[np.ndarray, "o i 576"] | Float16[np.ndarray, "o i 1024"]
+
+    def __post_init__(self) -> None:
+        dtype = str(self.blocks.dtype)
+        require(dtype in _LENGTHS, f"tiles have dtype {dtype}; allowed: {', '.join(_LENGTHS)}")
+        kind, length = _LENGTHS[dtype]
+        shape = self.blocks.shape
+        require(
+            len(shape) == 3 and shape[2] == length and self.blocks.size > 0,
+            f"{kind} tiles have shape {shape}; allowed: [Out / {TILE}, In / {TILE}, {length}]",
+        )
+        require(self.blocks.flags.c_contiguous, "tiles are strided; allowed: contiguous")
+
+    @cached_property
+    def kind(self) -> Kind:
+        return _LENGTHS[str(self.blocks.dtype)][0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[Out, In] of the weight."""
+        return self.blocks.shape[0] * TILE, self.blocks.shape[1] * TILE
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def columns(self, start: int, stop: int) -> "Tiles":
+        """Outputs `start` to `stop`, multiples of 32: a view."""
+        require(
+            0 <= start < stop <= self.shape[0] and start % TILE == stop % TILE == 0,
+            f"outputs {start} to {stop} of {self.shape[0]}; allowed: multiples of {TILE}",
+        )
+        return Tiles(self.blocks[start // TILE : stop // TILE])
+
+
+def pack_q4_0(weight: QuantArray) -> Tiles:
+    """Tiles of an int4 weight, without loss. Its scales must be float16 numbers."""
+    values = np.asarray(weight.values)
+    _require_shape(values)
+    require(
+        values.dtype == ml_dtypes.int4,
+        f"a weight of {values.dtype} in Q4_0 tiles; allowed: int4",
+    )
+    out, inputs = values.shape
+    scale = np.asarray(weight.scale)
+    require(
+        scale.shape == (out, inputs // TILE),
+        f"int4 scales have shape {scale.shape}; allowed: one for {TILE} inputs, "
+        f"{(out, inputs // TILE)}",
+    )
+    with np.errstate(over="ignore"):
+        narrow = scale.astype(np.float16)
+    inexact = narrow.astype(np.float32) != scale
+    require(
+        not inexact.any(),
+        f"scale {scale[inexact][:1]} is no float16 number; allowed: what `float16_scales` gives",
+    )
+    biased = (values.astype(np.int8) + BIAS).astype(np.uint8)
+    pairs = _interleaved(biased)
+    blocks = np.empty((out // TILE, inputs // TILE, Q4_0_BYTES), np.uint8)
+    blocks[..., :NIBBLE_BYTES] = pairs[..., 0::2] | pairs[..., 1::2] << 4
+    columns = narrow.reshape(out // TILE, TILE, -1).swapaxes(1, 2)
+    blocks[..., NIBBLE_BYTES:] = np.ascontiguousarray(columns).view(np.uint8)
+    return Tiles(blocks)
+
+
+def unpack_q4_0(tiles: Tiles) -> QuantArray:
+    """The int4 weight of Q4_0 tiles, as numpy arrays: `pack_q4_0` backwards."""
+    _require_kind(tiles, "q4_0")
+    nibbles = tiles.blocks[..., :NIBBLE_BYTES]
+    pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(*nibbles.shape[:2], -1)
+    values = (_in_rows(pairs).astype(np.int8) - BIAS).astype(ml_dtypes.int4)
+    columns = np.ascontiguousarray(tiles.blocks[..., NIBBLE_BYTES:]).view(np.float16)
+    scale = columns.swapaxes(1, 2).reshape(tiles.shape[0], -1).astype(np.float32)
+    return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
+
+
+def pack_float16(weight: Float16[np.ndarray, "Out In"]) -> Tiles:
+    """Tiles of a float16 weight."""
+    _require_shape(weight)
+    require(
+        weight.dtype == np.float16,
+        f"a weight of {weight.dtype} in float16 tiles; allowed: float16",
+    )
+    return Tiles(_interleaved(weight))
+
+
+def unpack_float16(tiles: Tiles) -> Float16[np.ndarray, "Out In"]:
+    """The weight of float16 tiles: `pack_float16` backwards."""
+    _require_kind(tiles, "float16")
+    return _in_rows(tiles.blocks)
+
+
+def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
+    """A float weight in groups of 32, with scales that Q4_0 can hold."""
+    return float16_scales(quantize(weight, bits=4))
+
+
+def float16_scales(weight: QuantArray) -> QuantArray:
+    """The weight with its scales rounded to float16; integers stay.
+
+    Raises ValueError for a scale beyond float16.
+    """
+    scale = np.asarray(weight.scale, np.float32)
+    limit = np.finfo(np.float16).max
+    require(
+        bool((np.abs(scale) <= limit).all()),
+        f"scale {np.abs(scale).max()} is too large for Q4_0; allowed: up to {limit}",
+    )
+    rounded = scale.astype(np.float16).astype(np.float32)
+    return weight._replace(scale=rounded)  # pyright: ignore[reportArgumentType]
+
+
+def _interleaved(weight: np.ndarray) -> np.ndarray:
+    """[Out, In] -> [Out / 32, In / 32, 1024] in the tiles' order."""
+    out, inputs = weight.shape
+    parts = weight.reshape(out // TILE, TILE, inputs // TILE, TILE // 2, 2)  # o column i pair row
+    return np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 4)).reshape(
+        out // TILE, inputs // TILE, -1
+    )
+
+
+def _in_rows(tiles: np.ndarray) -> np.ndarray:
+    """[o, i, 1024] -> [Out, In]: `_interleaved` backwards."""
+    out, inputs, _ = tiles.shape
+    parts = tiles.reshape(out, inputs, TILE // 2, TILE, 2)  # o i pair column row
+    return parts.transpose(0, 3, 1, 2, 4).reshape(out * TILE, inputs * TILE)
+
+
+def _require_shape(weight: np.ndarray) -> None:
+    require(
+        weight.ndim == 2 and weight.size > 0 and not any(size % TILE for size in weight.shape),
+        f"a weight of shape {weight.shape} in tiles; allowed: [Out, In], multiples of {TILE}",
+    )
+
+
+def _require_kind(tiles: Tiles, kind: Kind) -> None:
+    require(tiles.kind == kind, f"tiles are {tiles.kind}; allowed here: {kind}")

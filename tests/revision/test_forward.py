@@ -1,0 +1,228 @@
+"""The forward over tiles is `forward_rows` over the dequantized weights; so is a whole decoding."""
+
+import threading
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.config import ModelConfig, MoEConfig
+from llada_jax.model.forward import forward_rows
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.params import init_params
+from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
+from llada_jax.rows import empty_cache, make_rows
+from llada_jax.sampler.generate import decode
+
+pytest.importorskip("llvmlite")
+
+CONFIG = ModelConfig(
+    family="llada", vocab_size=160, width=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16,
+    ffn_width=96, rope_theta=1e4, norm_eps=1e-5, max_length=64, mask_id=150, eos_id=151,
+)  # fmt: skip
+CACHED = 40
+forward = jax.jit(forward_rows, static_argnums=1)
+
+
+def plain(leaf):
+    if not isinstance(leaf, Tiles):
+        return leaf
+    if leaf.kind == "float16":
+        return jnp.asarray(unpack_float16(leaf), jnp.float32)
+    return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
+
+
+def model_of(config, kind="q4_0"):
+    """Packed parameters, and what they stand for in float32."""
+    packed = pack_params(init_params(config, jax.random.key(0)), config, kind)
+    return packed, jax.tree.map(plain, packed)
+
+
+def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
+    cache = empty_cache(config.n_layers, batch, length, config.n_kv_heads, config.head_dim, dtype)
+    keys = jax.random.split(jax.random.key(1), 2)
+    return type(cache)(
+        *(jax.random.normal(k, c.shape, dtype) for k, c in zip(keys, cache, strict=True))
+    )
+
+
+def some_rows(batch=2, length=CACHED):
+    """Scattered positions, the last row of each dead."""
+    positions = jnp.asarray([[3, 17, 20, 0], [30, 5, 6, 0]][:batch], jnp.int32)
+    live = jnp.asarray([[True, True, True, False], [True, True, False, False]][:batch])
+    cached = jnp.arange(length) < 33
+    return make_rows(positions + 7, positions, live, jnp.broadcast_to(cached, (batch, length)))
+
+
+def assert_near(found, expected, at):
+    found, expected = np.asarray(found)[..., at, :], np.asarray(expected)[..., at, :]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def assert_same_rows(found, expected, live):
+    at = np.asarray(live)
+    assert_near(found.hidden, expected.hidden, at)
+    for name in ("keys", "values"):
+        flat = (
+            np.asarray(getattr(out, name)).reshape(*getattr(out, name).shape[:3], -1)
+            for out in (found, expected)
+        )
+        for ours, theirs in zip(*flat, strict=True):
+            assert_near(ours, theirs, at)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "float16"])
+def test_as_forward_rows(kind):
+    packed, params = model_of(CONFIG, kind)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=2)
+    rows, cache = some_rows(), cache_of(CONFIG, 2)
+    found = denoiser.forward_rows(packed, rows, cache)
+    assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"qk_norm": True}, {"qkv_bias": True}, {"tied_embeddings": True}], ids=str
+)
+def test_other_models(changes):
+    config = CONFIG.replace(**changes)
+    packed, params = model_of(config)
+    denoiser = tiled_denoiser(config, ScoreRules(), threads=1)
+    rows, cache = some_rows(), cache_of(config, 2)
+    found, expected = (
+        denoiser.forward_rows(packed, rows, cache),
+        forward(params, config, rows, cache),
+    )
+    assert_same_rows(found, expected, rows.live)
+    scores = denoiser.score_rows(packed, expected.hidden, None)
+    for ours, theirs in zip(scores, score_rows(params, expected.hidden, None), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def test_without_a_cache():
+    packed, params = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=1)
+    rows, cache = some_rows(length=0), denoiser.empty_cache(packed, 2, 0)
+    found = denoiser.forward_rows(packed, rows, cache)
+    assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
+
+
+def test_keys_have_the_dtype_of_the_cache():
+    packed, _ = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=1)
+    rows = some_rows()
+    wide = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2))
+    narrow = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2, dtype=jnp.bfloat16))
+    assert narrow.keys.dtype == narrow.values.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        narrow.hidden[0, :3], wide.hidden[0, :3], atol=0.05 * float(jnp.abs(wide.hidden).max())
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [ScoreRules(chunk=32), ScoreRules(chunk=96, forbidden=(150,), discounted=(3,)),
+     ScoreRules(temperature=0.7, chunk=64)],
+    ids=["streamed", "rules", "noise"],
+)  # fmt: skip
+def test_scores(rules):
+    packed, params = model_of(CONFIG)
+    hidden = jax.random.normal(jax.random.key(2), (2, 3, CONFIG.width))
+    keys = jax.random.split(jax.random.key(3), (2, 3)) if rules.temperature else None
+    found = tiled_denoiser(CONFIG, rules, threads=1).score_rows(packed, hidden, keys)
+    expected = score_rows(params, hidden, keys, rules)
+    np.testing.assert_array_equal(found.token, expected.token)
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def test_decoding_gives_the_same_tokens():
+    model = lj.load("tiny")
+    packed = pack_params(model.params, model.config)
+    settings = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
+    prompt = [[10, 20, 30, 40]]
+    denoiser = tiled_denoiser(model.config, ScoreRules(forbidden=(model.config.mask_id,)), 2)
+    found = decode(denoiser, packed, model.config, prompt, settings, loop="host")
+    expected = lj.generate(
+        model._replace(params=jax.tree.map(plain, packed)), prompt, settings, loop="host"
+    )
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+def test_beside_another_forward():
+    """From a thread of its own, as a worker runs it, while XLA runs the other rows."""
+    packed, params = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=2)
+    rows, cache = some_rows(), cache_of(CONFIG, 2)
+    expected = forward(params, CONFIG, rows, cache)
+    found = []
+
+    def refresh():
+        found.extend(denoiser.forward_rows(packed, rows, cache) for _ in range(5))
+
+    worker = threading.Thread(target=refresh)
+    worker.start()
+    for _ in range(20):
+        np.testing.assert_array_equal(forward(params, CONFIG, rows, cache).hidden, expected.hidden)
+    worker.join()
+    assert len(found) == 5
+    for out in found:
+        assert_same_rows(out, expected, rows.live)
+
+
+def test_memory_of_the_weights():
+    """Packed matrices are at most 1/7 of float32, and a forward stores none of them decoded."""
+    config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
+    packed, params = model_of(config)
+    pairs = [
+        (tiles.nbytes, weight.nbytes)
+        for tiles, weight in zip(jax.tree.leaves(packed), jax.tree.leaves(params), strict=True)
+        if isinstance(tiles, Tiles)
+    ]
+    assert len(pairs) == 7 * config.n_layers + 1
+    assert all(7 * small <= large for small, large in pairs)
+    del params
+    denoiser = tiled_denoiser(config, ScoreRules(), threads=1)
+    rows, cache = some_rows(), cache_of(config, 2)
+
+    def run():
+        return jax.block_until_ready(denoiser.forward_rows(packed, rows, cache))
+
+    run()
+    ours = {id(array) for array in jax.live_arrays()}
+    tracemalloc.start()
+    out = run()
+    allocated = tracemalloc.get_traced_memory()[1]  # numpy
+    tracemalloc.stop()
+    new = sum(array.nbytes for array in jax.live_arrays() if id(array) not in ours)
+    assert new <= sum(array.nbytes for array in out)
+    assert allocated < max(large for _, large in pairs) / 8
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pack_params(init_params(CONFIG.replace(ffn_width=80), jax.random.key(0)),
+                             CONFIG.replace(ffn_width=80)),
+         r"layers.0.ffn.gate: a weight of shape \(80, 64\) in tiles; allowed: \[Out, In\], mult"),
+        (lambda: pack_params(model_of(CONFIG)[1], CONFIG, "q8_0"),
+         "kind is 'q8_0'; allowed: 'q4_0', 'float16'"),
+        (lambda: pack_params(
+            jax.tree.map(lambda leaf: leaf * 1e6, model_of(CONFIG)[1]), CONFIG, "float16"),
+         "layers.0.attention.query: a weight of .*; allowed in float16: up to 65504"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_experts_are_refused():
+    moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=32)
+    config = CONFIG.replace(moe=moe)
+    with pytest.raises(ValueError, match="the model has experts; allowed: dense models"):
+        pack_params(init_params(config, jax.random.key(0)), config)

@@ -1,0 +1,152 @@
+"""Products with tiles: as with the dequantized weight, without a dequantized weight."""
+
+import builtins
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiles import Tiles, pack_float16, pack_q4_0, unpack_float16, unpack_q4_0
+
+pytest.importorskip("llvmlite")
+
+
+@pytest.fixture(scope="module")
+def multiply():
+    return TileMultiplier(threads=2)
+
+
+def random_tiles(rng, kind, out, inputs):
+    if kind == "float16":
+        return pack_float16(rng.standard_normal((out, inputs)).astype(np.float16))
+    values = rng.integers(-8, 8, (out, inputs)).astype(ml_dtypes.int4)
+    scale = rng.uniform(0.001, 1, (out, inputs // 32)).astype(np.float16).astype(np.float32)
+    return pack_q4_0(QuantArray(values, scale))
+
+
+def weight_of(tiles):
+    if tiles.kind == "float16":
+        return unpack_float16(tiles).astype(np.float32)
+    return np.asarray(dequantize(QuantArray(*map(np.asarray, unpack_q4_0(tiles))), np.float32))
+
+
+def assert_product(found, x, tiles):
+    """To 1e-5 of the largest sum of absolute products, and of the largest result."""
+    expected = x.astype(np.float64) @ weight_of(tiles).astype(np.float64).T
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "float16"])
+@pytest.mark.parametrize("n_rows", [*range(1, 9), 19])
+def test_as_dequantized(multiply, kind, n_rows):
+    rng = np.random.default_rng(n_rows)
+    tiles = random_tiles(rng, kind, 160, 384)
+    x = rng.standard_normal((n_rows, 384)).astype(np.float32)
+    assert_product(multiply(x, tiles), x, tiles)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["q4_0", "float16"]),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.integers(1, 4),
+)
+def test_any_shape(seed, kind, out, inputs, leading, threads):
+    rng = np.random.default_rng(seed)
+    tiles = random_tiles(rng, kind, 32 * out, 32 * inputs)
+    x = rng.standard_normal((*leading, 32 * inputs)).astype(np.float32)
+    found = TileMultiplier(threads)(x, tiles)
+    assert found.shape == (*leading, 32 * out)
+    if x.size:
+        assert_product(found, x, tiles)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "float16"])
+def test_each_weight_meets_its_input(multiply, kind):
+    """Products with unit vectors give the weight itself, exactly."""
+    tiles = random_tiles(np.random.default_rng(0), kind, 64, 64)
+    np.testing.assert_array_equal(multiply(np.eye(64, dtype=np.float32), tiles).T, weight_of(tiles))
+
+
+def test_a_strided_x_and_a_view_of_tiles(multiply):
+    rng = np.random.default_rng(0)
+    tiles = random_tiles(rng, "q4_0", 96, 64)
+    x = rng.standard_normal((128, 3)).astype(np.float32).T[:, ::2]
+    some = tiles.columns(32, 96)
+    assert_product(multiply(x, some), x, some)
+
+
+def test_callers_share_a_multiplier(multiply):
+    rng = np.random.default_rng(0)
+    tiles = random_tiles(rng, "q4_0", 256, 256)
+    inputs = [rng.standard_normal((1 + i % 8, 256)).astype(np.float32) for i in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        for x, found in zip(inputs, pool.map(lambda x: multiply(x, tiles), inputs), strict=True):
+            assert_product(found, x, tiles)
+
+
+def test_nothing_decoded_is_stored(multiply):
+    """All that is allocated is the copy of x, the sums and the result: numpy tells tracemalloc, and
+    the kernel calls nothing that could allocate."""
+    tiles = Tiles(np.full((64, 64, 576), 0x11, np.uint8))
+    x = np.ones((4, tiles.shape[1]), np.float32)
+    multiply(x, tiles)
+    tracemalloc.start()
+    found = multiply(x, tiles)
+    allocated = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.nbytes / 10
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "float16"])
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_the_kernel_calls_nothing(kind, n_rows):
+    from llada_jax.revision.kernel import function_for
+
+    module = function_for(kind, n_rows)
+    assert [function.name for function in module.functions] == ["multiply", "llvm.fmuladd.v32f32"]
+    assert "alloca" not in str(module)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((1, 32), np.float32), r"x has shape \(1, 32\); allowed: \[..., 64\]"),
+        (np.float32(0), r"x has shape \(\); allowed"),
+        (np.zeros((1, 64)), "x has dtype float64; allowed: float32"),
+        (np.zeros((1, 64), np.float16), "x has dtype float16; allowed: float32"),
+    ],
+)
+def test_bad_input(multiply, x, message):
+    with pytest.raises(ValueError, match=message):
+        multiply(np.asarray(x), pack_float16(np.zeros((32, 64), np.float16)))
+
+
+def test_bad_threads():
+    with pytest.raises(ValueError, match="threads is 0; allowed: 1 or more"):
+        TileMultiplier(0)
+
+
+def test_without_llvmlite(monkeypatch):
+    monkeypatch.delitem(sys.modules, "llada_jax.revision.kernel", raising=False)
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("llvmlite"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match="the extra 'revision'"):
+        TileMultiplier(1)

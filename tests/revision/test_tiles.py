@@ -1,0 +1,145 @@
+"""Tiles: their bytes are where the layout says, and packing loses nothing."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision.tiles import (
+    NIBBLE_BYTES,
+    Tiles,
+    float16_scales,
+    pack_float16,
+    pack_q4_0,
+    quantize_q4_0,
+    unpack_float16,
+    unpack_q4_0,
+)
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3)).map(lambda s: (32 * s[0], 32 * s[1]))
+
+
+def q4_0(seed, out, inputs):
+    """Any integers and any positive float16 scales, not just those of a quantizer."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-8, 8, (out, inputs)).astype(ml_dtypes.int4)
+    bits = rng.integers(1, 0x7C00, (out, inputs // 32)).astype(np.uint16)
+    return QuantArray(values, bits.view(np.float16).astype(np.float32))
+
+
+@given(st.integers(0, 2**32), SHAPES)
+def test_q4_0_comes_back(seed, shape):
+    weight = q4_0(seed, *shape)
+    tiles = pack_q4_0(weight)
+    values, scale = unpack_q4_0(tiles)
+    assert tiles.shape == shape
+    assert values.dtype == ml_dtypes.int4 and scale.dtype == np.float32
+    np.testing.assert_array_equal(values, weight.values)
+    np.testing.assert_array_equal(scale, weight.scale)
+
+
+@given(SHAPES.flatmap(lambda shape: arrays.arrays(np.uint16, shape)))
+def test_float16_comes_back_bit_by_bit(bits):
+    weight = bits.view(np.float16)  # NaN and infinity too
+    np.testing.assert_array_equal(unpack_float16(pack_float16(weight)).view(np.uint16), bits)
+
+
+def test_two_inputs_are_interleaved_and_tiles_follow_the_inner_product():
+    out, inputs = np.meshgrid(np.arange(64), np.arange(96), indexing="ij")
+    weight = (out + 100 * inputs % 2048).astype(np.float16)
+    blocks = pack_float16(weight).blocks
+    assert blocks.shape == (2, 3, 1024)
+    # The published order inside a tile: (r0, c0), (r1, c0), (r0, c1), ...; rows are inputs.
+    np.testing.assert_array_equal(
+        blocks[1, 2, :4], [weight[32, 64], weight[32, 65], weight[33, 64], weight[33, 65]]
+    )
+    np.testing.assert_array_equal(blocks[1, 2, 64:66], [weight[32, 66], weight[32, 67]])
+    assert blocks.reshape(-1)[1024] == weight[0, 32]  # the next inputs, not the next outputs
+
+
+def test_a_byte_of_q4_0_has_two_inputs_of_one_output():
+    values = np.zeros((32, 64), ml_dtypes.int4)
+    values[5, 32 + 6], values[5, 32 + 7] = -8, 7
+    scale = np.ones((32, 2), np.float32)
+    scale[5, 1] = 0.25
+    tile = pack_q4_0(QuantArray(values, scale)).blocks[0, 1]
+    assert tile[3 * 32 + 5] == 0xF0  # integers are biased by 8
+    assert (np.delete(tile[:NIBBLE_BYTES], 3 * 32 + 5) == 0x88).all()
+    assert tile[NIBBLE_BYTES:].view(np.float16)[5] == 0.25
+
+
+def test_gguf_blocks_keep_their_integers():
+    gguf = pytest.importorskip("gguf")
+    from llada_jax.checkpoint.gguf import _q4_0
+
+    weight = np.random.default_rng(0).standard_normal((32, 96)).astype(np.float32)
+    raw = gguf.quantize(weight, gguf.GGMLQuantizationType.Q4_0)
+    blocks = QuantArray(*_q4_0(raw))
+    tiles = pack_q4_0(blocks)
+    assert tiles.nbytes == raw.nbytes
+    np.testing.assert_array_equal(
+        np.asarray(dequantize(QuantArray(*map(np.asarray, unpack_q4_0(tiles))), np.float32)),
+        gguf.dequantize(raw, gguf.GGMLQuantizationType.Q4_0),
+    )
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (96, 64)])
+def test_q4_0_is_a_seventh_of_float32(shape):
+    tiles = pack_q4_0(q4_0(0, *shape))
+    assert 7 * tiles.nbytes <= 4 * np.prod(shape)
+    assert tiles.nbytes * 32 == 18 * np.prod(shape)
+
+
+def test_quantized_weights_are_near():
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    near = np.asarray(dequantize(quantize_q4_0(weight), np.float32))
+    group_max = np.abs(weight.reshape(64, 2, 32)).max(-1, keepdims=True)
+    error = np.abs(near - weight).reshape(64, 2, 32)
+    assert (error <= group_max * (1 / 14 + 1e-3)).all()
+
+
+def test_a_view_of_some_outputs():
+    weight = q4_0(1, 96, 64)
+    some = pack_q4_0(weight).columns(32, 96)
+    np.testing.assert_array_equal(unpack_q4_0(some).values, weight.values[32:])
+    assert some.blocks.base is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pack_q4_0(q4_0(0, 32, 32)._replace(values=np.zeros((32, 48), ml_dtypes.int4))),
+         r"shape \(32, 48\) in tiles; allowed: \[Out, In\], multiples of 32"),
+        (lambda: pack_float16(np.zeros((33, 32), np.float16)), r"shape \(33, 32\) in tiles"),
+        (lambda: pack_float16(np.zeros(32, np.float16)), r"shape \(32,\) in tiles"),
+        (lambda: pack_float16(np.zeros((0, 32), np.float16)), r"shape \(0, 32\) in tiles"),
+        (lambda: pack_float16(np.zeros((32, 32), np.float32)),
+         "float32 in float16 tiles; allowed: float16"),
+        (lambda: pack_q4_0(q4_0(0, 32, 32)._replace(values=np.zeros((32, 32), np.int8))),
+         "int8 in Q4_0 tiles; allowed: int4"),
+        (lambda: pack_q4_0(q4_0(0, 32, 64)._replace(scale=np.ones((32, 1), np.float32))),
+         r"shape \(32, 1\); allowed: one for 32 inputs, \(32, 2\)"),
+        (lambda: pack_q4_0(q4_0(0, 32, 32)._replace(scale=np.full((32, 1), 0.1, np.float32))),
+         r"scale \[0.1\] is no float16 number; allowed: what `float16_scales` gives"),
+        (lambda: float16_scales(q4_0(0, 32, 32)._replace(scale=np.full((32, 1), 1e5, np.float32))),
+         "scale 100000.0 is too large for Q4_0; allowed: up to 6550"),
+        (lambda: unpack_q4_0(pack_float16(np.zeros((32, 32), np.float16))),
+         "tiles are float16; allowed here: q4_0"),
+        (lambda: unpack_float16(pack_q4_0(q4_0(0, 32, 32))),
+         "tiles are q4_0; allowed here: float16"),
+        (lambda: Tiles(np.zeros((1, 1, 576), np.int8)), "dtype int8; allowed: uint8, float16"),
+        (lambda: Tiles(np.zeros((1, 1, 512), np.uint8)),
+         r"q4_0 tiles have shape \(1, 1, 512\); allowed: \[Out / 32, In / 32, 576\]"),
+        (lambda: Tiles(np.zeros((32, 32), np.float16)), r"float16 tiles have shape \(32, 32\)"),
+        (lambda: Tiles(np.zeros((2, 2, 576), np.uint8)[:, ::2]),
+         "tiles are strided; allowed: contiguous"),
+        (lambda: pack_q4_0(q4_0(0, 64, 32)).columns(16, 64),
+         "outputs 16 to 64 of 64; allowed: multiples of 32"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
