@@ -7,6 +7,7 @@ a loop looks like: what the last one prefetched is there, and it prefetches for 
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from llada_jax.device.timeline import Event, Task, Timeline
@@ -65,7 +66,7 @@ def planned_staging(graph: Graph, plan: Plan, *, copies: bool) -> PlannedStaging
     bounds = sorted(edges)
     stretch_at = [number for number, at in enumerate(bounds[1:]) for _ in range(bounds[number], at)]
     stretches = []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         compute = sum(graph.operators[index].compute_ns for index in plan.order[begin:end])
         name = names[begin] if end == begin + 1 else f"{names[begin]} to {names[end - 1]}"
         stretches.append(Stretch(name, compute / max(1, graph.compute_ns)))

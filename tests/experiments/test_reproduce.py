@@ -121,6 +121,12 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     assert {row["fitted"] for row in rows} == {True, False}
 
 
+def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
+    text = reproduce.report([], {})
+    for choice in ("no mapping event", "one token is committed", "until it is stable", "Llama-3-8B"):
+        assert choice in text
+
+
 def test_unknown_operations_are_warned_of_at_the_top():
     text = reproduce.report([], {}, ["sort f32[4] at part: priced as vector work"])
     assert "**Warning" in text and "- sort f32[4] at part: priced as vector work" in text
@@ -174,7 +180,7 @@ def test_bad_settings_are_named(entry, schema, override, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8650, SM8750, SM8850"),
+        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
         ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
         ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
     ],
