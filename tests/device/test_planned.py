@@ -50,15 +50,16 @@ def test_parts_add_up_and_compute_is_all_there(graph, budget, name):
 
 
 def test_the_next_step_is_prefetched_while_the_head_runs():
-    """Two slots, three equal layers: what is staged behind a long head is not waited for."""
+    """Two slots, three equal layers: the first two are staged before the step begins, and the third
+    while the second one runs, which is 2 ns too short."""
     graph = chain([4, 4, 4], [10, 10, 10], [12, 12, 12])
     plan = planner("greedy")(graph, one_buffer(8))
     assert len(plan.transfers) == 3
     alone, beside = step(graph, plan), step(graph, plan, Task("head", "cpu", 40e-9))
     assert alone.seconds * 1e9 == pytest.approx(36)
-    assert beside.seconds * 1e9 == pytest.approx(70)
+    assert beside.seconds * 1e9 == pytest.approx(30 + 40 + 2)
     ahead = [event for event in beside.events if "for the next step" in event.task.name]
-    assert ahead and all(event.start >= 0 and event.end <= 70.1e-9 for event in ahead)
+    assert ahead and all(event.start >= 0 and event.end <= 72.1e-9 for event in ahead)
 
 
 def test_copies_draw_from_memory_and_mappings_do_not():

@@ -123,7 +123,12 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
 
 def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
     text = reproduce.report([], {})
-    for choice in ("no mapping event", "one token is committed", "until it is stable", "Llama-3-8B"):
+    for choice in (
+        "no mapping event",
+        "one token is committed",
+        "until it is stable",
+        "Llama-3-8B",
+    ):
         assert choice in text
 
 
@@ -148,6 +153,21 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     assert "SM8750/latency" in capsys.readouterr().out
 
 
+def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
+    config = composed(
+        "simulate", simulate.SimulateConfig, "phones=[SM8750]", "planner=steady", "tokens=32",
+        "pictures=false",
+    )  # fmt: skip
+    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
+    rows = json.loads((tmp_path / "results.json").read_text())
+    values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if name.startswith("part/"))
+    assert parts == pytest.approx(values["latency"])
+    assert values["plan/stall"] == 0 < values["plan/transfers"]
+    assert 2000 < values["plan/resident"] < 3200
+
+
 def simulate_source() -> str:
     return "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
@@ -157,6 +177,7 @@ def simulate_source() -> str:
     [
         ("simulate", simulate.SimulateConfig, "phones=[]", "phones is empty"),
         ("simulate", simulate.SimulateConfig, "quant=int3", "quant is 'int3'; allowed"),
+        ("simulate", simulate.SimulateConfig, "planner=best", "planner is 'best'; allowed"),
         (
             "simulate",
             simulate.SimulateConfig,
