@@ -28,11 +28,11 @@ SOCS = ("SM8750", "SM8850", "SM8650")
 ONE_A_STEP = "one token a forward"
 
 CHOICES = (
-    "Table 2's step holds no mapping event. Otherwise `table6/npu_prefix_kv` would be a quarter too "
-    "fast: chosen with Table 6 in view.",
-    "How drafts become confident where one token is committed at a time (their chance shrinks with "
-    "what a forward brings of news). An earlier version of the process gave 69 s for `table6/mbsd`: "
-    "chosen with Table 6 in view.",
+    "Table 2's step holds no mapping event. Otherwise `table6/npu_prefix_kv` would be a quarter "
+    "too fast: chosen with Table 6 in view.",
+    "How drafts become confident where one token is committed at a time (their chance shrinks "
+    "with what a forward brings of news). An earlier version of the process gave 69 s for "
+    "`table6/mbsd`: chosen with Table 6 in view.",
     "A visible token of the current block stays in the window until it is stable, instead of "
     "becoming the CPU's to revise at once: chosen with Table 6 and Figure 11 in view.",
     "The NPU baseline of Llama-3-8B maps its buffers again in every step, as LLaDA's does: chosen "
