@@ -14,7 +14,7 @@ from statistics import median
 import hydra
 from omegaconf import DictConfig
 
-from experiments.claims import CHAPTERS, SOCS, Chapter
+from experiments.claims import CHAPTERS, CHOICES, SOCS, Chapter
 from experiments.phone_pictures import draw
 from experiments.phones import Calibrated
 from experiments.results import ResultRow
@@ -65,6 +65,11 @@ def report(
         "calibration. All other rows are predictions.",
         "",
         *_summary(chapters),
+        "",
+        "No number was fitted to a figure that is called a prediction here, but the author of the",
+        "model knew them. These choices of structure were made with such figures in view:",
+        "",
+        *(f"- {choice}" for choice in CHOICES),
     ]
     if unknown:
         lines += ["", "**Warning: operations that the cost model does not know.**", ""]

@@ -3,6 +3,7 @@
     python -m experiments.simulate trace=outputs/.../trace.npz shape=tiny
     python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
+    python -m experiments.simulate planner=steady system.runtime=swap
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens). All numbers are
 modelled. The run folder gets `timeline_<SoC>.json`, which ui.perfetto.dev opens.
@@ -20,6 +21,7 @@ from experiments.phone_pictures import draw_timeline
 from experiments.phones import Calibrated, model_shape, phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
+from experiments.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
 from llada_jax.device.chrome_trace import write_chrome_trace
 from llada_jax.device.dynamics import Decoding
@@ -28,6 +30,9 @@ from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import Phone, Simulated, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
 from llada_jax.device.workload import Workload, from_trace
+from llada_jax.swap.budget import MIB
+from llada_jax.swap.planners import planner
+from llada_jax.swap.timing import stall_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class SimulateConfig:
     quant: Quant = "int4_block32"
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
+    planner: str | None = None
     drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
@@ -50,6 +56,8 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
+        if self.planner is not None:
+            planner(self.planner)
         require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
         for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
             value = getattr(self, name)
@@ -63,11 +71,13 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     for profile in profiles:
         profile.kernels(config.system.kernels)
     workload = workload_of(config, graphs)
+    plans = [plan_of(config, workload, graphs, profile) for profile in profiles]
     run.begin()
     rows = []
-    for profile in profiles:
-        found = simulate(workload, graphs, profile, config.system)
-        rows += on_phone(workload, found, graphs, profile, config.system)
+    for profile, planned in zip(profiles, plans, strict=True):
+        staging = None if planned is None else planned.staging(profile)
+        found = simulate(workload, graphs, profile, config.system, staging)
+        rows += on_phone(workload, found, graphs, profile, config.system, planned)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
         shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
@@ -87,8 +97,22 @@ def workload_of(config: SimulateConfig, graphs: Graphs) -> Workload:
     return Calibrated().workloads(config.task, config.tokens, Decoding())[0]
 
 
+def plan_of(
+    config: SimulateConfig, workload: Workload, graphs: Graphs, profile: Profile
+) -> PlannedRun | None:
+    """The plan of the planner, where one is named."""
+    if config.planner is None:
+        return None
+    return plan_run(config.planner, workload, graphs, profile, config.system)
+
+
 def on_phone(
-    workload: Workload, found: Simulated, graphs: Graphs, profile: Profile, system: System
+    workload: Workload,
+    found: Simulated,
+    graphs: Graphs,
+    profile: Profile,
+    system: System,
+    planned: PlannedRun | None = None,
 ) -> Iterator[ResultRow]:
     """Latency with its uncertainty, breakdown, energy and memory."""
 
@@ -98,9 +122,11 @@ def on_phone(
             trace_source=workload.source, **more,
         )  # fmt: skip
 
-    sure = with_uncertainty(
-        profile, lambda moved: Phone(graphs, moved, system, workload.canvas).latency(workload)
-    )
+    def latency_on(moved: Profile) -> float:
+        staging = None if planned is None else planned.staging(moved)
+        return Phone(graphs, moved, system, workload.canvas, staging).latency(workload)
+
+    sure = with_uncertainty(profile, latency_on)
     spread = 1.96 * sure.deviation
     bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
     yield row("latency", found.seconds, "s", interval=bounds)
@@ -109,6 +135,11 @@ def on_phone(
         yield row(f"part/{name}", seconds, "s")
     for name, seconds in sure.largest:
         yield row(f"doubt/{name}", seconds, "s")
+    if planned is not None:
+        graph, plan = planned.graph, planned.plan
+        yield row("plan/resident", plan.resident_bytes(graph) / MIB, "MiB")
+        yield row("plan/transfers", len(plan.transfers), "a forward")
+        yield row("plan/stall", float(stall_of(graph, plan)) / 1e9, "s a forward, by the plan")
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")

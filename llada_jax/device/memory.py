@@ -20,9 +20,8 @@ mappings, nothing is ever mapped twice."""
 
 
 class Staging(NamedTuple):
-    """What one step makes visible, and whether that runs beside the NPU.
-
-    The record that a plan of `llada_jax.swap` fills.
+    """What one step makes visible in all, and whether that runs beside the NPU; spread over its
+    layers. `llada_jax.device.planned` has the record of a planner's plan, which says when.
     """
 
     copied_bytes: float = 0.0
@@ -95,7 +94,7 @@ def staging_for(
     resident_budget_mib: float = 3072,
     canvas: int = 0,
 ) -> Staging:
-    """What a steady-state step stages: the function behind which a planner can stand."""
+    """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged."""
     weights = layer_mib(model) * model.n_layers
     buffers = buffers_mib(weights, memory.buffer_mib)
     needed = weights + cache_mib(model, canvas)

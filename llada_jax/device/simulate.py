@@ -13,6 +13,7 @@ from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.device.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
 from llada_jax.device.energy import Energy, energy_of, total_energy
 from llada_jax.device.memory import Runtime, Staging, staging_for
+from llada_jax.device.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
 from llada_jax.device.profile import CpuClass, CpuKernels, Profile
 from llada_jax.device.timeline import Task, Timeline, breakdown, run
 from llada_jax.device.workload import Forward, Workload, distinct
@@ -85,11 +86,12 @@ def simulate(
     graphs: GraphsLike,
     profile: Profile,
     system: System | None = None,
-    staging: Staging | None = None,
+    staging: Staging | PlannedStaging | None = None,
 ) -> Simulated:
     """Latency, breakdown and energy of a run: sums over its forwards.
 
-    `staging` is what a plan makes each forward stage; by default what `system.runtime` gives.
+    `staging` is what each forward stages, by a plan or in all; by default what `system.runtime`
+    gives.
     """
     phone = Phone(graphs, profile, system or System(), workload.canvas, staging)
     steps: dict[Forward, Timeline] = {}
@@ -120,7 +122,7 @@ class Phone:
         profile: Profile,
         system: System,
         canvas: int = 0,
-        staging: Staging | None = None,
+        staging: Staging | PlannedStaging | None = None,
     ) -> None:
         self._graphs, self._profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
@@ -144,16 +146,24 @@ class Phone:
     def step(self, forward: Forward) -> Timeline:
         """One forward, from its inputs to its merged outputs; equal ones are simulated once."""
         if forward not in self._steps:
-            tasks = self._on_cpu(forward) if self._system.body == "cpu" else self._on_npu(forward)
-            self._steps[forward] = run(list(tasks), self._profile.memory.dram_gbps)
+            self._steps[forward] = self._simulated(forward)
         return self._steps[forward]
+
+    def _simulated(self, forward: Forward) -> Timeline:
+        gbps, staging = self._profile.memory.dram_gbps, self._staging
+        if self._system.body == "cpu":
+            return run(list(self._on_cpu(forward)), gbps)
+        if isinstance(staging, Staging):
+            return run(list(self._on_npu(forward, staging)), gbps)
+        tasks = list(self._as_planned(forward, staging))
+        return step_in_a_loop(run(tasks, gbps), "head")
 
     def latency(self, workload: Workload) -> float:
         """Seconds of a run."""
         kinds = distinct(workload.forwards)
         return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
 
-    def staging(self) -> Staging:
+    def staging(self) -> Staging | PlannedStaging:
         """What each forward stages."""
         return self._staging
 
@@ -164,18 +174,32 @@ class Phone:
         yield from self._layers(layer, "cpu", ())
         yield self._head_task(forward, self._cpu, "cpu")
 
-    def _on_npu(self, forward: Forward) -> Iterator[Task]:
-        lowered = self._graphs.layer(forward.rows, forward.cache)
-        layer = self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
+    def _on_npu(self, forward: Forward, staging: Staging) -> Iterator[Task]:
+        layer = self._npu_layer(forward)
         if forward.refreshed:
             yield self._refresh_task(forward)
-        overhead = self._kernels.step_overhead_us * 1e-6
-        if overhead:
-            yield Task("call", "npu", overhead, parts={"overhead": overhead})
-        staged = list(self._staging_tasks())
+        yield from self._call()
+        staged = list(self._staging_tasks(staging))
         yield from staged
         yield from self._layers(layer, "npu", tuple(task.name for task in staged))
         yield self._head_task(forward, self._head, "cpu")
+
+    def _as_planned(self, forward: Forward, planned: PlannedStaging) -> Iterator[Task]:
+        layer, count = self._npu_layer(forward), self._graphs.n_layers
+        parts = {name: count * seconds for name, seconds in layer.by_engine.items() if seconds}
+        body = Body(count * layer.seconds, count * layer.dram_bytes, parts)
+        revision = [self._refresh_task(forward)] if forward.refreshed else []
+        cpu = (*revision, self._head_task(forward, self._head, "cpu"))
+        return steps_tasks(planned, body, next(self._call(), None), cpu)
+
+    def _npu_layer(self, forward: Forward) -> StepCost:
+        lowered = self._graphs.layer(forward.rows, forward.cache)
+        return self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
+
+    def _call(self) -> Iterator[Task]:
+        overhead = self._kernels.step_overhead_us * 1e-6
+        if overhead:
+            yield Task("call", "npu", overhead, parts={"overhead": overhead})
 
     def _noted(self, cost: StepCost) -> StepCost:
         self._unknown.update(dict.fromkeys(cost.unknown))
@@ -188,9 +212,9 @@ class Phone:
             needs = (f"stage {index}",) if f"stage {index}" in staged else ()
             yield Task(name, lane, cost.seconds, cost.dram_bytes, needs, parts)
 
-    def _staging_tasks(self) -> Iterator[Task]:
+    def _staging_tasks(self, staging: Staging) -> Iterator[Task]:
         """One for each layer. Two slots: a copy waits for the layer before the last to be done."""
-        staging, count = self._staging, self._graphs.n_layers
+        count = self._graphs.n_layers
         if not staging.seconds:
             return
         for index in range(count):

@@ -1,11 +1,12 @@
-"""The planner for denoising loops: the least stall of a step in a loop without end.
+"""The planner for denoising loops: the least stall of a step in a loop without end, and of plans
+that stall equally the one that stages less.
 
 It starts from what is known to be good (the paper's plan, transfers paced over the step), counts
 what each leaves to the next step exactly, and searches on from the best. So it is never worse than
 the paper's planner with slots of the published size, or of the largest operator's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
@@ -42,15 +43,14 @@ class Steady:
         if everything is not None:
             return everything
         goal = Fraction(least_step_ns(graph, budget) - graph.compute_ns)
-        plans = list(_known(graph, budget))
-        best = min(plans, key=lambda plan: _cost(graph, plan))
-        for order in dict.fromkeys((tuple(range(len(graph))), best.order)):
-            if _cost(graph, best)[0] > goal:
-                plans += self._paced(graph, budget, order)
-                best = min(plans, key=lambda plan: _cost(graph, plan))
-        if _cost(graph, best)[0] > goal and len(graph) <= SMALL:
+        given = tuple(range(len(graph)))
+        plans = [*_known(graph, budget), *self._paced(graph, budget, given)]
+        best = _best(graph, plans)
+        if best.order != given and stall_of(graph, best) > goal:
+            plans += self._paced(graph, budget, best.order)
+        if len(graph) <= SMALL and stall_of(graph, _best(graph, plans)) > goal:
             plans += self._placed(graph, budget, plans, goal)
-        return min(plans, key=lambda plan: _cost(graph, plan))
+        return _best(graph, plans)
 
     def _paced(self, graph: Graph, budget: Budget, order: tuple[int, ...]) -> Iterator[Plan]:
         problem = Problem.of(graph, budget, order)
@@ -83,6 +83,11 @@ def _known(graph: Graph, budget: Budget) -> Iterator[Plan]:
             yield planner(graph, budget)
         except PlanError:
             continue
+
+
+def _best(graph: Graph, plans: Sequence[Plan]) -> Plan:
+    """Of equal stalls, the one that stages less."""
+    return min(plans, key=lambda plan: _cost(graph, plan))
 
 
 def _cost(graph: Graph, plan: Plan) -> Cost:

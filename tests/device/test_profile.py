@@ -120,7 +120,7 @@ def test_values_can_be_replaced_and_the_rest_stays():
 
 def test_unknown_names_list_what_there_is():
     phone = phone_profile("SM8750")
-    with pytest.raises(ValueError, match="phone is 'SM1'; allowed: SM8650, SM8750, SM8850"):
+    with pytest.raises(ValueError, match="phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"):
         phone_profile("SM1")
     with pytest.raises(ValueError, match="kernels is 'mine'; allowed: hexkl, llada_cpp"):
         phone.kernels("mine")

@@ -121,6 +121,17 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     assert {row["fitted"] for row in rows} == {True, False}
 
 
+def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
+    text = reproduce.report([], {})
+    for choice in (
+        "no mapping event",
+        "one token is committed",
+        "until it is stable",
+        "Llama-3-8B",
+    ):
+        assert choice in text
+
+
 def test_unknown_operations_are_warned_of_at_the_top():
     text = reproduce.report([], {}, ["sort f32[4] at part: priced as vector work"])
     assert "**Warning" in text and "- sort f32[4] at part: priced as vector work" in text
@@ -142,6 +153,21 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     assert "SM8750/latency" in capsys.readouterr().out
 
 
+def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
+    config = composed(
+        "simulate", simulate.SimulateConfig, "phones=[SM8750]", "planner=steady", "tokens=32",
+        "pictures=false",
+    )  # fmt: skip
+    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
+    rows = json.loads((tmp_path / "results.json").read_text())
+    values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if name.startswith("part/"))
+    assert parts == pytest.approx(values["latency"])
+    assert values["plan/stall"] == 0 < values["plan/transfers"]
+    assert 2000 < values["plan/resident"] < 3200
+
+
 def simulate_source() -> str:
     return "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
@@ -151,6 +177,7 @@ def simulate_source() -> str:
     [
         ("simulate", simulate.SimulateConfig, "phones=[]", "phones is empty"),
         ("simulate", simulate.SimulateConfig, "quant=int3", "quant is 'int3'; allowed"),
+        ("simulate", simulate.SimulateConfig, "planner=best", "planner is 'best'; allowed"),
         (
             "simulate",
             simulate.SimulateConfig,
@@ -174,7 +201,7 @@ def test_bad_settings_are_named(entry, schema, override, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8650, SM8750, SM8850"),
+        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
         ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
         ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
     ],

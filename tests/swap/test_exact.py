@@ -1,5 +1,6 @@
 """Our planner against optima: of all placings of tiny graphs, and of the constraint program."""
 
+import sys
 from fractions import Fraction
 from importlib.util import find_spec
 from itertools import permutations, product
@@ -86,7 +87,9 @@ def test_ours_is_close_to_the_best_plans():
 @pytest.mark.slow
 def test_ours_is_close_to_the_best_plans_of_200_graphs():
     ratios = compare(range(200), most=6)
-    assert sum(ratios) / len(ratios) <= 1.05
+    mean, equal = sum(ratios) / len(ratios), sum(ratio <= 1 for ratio in ratios)
+    print(f"our steps over the best ones: {mean:.4f}, at most {max(ratios):.3f}, {equal} equal")
+    assert mean <= 1.05
 
 
 @needs_ortools
@@ -109,7 +112,7 @@ def test_what_the_program_cannot_do_is_refused():
         exact(FIGURE_10, two_buffers)
 
 
-@pytest.mark.skipif(find_spec("ortools") is not None, reason="OR-tools is installed")
-def test_without_or_tools_the_extra_is_named():
+def test_without_or_tools_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(ImportError, match=r"install llada_jax\[exact\]"):
         exact(FIGURE_10, one_buffer(60))
