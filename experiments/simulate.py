@@ -3,13 +3,15 @@
     python -m experiments.simulate trace=outputs/.../trace.npz shape=tiny
     python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
+    python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens). All numbers are
 modelled. The run folder gets `timeline_<SoC>.json`, which ui.perfetto.dev opens.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import hydra
 from omegaconf import DictConfig
@@ -25,9 +27,10 @@ from llada_jax.device.chrome_trace import write_chrome_trace
 from llada_jax.device.dynamics import Decoding
 from llada_jax.device.memory import footprint
 from llada_jax.device.profile import Profile
-from llada_jax.device.simulate import Phone, Simulated, System, simulate
+from llada_jax.device.simulate import Phone, ScoresOn, Simulated, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
 from llada_jax.device.workload import Workload, from_trace
+from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class SimulateConfig:
     quant: Quant = "int4_block32"
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
+    sampling_engine: AttachedConfig = field(default_factory=AttachedConfig)
     drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
@@ -63,11 +67,14 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     for profile in profiles:
         profile.kernels(config.system.kernels)
     workload = workload_of(config, graphs)
+    engine = AttachedEngine(config.sampling_engine, graphs.model.vocab_size)
+    if config.system.scores_on == "sampling_engine":
+        engine.program(max(forward.head_rows for forward in workload.forwards))
     run.begin()
     rows = []
     for profile in profiles:
-        found = simulate(workload, graphs, profile, config.system)
-        rows += on_phone(workload, found, graphs, profile, config.system)
+        found = simulate(workload, graphs, profile, config.system, engine=engine)
+        rows += on_phone(workload, found, graphs, profile, config.system, engine)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
         shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
@@ -88,7 +95,12 @@ def workload_of(config: SimulateConfig, graphs: Graphs) -> Workload:
 
 
 def on_phone(
-    workload: Workload, found: Simulated, graphs: Graphs, profile: Profile, system: System
+    workload: Workload,
+    found: Simulated,
+    graphs: Graphs,
+    profile: Profile,
+    system: System,
+    engine: AttachedEngine,
 ) -> Iterator[ResultRow]:
     """Latency with its uncertainty, breakdown, energy and memory."""
 
@@ -98,9 +110,10 @@ def on_phone(
             trace_source=workload.source, **more,
         )  # fmt: skip
 
-    sure = with_uncertainty(
-        profile, lambda moved: Phone(graphs, moved, system, workload.canvas).latency(workload)
-    )
+    def latency(moved: Profile, system: System) -> float:
+        return Phone(graphs, moved, system, workload.canvas, engine=engine).latency(workload)
+
+    sure = with_uncertainty(profile, lambda moved: latency(moved, system))
     spread = 1.96 * sure.deviation
     bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
     yield row("latency", found.seconds, "s", interval=bounds)
@@ -109,12 +122,21 @@ def on_phone(
         yield row(f"part/{name}", seconds, "s")
     for name, seconds in sure.largest:
         yield row(f"doubt/{name}", seconds, "s")
+    if system.scores_on != "cpu":
+        for where in get_args(ScoresOn):
+            seconds = latency(profile, replace(system, scores_on=where))
+            yield row(f"scores_on/{where}/latency", seconds, "s")
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
     most = max(forward.rows for forward in workload.forwards)
     memory = footprint(
-        system.runtime, graphs.model, profile.memory, canvas=workload.canvas, rows=most
+        system.runtime,
+        graphs.model,
+        profile.memory,
+        canvas=workload.canvas,
+        rows=most,
+        head=system.scores_on != "cpu",
     )
     yield row("must_be_mapped", memory.total, "MiB")
     yield row("address_space", memory.limit, "MiB")
