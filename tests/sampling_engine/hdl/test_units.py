@@ -28,7 +28,7 @@ from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
 UNITS = {
     "top_k": lambda: TopK(slots=3, length=8),
     "max_index": lambda: MaxIndex(lanes=8),
-    "sum_tree": lambda: SumTree(lanes=4),
+    "sum_tree": lambda: SumTree(lanes=8),
 }
 VECTORS = {"top_k": top_k_vectors, "max_index": max_index_vectors, "sum_tree": sum_tree_vectors}
 
