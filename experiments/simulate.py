@@ -4,13 +4,15 @@
     python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
+    python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens). All numbers are
 modelled. The run folder gets `timeline_<SoC>.json`, which ui.perfetto.dev opens.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import hydra
 from omegaconf import DictConfig
@@ -27,9 +29,10 @@ from llada_jax.device.chrome_trace import write_chrome_trace
 from llada_jax.device.dynamics import Decoding
 from llada_jax.device.memory import footprint
 from llada_jax.device.profile import Profile
-from llada_jax.device.simulate import Phone, Simulated, System, simulate
+from llada_jax.device.simulate import Phone, ScoresOn, Simulated, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
 from llada_jax.device.workload import Workload, from_trace
+from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 from llada_jax.swap.budget import MIB
 from llada_jax.swap.planners import planner
 from llada_jax.swap.timing import stall_of
@@ -49,6 +52,7 @@ class SimulateConfig:
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     planner: str | None = None
+    sampling_engine: AttachedConfig = field(default_factory=AttachedConfig)
     drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
@@ -58,6 +62,11 @@ class SimulateConfig:
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
         if self.planner is not None:
             planner(self.planner)
+            require(
+                self.system.scores_on == "cpu",
+                f"planner is {self.planner!r} and scores_on {self.system.scores_on!r}; allowed: "
+                "'cpu', since a plan is of the body's weights",
+            )
         require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
         for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
             value = getattr(self, name)
@@ -72,12 +81,15 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         profile.kernels(config.system.kernels)
     workload = workload_of(config, graphs)
     plans = [plan_of(config, workload, graphs, profile) for profile in profiles]
+    engine = AttachedEngine(config.sampling_engine, graphs.model.vocab_size)
+    if config.system.scores_on == "sampling_engine":
+        engine.program(max(forward.head_rows for forward in workload.forwards))
     run.begin()
     rows = []
     for profile, planned in zip(profiles, plans, strict=True):
         staging = None if planned is None else planned.staging(profile)
-        found = simulate(workload, graphs, profile, config.system, staging)
-        rows += on_phone(workload, found, graphs, profile, config.system, planned)
+        found = simulate(workload, graphs, profile, config.system, staging, engine)
+        rows += on_phone(workload, found, graphs, profile, config.system, engine, planned)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
         shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
@@ -112,6 +124,7 @@ def on_phone(
     graphs: Graphs,
     profile: Profile,
     system: System,
+    engine: AttachedEngine,
     planned: PlannedRun | None = None,
 ) -> Iterator[ResultRow]:
     """Latency with its uncertainty, breakdown, energy and memory."""
@@ -122,11 +135,11 @@ def on_phone(
             trace_source=workload.source, **more,
         )  # fmt: skip
 
-    def latency_on(moved: Profile) -> float:
+    def latency(moved: Profile, system: System) -> float:
         staging = None if planned is None else planned.staging(moved)
-        return Phone(graphs, moved, system, workload.canvas, staging).latency(workload)
+        return Phone(graphs, moved, system, workload.canvas, staging, engine).latency(workload)
 
-    sure = with_uncertainty(profile, latency_on)
+    sure = with_uncertainty(profile, lambda moved: latency(moved, system))
     spread = 1.96 * sure.deviation
     bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
     yield row("latency", found.seconds, "s", interval=bounds)
@@ -140,12 +153,21 @@ def on_phone(
         yield row("plan/resident", plan.resident_bytes(graph) / MIB, "MiB")
         yield row("plan/transfers", len(plan.transfers), "a forward")
         yield row("plan/stall", float(stall_of(graph, plan)) / 1e9, "s a forward, by the plan")
+    if system.scores_on != "cpu":
+        for where in get_args(ScoresOn):
+            seconds = latency(profile, replace(system, scores_on=where))
+            yield row(f"scores_on/{where}/latency", seconds, "s")
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
     most = max(forward.rows for forward in workload.forwards)
     memory = footprint(
-        system.runtime, graphs.model, profile.memory, canvas=workload.canvas, rows=most
+        system.runtime,
+        graphs.model,
+        profile.memory,
+        canvas=workload.canvas,
+        rows=most,
+        head=system.scores_on != "cpu",
     )
     yield row("must_be_mapped", memory.total, "MiB")
     yield row("address_space", memory.limit, "MiB")

@@ -70,6 +70,16 @@ def layer_mib(model: ModelConfig, bits: float = 4.5) -> float:
     return numbers * bits / 8 / MIB
 
 
+def head_mib(model: ModelConfig, bits: float = 4.5) -> float:
+    """The head's matrix."""
+    return model.vocab_size * model.width * bits / 8 / MIB
+
+
+def weights_mib(model: ModelConfig, *, head: bool) -> float:
+    """What the NPU computes with: all layers, and the head where that is not the CPU's."""
+    return layer_mib(model) * model.n_layers + (head_mib(model) if head else 0.0)
+
+
 def buffers_mib(total: float, largest: float) -> list[float]:
     """Full buffers and what remains."""
     full, rest = divmod(total, largest)
@@ -93,9 +103,13 @@ def staging_for(
     *,
     resident_budget_mib: float = 3072,
     canvas: int = 0,
+    head: bool = False,
 ) -> Staging:
-    """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged."""
-    weights = layer_mib(model) * model.n_layers
+    """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged.
+
+    `head`: whether the head is the NPU's too.
+    """
+    weights = weights_mib(model, head=head)
     buffers = buffers_mib(weights, memory.buffer_mib)
     needed = weights + cache_mib(model, canvas)
     if runtime in ("none", "wide") or needed <= memory.mapping_cap_mib:
@@ -136,14 +150,15 @@ def footprint(
     canvas: int,
     rows: int,
     staging_mib: float = 256,
+    head: bool = False,
 ) -> Footprint:
     """What must be mapped at one time for forwards of `rows` on a canvas.
 
     Without a runtime that stages, that is all weights. Paging holds two buffers, the one in use and
     the one that comes, and gives every temporary an offset of its own; swapping holds its slots
-    (and resident buffers only as far as there is room).
+    (and resident buffers only as far as there is room). `head`: whether the head is the NPU's too.
     """
-    weights = layer_mib(model) * model.n_layers
+    weights = weights_mib(model, head=head)
     cache = cache_mib(model, canvas)
     if runtime == "wide":
         temporaries = temporaries_mib(model, rows, shared=True)

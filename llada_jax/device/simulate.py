@@ -20,6 +20,9 @@ from llada_jax.device.workload import Forward, Workload, distinct
 from llada_jax.lowered import Lowered
 
 Processor = Literal["npu", "cpu"]
+ScoresOn = Literal["cpu", "npu", "sampling_engine"]
+"""The CPU has its own copy of the head. On the NPU, the product is the kernels'; what makes tokens
+and confidences of the logits is their vector work, or that of an attached sampling engine."""
 
 
 class GraphsLike(Protocol):
@@ -33,6 +36,15 @@ class GraphsLike(Protocol):
     def head(self, rows: int, /) -> Lowered: ...
 
 
+class SamplingEngineLike(Protocol):
+    """What `llada_jax.sampling_engine.attached` gives."""
+
+    def scores(self, rows: int, gbps: float, /) -> tuple[float, float]:
+        """Seconds, and bytes of memory, from the logits of rows to their tokens and confidences,
+        where memory gives the NPU so many GB/s."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class System:
     """Which software runs where."""
@@ -43,7 +55,9 @@ class System:
     cpu: CpuClass = "plain"
     """CPU kernel class of the body on the CPU, and of revisions."""
     head: CpuClass = "tuned"
-    """CPU kernel class of the head, where the body is on the NPU."""
+    """CPU kernel class of the head, where the body is on the NPU and the head is not."""
+    scores_on: ScoresOn = "cpu"
+    """Where the head runs."""
     runtime: Runtime = "swap"
     resident_mib: float = 3072
 
@@ -51,6 +65,11 @@ class System:
         require_choice("body", self.body, Processor)
         require_choice("cpu", self.cpu, CpuClass)
         require_choice("head", self.head, CpuClass)
+        require_choice("scores_on", self.scores_on, ScoresOn)
+        require(
+            self.body == "npu" or self.scores_on == "cpu",
+            f"scores_on is {self.scores_on!r}; allowed: 'cpu', where the body is on the CPU",
+        )
         require_choice("runtime", self.runtime, Runtime)
         value = self.resident_mib
         require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
@@ -87,13 +106,14 @@ def simulate(
     profile: Profile,
     system: System | None = None,
     staging: Staging | PlannedStaging | None = None,
+    engine: SamplingEngineLike | None = None,
 ) -> Simulated:
     """Latency, breakdown and energy of a run: sums over its forwards.
 
     `staging` is what each forward stages, by a plan or in all; by default what `system.runtime`
-    gives.
+    gives. `engine` is what `scores_on="sampling_engine"` needs.
     """
-    phone = Phone(graphs, profile, system or System(), workload.canvas, staging)
+    phone = Phone(graphs, profile, system or System(), workload.canvas, staging, engine)
     steps: dict[Forward, Timeline] = {}
     parts: dict[str, float] = {}
     energies = []
@@ -123,7 +143,17 @@ class Phone:
         system: System,
         canvas: int = 0,
         staging: Staging | PlannedStaging | None = None,
+        engine: SamplingEngineLike | None = None,
     ) -> None:
+        attached = system.scores_on == "sampling_engine"
+        require(
+            engine is not None or not attached,
+            "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
+        )
+        require(
+            system.scores_on == "cpu" or not isinstance(staging, PlannedStaging),
+            f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
+        )
         self._graphs, self._profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
@@ -135,7 +165,9 @@ class Phone:
             profile.mapping,
             resident_budget_mib=system.resident_mib,
             canvas=canvas,
+            head=system.scores_on != "cpu",
         )
+        self._engine = engine if attached else None
         self._unknown: dict[UnknownOperation, None] = {}
         self._steps: dict[Forward, Timeline] = {}
 
@@ -182,7 +214,10 @@ class Phone:
         staged = list(self._staging_tasks(staging))
         yield from staged
         yield from self._layers(layer, "npu", tuple(task.name for task in staged))
-        yield self._head_task(forward, self._head, "cpu")
+        if self._system.scores_on == "cpu":
+            yield self._head_task(forward, self._head, "cpu")
+        elif forward.head_rows:
+            yield self._head_on_npu(forward.head_rows)
 
     def _as_planned(self, forward: Forward, planned: PlannedStaging) -> Iterator[Task]:
         layer, count = self._npu_layer(forward), self._graphs.n_layers
@@ -236,6 +271,17 @@ class Phone:
             return Task("head", lane, 0.0, 0.0, needs)
         seconds, dram = self._head_cost(forward.head_rows, kernels)
         return Task("head", lane, seconds, dram, needs, {"head": seconds})
+
+    def _head_on_npu(self, rows: int) -> Task:
+        """In the NPU's order after the last layer."""
+        lowered = self._graphs.head(rows)
+        chunk = self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
+        count, vector = self._graphs.head_chunks, chunk.by_engine["vector"]
+        product, scores, dram = (chunk.seconds - vector) * count, vector * count, 0.0
+        if self._engine:
+            scores, dram = self._engine.scores(rows, self._kernels.dma_gbps)
+        parts = {"head": product, "scores": scores}
+        return Task("head", "npu", product + scores, chunk.dram_bytes * count + dram, (), parts)
 
     def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
         """Seconds and bytes of the whole vocabulary."""

@@ -4,8 +4,8 @@ import pytest
 
 from experiments.phones import graphs_of
 from llada_jax.device.energy import energy_of
-from llada_jax.device.memory import Staging
-from llada_jax.device.simulate import Phone, System, latency, simulate
+from llada_jax.device.memory import Runtime, Staging
+from llada_jax.device.simulate import Phone, ScoresOn, System, latency, simulate
 from llada_jax.device.timeline import Task, run
 from llada_jax.device.uncertainty import DOUBT, with_uncertainty
 from llada_jax.device.workload import Forward, Workload, blockwise
@@ -75,6 +75,45 @@ def test_no_head_rows_no_head():
     assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
 
 
+def head_event(scores_on: ScoresOn, forward=STEP):
+    system = System(runtime="none", scores_on=scores_on)
+    phone = Phone(LLADA, PHONE, system, engine=FixedEngine())
+    (event,) = [e for e in phone.step(forward).events if e.task.name == "head"]
+    return event
+
+
+class FixedEngine:
+    """So many microseconds, and bytes, a row."""
+
+    def scores(self, rows: int, gbps: float) -> tuple[float, float]:
+        return rows * 1e-6, rows * 1e3
+
+
+def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
+    on_npu, attached = (head_event(where).task for where in ("npu", "sampling_engine"))
+    assert on_npu.lane == attached.lane == "npu"
+    assert on_npu.parts["head"] == attached.parts["head"] > 0
+    assert attached.parts["scores"] == STEP.head_rows * 1e-6 != on_npu.parts["scores"]
+    assert attached.dram_bytes == on_npu.dram_bytes + STEP.head_rows * 1e3
+    assert head_event("cpu").task.lane == "cpu"
+
+
+def test_a_head_on_the_npu_is_staged_with_the_layers():
+    def staged(runtime: Runtime, **settings) -> Staging:
+        return Phone(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
+
+    more = staged("swap", scores_on="npu").copied_bytes - staged("swap").copied_bytes
+    model = LLADA.model
+    assert more == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
+    assert staged("none", scores_on="npu") == Staging()
+
+
+def test_no_head_rows_no_head_on_the_npu():
+    system = System(runtime="none", scores_on="npu")
+    events = Phone(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
+    assert all(event.task.name != "head" for event in events)
+
+
 def test_power_is_that_of_what_is_busy_golden():
     tasks = [Task("a", "npu", 2.0), Task("b", "cpu", 1.0)]
     energy = energy_of(run(tasks, 50), PHONE.power)
@@ -112,12 +151,19 @@ def test_a_latency_depends_on_its_own_kernels_alone():
         ({"body": "gpu"}, "body is 'gpu'; allowed: 'npu', 'cpu'"),
         ({"runtime": "magic"}, "runtime is 'magic'; allowed: 'none', 'remap'"),
         ({"resident_mib": -1}, "resident_mib is -1; allowed: 0 or more"),
+        ({"scores_on": "gpu"}, "scores_on is 'gpu'; allowed: 'cpu', 'npu', 'sampling_engine'"),
+        ({"body": "cpu", "scores_on": "npu"}, "scores_on is 'npu'; allowed: 'cpu', where the body"),
         ({"head": "best"}, "head is 'best'; allowed: 'plain', 'tuned'"),
     ],
 )
 def test_bad_systems_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         System(**settings)
+
+
+def test_an_engine_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="engine is None; allowed: a sampling engine, where"):
+        Phone(LLADA, PHONE, System(scores_on="sampling_engine"))
 
 
 def test_kernels_of_another_phone_are_named():

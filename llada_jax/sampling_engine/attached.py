@@ -1,0 +1,68 @@
+"""A sampling engine beside a phone's NPU: the cycle model, on the phone's memory.
+
+Modelled. Its loads have the latency that was fitted to the paper's HBM, and the rate of the NPU's
+DMA; each logit is written by the head's product and read by the engine.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from llada_jax.config import require
+from llada_jax.sampling_engine.formats import LogitFormat
+from llada_jax.sampling_engine.instructions import Column
+from llada_jax.sampling_engine.layout import Mode, Sampling
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import Program, compile_sampler
+from llada_jax.sampling_engine.timing import Hbm, TimingConfig, fitted_hbm, time_program
+
+KIB_AT_A_GB_PER_S = 1024.0
+"""Nanoseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachedConfig:
+    """The engine and its program, as `EngineConfig`, `Sampling` and `TimingConfig` have them."""
+
+    vlen: int = 2048
+    clock_ghz: float = 1.0
+    mode: Mode = "one_pass"
+    chunk_rows: int = 4
+    logits: LogitFormat = "bfloat16"
+    column: Column = "calibrated"
+
+    def __post_init__(self) -> None:
+        require(self.clock_ghz > 0, f"clock_ghz is {self.clock_ghz}; allowed: above 0")
+        EngineConfig(vlen=self.vlen)
+        self.sampling(rows=1, vocab=1)
+        self.timing(Hbm(0.0, 0.0))
+
+    def sampling(self, rows: int, vocab: int) -> Sampling:
+        return Sampling(batch=1, rows=rows, vocab=vocab, mode=self.mode, chunk_rows=self.chunk_rows)
+
+    def timing(self, hbm: Hbm) -> TimingConfig:
+        return TimingConfig(hbm=hbm, column=self.column, logits=self.logits, scale_traffic="full")
+
+
+class AttachedEngine:
+    """The engine for one vocabulary."""
+
+    def __init__(self, config: AttachedConfig, vocab: int) -> None:
+        self._config, self._vocab = config, vocab
+        self._program = lru_cache(None)(self.program)
+        self.scores = lru_cache(None)(self._scores)
+
+    def program(self, rows: int) -> Program:
+        """The sampler of so many rows.
+
+        Raises:
+          ValueError: they do not fit the engine's memories.
+        """
+        engine = EngineConfig(vlen=self._config.vlen)
+        return compile_sampler(self._config.sampling(rows, self._vocab), engine)
+
+    def _scores(self, rows: int, gbps: float) -> tuple[float, float]:
+        """Seconds and bytes of memory, where memory gives so many GB/s."""
+        clock = self._config.clock_ghz
+        hbm = Hbm(fitted_hbm().latency * clock, KIB_AT_A_GB_PER_S / gbps * clock)
+        timing = time_program(self._program(rows), self._config.timing(hbm))
+        return timing.cycles.ms / 1e3 / clock, 2 * timing.hbm_bytes
