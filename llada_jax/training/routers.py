@@ -54,5 +54,6 @@ def router_loss(
     return RouterLoss(balance, _mean(squared, live))
 
 
-def _mean(values: Float[Array, "T *more"], live: Bool[Array, " T"]) -> Float[Array, " *more"]:
-    return jnp.where(live.reshape(-1, *[1] * (values.ndim - 1)), values, 0).sum(0) / live.sum()
+def _mean(values: Float[Array, "T ..."], live: Bool[Array, " T"]) -> Float[Array, "..."]:
+    """Over the live rows."""
+    return live.astype(values.dtype) @ values / live.sum()
