@@ -3,8 +3,8 @@
 import math
 
 from experiments.phones import phone_profile
-from llada_jax.device.cost import MIB, price_on_cpu, price_on_npu, stored_bits
-from llada_jax.device.profile import CpuKernels, Profile
+from llada_jax.device.cost import MIB, price_on_npu, stored_bits
+from llada_jax.device.profile import CpuKernels, Memory, Profile
 from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
@@ -36,11 +36,10 @@ def phone_costs(
     square = price_on_npu(_step([(shape.width, shape.width, "dense")], BLOCK_ROWS), npu_kernels,
                           phone.memory)  # fmt: skip
     layer = npu_kernels.layer_overhead_us + npu_kernels.step_overhead_us / shape.n_layers
-    few, many, reading = _cpu_lines(shape, cpu_kernels)
     return ExpertCosts(
-        cpu_few_row=few,
-        cpu_expert=reading,
-        cpu_row=many,
+        cpu_few_row=shape.expert_weights * 1e-9 / cpu_kernels.gemv_gweights,
+        cpu_expert=_read_by_cpu(shape, cpu_kernels, phone.memory),
+        cpu_row=2 * shape.expert_weights * 1e-12 / cpu_kernels.gemm_tops,
         cpu_first=FIRST_ON_CPU,
         accelerator=expert.seconds + CALL,
         transfer=expert_bytes(shape) * 1e-9 / phone.mapping.copy_gbps,
@@ -48,12 +47,12 @@ def phone_costs(
     )
 
 
-def _cpu_lines(shape: MoEShape, kernels: CpuKernels) -> tuple[float, float, float]:
-    """Seconds a row with the kernel for few rows, and with that for many; what that adds."""
-    one = price_on_cpu(expert_step(shape, 1), kernels).seconds
-    many, more = (price_on_cpu(expert_step(shape, n), kernels).seconds for n in (512, 1024))
-    row = (more - many) / 512
-    return one, row, many - 512 * row
+def _read_by_cpu(shape: MoEShape, kernels: CpuKernels, memory: Memory) -> float:
+    """Seconds that the kernel for many rows takes for the weights: at least until they are read."""
+    from_memory = expert_bytes(shape) * 1e-9 / memory.dram_gbps
+    if not kernels.unpack_gweights:
+        return from_memory
+    return max(from_memory, shape.expert_weights * 1e-9 / kernels.unpack_gweights)
 
 
 def expert_step(shape: MoEShape, rows: int) -> Lowered:
