@@ -9,8 +9,8 @@ all in prefills: an expert moves at the 10.4 GB/s of the paper's code, and all o
 the CPU; `implied_link` says which bandwidth would give the paper's gain (about 7 in decoding, 2.5
 in prefills). Long prompts make that worse, since there nearly every expert is best moved: hence the
 prefills' average. Caching gains less in decoding, since the gain is that of hit rates: the drawn
-routing gives the static cache 40 % and minus-recent-score 47 %, where the paper's gain of 1.38, with
-its 53 %, asks for some 35 %.
+routing gives the static cache 40 % and minus-recent-score 47 %, where the paper's gain of 1.38 at
+53 % asks for some 35 %.
 """
 
 from collections.abc import Iterator, Mapping

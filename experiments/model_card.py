@@ -27,8 +27,8 @@ tags: [diffusion-language-model, llada, masked-diffusion]
 
 A masked-diffusion language model of {parameters:.2f} M parameters in the architecture of
 {architecture} (width {model.width}, {model.n_layers} layers, {model.n_heads} heads,
-{feed_forward}, vocabulary {model.vocab_size}), trained from scratch on generated tasks. It is meant for tests, notebooks and studies of decoding, and can do
-nothing else.
+{feed_forward}, vocabulary {model.vocab_size}), trained from scratch on generated tasks. It is meant
+for tests, notebooks and studies of decoding, and can do nothing else.
 
 ```python
 import llada_jax as lj
