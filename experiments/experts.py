@@ -1,7 +1,7 @@
 """Mixture-of-experts models that do not fit on the accelerator: who runs, keeps and moves experts.
 
     python -m experiments.experts
-    python -m experiments.experts parts=[phones] phones.socs=[SM8750_tuned,SM8850_tuned]
+    python -m experiments.experts parts=[phones] phones.npu=vendor phones.cpu=tuned
     python -m experiments.experts parts=[schedules]
 
 HybriMoE's tables are predicted and compared with the paper's; then every policy is simulated on

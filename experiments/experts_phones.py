@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
+from experiments.experts_costs import phone_costs, slots_in_address_space
+from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.budget import slots_at_ratio
-from llada_jax.experts.machines import PHONES, MachineProfile
+from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
 from llada_jax.experts.runtime import ORACLE, POLICIES, Policy
 from llada_jax.experts.schedule import SCHEDULERS
@@ -35,16 +37,21 @@ class PhonesConfig:
     """What is simulated. The comments are in conf/experts.yaml."""
 
     socs: tuple[str, ...] = ("SM8750", "SM8850")
+    npu: str = "llada_cpp"
+    cpu: str = "plain"
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75)
+    tokens: int = 1024
     profile_blocks: int = 2
     blocks: int = 4
 
     def __post_init__(self) -> None:
         for soc in self.socs:
-            require(soc in PHONES, f"soc is {soc!r}; allowed: {', '.join(map(repr, PHONES))}")
-        for ratio in self.ratios:
-            require(0 < ratio <= 1, f"ratio is {ratio}; allowed: above 0, up to 1")
-        for name in ("profile_blocks", "blocks"):
+            phone = phone_profile(soc)
+            _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
+        for shape in MODELS:
+            for ratio in self.ratios:
+                _ = slots_at_ratio(ratio, shape)  # which checks the ratio
+        for name in ("tokens", "profile_blocks", "blocks"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
@@ -64,7 +71,15 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
         cells = [(soc, ratio) for soc in config.socs for ratio in config.ratios]
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
-            yield from compare(trace, shape, PHONES[soc], ratio, profile)
+            costs = phone_costs(soc, shape, config.npu, config.cpu)
+            yield from compare(trace, shape, soc, costs, ratio, profile)
+        for soc in config.socs:
+            yield ResultRow(
+                name=f"address_space/{shape.name}/{soc}/slots",
+                value=slots_in_address_space(soc, shape, config.tokens),
+                unit=f"of {shape.n_experts} experts a layer",
+                kind="modelled",
+            )
 
 
 def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
@@ -86,12 +101,16 @@ def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
 
 
 def compare(
-    trace: RoutingTrace, shape: MoEShape, phone: MachineProfile, ratio: float, profile: int
+    trace: RoutingTrace,
+    shape: MoEShape,
+    soc: str,
+    costs: ExpertCosts,
+    ratio: float,
+    profile: int,
 ) -> Iterator[ResultRow]:
     """One cell of the table: every policy, with the CPU and without it."""
-    slots = slots_at_ratio(ratio, shape, phone).per_layer
-    costs = phone.costs(shape)
-    prefix = f"{shape.name}/{phone.name}/{round(100 * ratio)}"
+    slots = slots_at_ratio(ratio, shape)
+    prefix = f"{shape.name}/{soc}/{round(100 * ratio)}"
 
     def run(policy: Policy) -> Outcome:
         return simulate(trace, policy, costs, slots, profile_steps=profile)

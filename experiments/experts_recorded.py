@@ -1,18 +1,26 @@
-"""Routing of our own forwards, on models with random weights, and the same runs within a budget."""
+"""Routing of our own forwards, with random and trained weights, and the same within a budget."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import llada_jax as lj
+from experiments.experts_costs import phone_costs
 from experiments.results import ResultRow
 from experiments.run import Run
 from llada_jax.build_experts import generate_within_budget, record_routing
 from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
-from llada_jax.experts.machines import SM8750
-from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.experts.budget import slots_at_ratio
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    imbalance,
+    step_similarity,
+)
 from llada_jax.experts.runtime import POLICIES
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.model.params import init_params
@@ -28,6 +36,7 @@ NARROW = {
 class RecordedConfig:
     """What is decoded. The comments are in conf/experts.yaml."""
 
+    trained: str | None = None
     layers: int = 3
     gen_length: int = 64
     steps: int = 32
@@ -57,36 +66,78 @@ def narrow_models(layers: int) -> dict[str, ModelConfig]:
     }
 
 
+class Subject(NamedTuple):
+    """A model, the sizes that it is priced at, and what it is asked."""
+
+    model: lj.Model
+    shape: MoEShape
+    prompt: Sequence[Sequence[int]]
+
+
+def subjects(config: RecordedConfig, seed: int) -> Iterator[Subject]:
+    """Random weights in published shapes; then the trained model, if there is one."""
+    shapes = {shape.name: shape for shape in (LLADA_MOE, LLADA2_MINI)}
+    prompt = np.random.default_rng(seed).integers(1, 500, (1, 32)).tolist()
+    for name, narrow in narrow_models(config.layers).items():
+        params = init_params(narrow, jax.random.key(seed))
+        yield Subject(lj.Model(narrow, params, None), shapes[name], prompt)
+    if config.trained is not None:
+        yield trained_subject(config.trained, seed)
+
+
+def trained_subject(source: str, seed: int) -> Subject:
+    """A question of the test split for a model of `conf/train_moe.yaml`."""
+    model = lj.load(source, "float32")
+    assert model.tokenizer is not None
+    question = load_task("choices").item(seed, 0, "test").question
+    prompt = model.tokenizer.encode_chat([{"role": "user", "content": question}])
+    return Subject(model, shape_of("tiny_moe", model.config), [prompt])
+
+
+def shape_of(name: str, config: ModelConfig) -> MoEShape:
+    """What moving and running the experts of a model needs to know. Raises ValueError for a model
+    without routed experts."""
+    moe = config.moe
+    require(moe is not None, f"{config.family} has no routed experts; allowed: a model that has")
+    assert moe is not None
+    heads = 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
+    routed = config.n_layers - moe.first_layer
+    dense = config.n_layers * heads + moe.first_layer * 3 * config.ffn_width + config.vocab_size
+    return MoEShape(
+        name=name,
+        n_layers=routed,
+        n_experts=moe.n_experts,
+        experts_per_token=moe.experts_per_token,
+        width=config.width,
+        expert_width=moe.expert_width,
+        dense_weights=config.width * (dense // routed + 3 * moe.shared_width),
+    )
+
+
 def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
     """Statistics of recorded routing, and whether a budget changes any token."""
-    shapes = {shape.name: shape for shape in (LLADA_MOE, LLADA2_MINI)}
-    for name, model_config in narrow_models(config.layers).items():
-        model = lj.Model(model_config, init_params(model_config, jax.random.key(seed)), None)
-        prompt = np.random.default_rng(seed).integers(1, 500, (1, 32))
-        result, trace = record_routing(model, prompt, config.sampler, seed=seed)
+    for subject in subjects(config, seed):
+        name = subject.shape.name
+        result, trace = record_routing(subject.model, subject.prompt, config.sampler, seed=seed)
         trace.save(run.folder / f"routing_{name}.npz")
         yield _row(f"recorded/{name}/experts_per_step", experts_per_step(trace), "experts")
         yield _row(f"recorded/{name}/similarity_1", step_similarity(trace), "cosine")
-        yield from _within_budget(model, shapes[name], prompt, config, seed, result, trace)
+        yield _row(f"recorded/{name}/imbalance", imbalance(trace).mean(), "x the mean load")
+        yield from _within_budget(subject, config, seed, result, trace)
 
 
 def _within_budget(
-    model: lj.Model,
-    shape: MoEShape,
-    prompt: np.ndarray,
-    config: RecordedConfig,
-    seed: int,
-    result: lj.Result,
-    trace: RoutingTrace,
+    subject: Subject, config: RecordedConfig, seed: int, result: lj.Result, trace: RoutingTrace
 ) -> Iterator[ResultRow]:
-    costs = SM8750.costs(shape)
+    model, shape, prompt = subject
+    costs = phone_costs("SM8750", shape)
     for policy in ("hybrimoe", "denoising"):
         budgeted = generate_within_budget(
             model,
             prompt,
             POLICIES[policy],
             costs,
-            shape.n_experts // 4,
+            slots_at_ratio(0.25, shape),
             trace.first_steps(1),
             config.sampler,
             seed=seed,

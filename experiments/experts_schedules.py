@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from experiments.experts_costs import phone_costs
 from experiments.results import ResultRow
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.exact import shortest_seconds
-from llada_jax.experts.machines import SM8750
 from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
 from llada_jax.experts.shapes import LLADA2_MINI
 
@@ -30,7 +30,7 @@ def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
             )
     loads = rng.integers(1, 20, LLADA2_MINI.n_experts)
     resident = rng.random(loads.size) < 0.5
-    costs = SM8750.costs(LLADA2_MINI)
+    costs = phone_costs("SM8750", LLADA2_MINI)
     times = {rule: _best_ms(SCHEDULERS[rule], loads, resident, costs, repeats) for rule in RULES}
     for rule, value in times.items():
         yield ResultRow(name=f"schedule_256_experts_ms/{rule}", value=value, unit="ms")

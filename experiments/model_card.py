@@ -26,11 +26,10 @@ tags: [diffusion-language-model, llada, masked-diffusion]
 
 # {name}
 
-A masked-diffusion language model of {parameters:.2f} M parameters in LLaDA's architecture (width
-{model.width}, {model.n_layers} layers, {model.n_heads} heads, feed-forward {model.ffn_width}, \
-vocabulary {model.vocab_size}), trained from
-scratch on generated tasks. It is meant for tests, notebooks and studies of decoding, and can do
-nothing else.
+A masked-diffusion language model of {parameters:.2f} M parameters in the architecture of
+{architecture} (width {model.width}, {model.n_layers} layers, {model.n_heads} heads,
+{feed_forward}, vocabulary {model.vocab_size}), trained from scratch on generated tasks. It is meant
+for tests, notebooks and studies of decoding, and can do nothing else.
 
 ```python
 import llada_jax as lj
@@ -66,7 +65,7 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
     {command}
 
 - Loss: LLaDA's masked-diffusion loss on answers, weighted 1/t, answers padded with
-  `<|endoftext|>` to the canvas's end; no other term, no weights on tokens.
+  `<|endoftext|>` to the canvas's end; {other_terms}, no weights on tokens.
 - Data: `llada_jax.evaluation.tasks`, split `train`, seed {data_seed}, {examples:,} examples, each
   seen once: the mixture and its stages are below.
 - Canvases: answer regions of random length up to {train.max_gen_length} tokens.
@@ -133,6 +132,9 @@ def model_card(
         name=name,
         command=command,
         model=model,
+        architecture=model.family,
+        feed_forward=_feed_forward(model),
+        other_terms=_other_terms(model, train),
         train=train,
         data_seed=data.seed,
         mixture="\n".join(map(_mixture_line, data.tasks)),
@@ -149,6 +151,22 @@ def model_card(
         calibration="\n".join(starmap(_calibration_line, calibration.items())),
         curve=_curve(metrics, minutes),
         probes=_probes(metrics, probe),
+    )
+
+
+def _feed_forward(model: ModelConfig) -> str:
+    moe = model.moe
+    if moe is None:
+        return f"feed-forward {model.ffn_width}"
+    return f"{moe.n_experts} experts of width {moe.expert_width}, {moe.experts_per_token} a token"
+
+
+def _other_terms(model: ModelConfig, train: TrainConfig) -> str:
+    if model.moe is None:
+        return "no other term"
+    return (
+        f"with {train.balance_weight:g} times the routers' balance loss and "
+        f"{train.router_z_weight:g} times their z-loss"
     )
 
 

@@ -1,6 +1,7 @@
 """Trains a masked-diffusion model on a mixture of tasks and exports it in the Hugging Face layout.
 
     python -m experiments.train hydra.run.dir=outputs/small
+    python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
 
 The same command resumes a run that was stopped, from its last checkpoint. The run folder gets
 `config.yaml`, `env.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the
@@ -9,6 +10,7 @@ model, `model/`.
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -183,7 +185,7 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     hydra_config = HydraConfig.get()
     card = model_card(
         name=hydra_config.runtime.choices["architecture@model"],
-        command=shlex.join(["python", "-m", "experiments.train", *hydra_config.overrides.task]),
+        command=_command(hydra_config.job.config_name, hydra_config.overrides.task),
         model=model.config,
         train=config.train,
         data=config.data,
@@ -209,6 +211,11 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
             for score in scores
         ]
     )
+
+
+def _command(config_name: str | None, overrides: Sequence[str]) -> str:
+    named = [] if config_name == "train" else ["--config-name", str(config_name)]
+    return shlex.join(["python", "-m", "experiments.train", *named, *overrides])
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")

@@ -549,6 +549,10 @@ class TrainConfig:
     clip_norm: float = 1.0
     ema_decay: float | None = None
     """Also keep an exponential moving average of the parameters."""
+    balance_weight: float = 0.01
+    """Of the loss that keeps the loads of routed experts even; as LLaDA-MoE (arXiv 2509.24389)."""
+    router_z_weight: float = 0.001
+    """Of the loss that keeps router logits small; as LLaDA-MoE."""
     min_mask_probability: float = 1e-3
     """Masking probabilities are uniform from here to 1."""
     block_length: int = 32
@@ -599,7 +603,8 @@ class TrainConfig:
                      "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
-        for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay"):
+        for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay",
+                     "balance_weight", "router_z_weight"):  # fmt: skip
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}; allowed: 0 or more")
 

@@ -1,58 +1,49 @@
 """How many experts an address space holds.
 
 Experts are tensors of the accelerator's address space like any other: what the swap planner's
-budget leaves beside the tensors that it keeps is divided into slots of one expert each.
+budget leaves beside what is mapped all the time is divided into slots of one expert each, the same
+number for every layer.
 """
 
-from typing import NamedTuple
+from typing import Protocol
 
 from llada_jax.config import require
-from llada_jax.experts.machines import MachineProfile
 from llada_jax.experts.shapes import MoEShape
 
 
-class Slots(NamedTuple):
-    """The same number of slots for every layer."""
+class AddressSpace(Protocol):
+    """What `llada_jax.swap.budget.Budget` says of a session."""
 
-    per_layer: int
-    expert_bytes: int
-    budget_bytes: int
-
-
-class ExpertTensor(NamedTuple):
-    """One expert as the swap planner counts it."""
-
-    name: str
-    bytes: int
+    @property
+    def session_bytes(self) -> int: ...
+    @property
+    def fixed_bytes(self) -> int: ...
+    def aligned(self, size: int) -> int: ...
 
 
-def slots_within(budget_bytes: int, shape: MoEShape, machine: MachineProfile) -> Slots:
-    """The slots that a budget holds; more than all experts are never needed.
+def slots_within(space: AddressSpace, shape: MoEShape, expert_bytes: int) -> int:
+    """Slots of each layer; more than all experts are never needed.
 
     Raises ValueError where there is not one slot for each layer.
     """
-    size = machine.expert_bytes(shape)
-    least = size * shape.n_layers
+    left = space.session_bytes - space.fixed_bytes
+    row = space.aligned(expert_bytes) * shape.n_layers
     require(
-        budget_bytes >= least,
-        f"budget is {budget_bytes} bytes; allowed: {least} or more, one expert of {size} bytes for "
-        f"each of {shape.n_layers} layers",
+        left >= row,
+        f"budget is {left} bytes beside what is mapped all the time; allowed: {row} or more, one "
+        f"expert of {space.aligned(expert_bytes)} bytes for each of {shape.n_layers} layers",
     )
-    return Slots(min(budget_bytes // least, shape.n_experts), size, budget_bytes)
+    return min(left // row, shape.n_experts)
 
 
-def slots_at_ratio(ratio: float, shape: MoEShape, machine: MachineProfile) -> Slots:
-    """The slots of a share of all experts, as the paper gives cache sizes."""
-    require(0 < ratio <= 1, f"cache ratio is {ratio}; allowed: above 0, up to 1")
-    size = machine.expert_bytes(shape)
-    return slots_within(int(ratio * shape.n_experts * shape.n_layers * size), shape, machine)
+def slots_at_ratio(ratio: float, shape: MoEShape) -> int:
+    """The slots of a share of all experts, as the paper gives cache sizes.
 
-
-def expert_tensors(shape: MoEShape, machine: MachineProfile) -> list[ExpertTensor]:
-    """All experts by name, in the order of layers."""
-    size = machine.expert_bytes(shape)
-    return [
-        ExpertTensor(f"layers.{layer}.experts.{expert}", size)
-        for layer in range(shape.n_layers)
-        for expert in range(shape.n_experts)
-    ]
+    Raises ValueError where that is less than one expert a layer.
+    """
+    least = 1 / shape.n_experts
+    require(
+        least <= ratio <= 1,
+        f"cache ratio is {ratio}; allowed: {least:g} (one expert of {shape.n_experts}) to 1",
+    )
+    return int(ratio * shape.n_experts)

@@ -2,9 +2,10 @@
 
 The accelerator takes the same time for an expert whatever its load (up to its row tile), the CPU's
 time grows linearly with the load, and moving an expert takes the same time for each (arXiv
-2504.05897, section III).
+2504.05897, section III). A CPU may have a second kernel, for few rows.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,8 @@ class ExpertCosts:
     """An expert on the CPU, beside its rows: reading its weights."""
     cpu_row: float
     """Each row of an expert on the CPU."""
+    cpu_few_row: float = math.inf
+    """Each row with a kernel that reads all weights for every row, taken where it is faster."""
     cpu_first: float
     """What the first expert of a layer on the CPU takes longer: cold caches, waking the threads."""
     accelerator: float
@@ -33,16 +36,17 @@ class ExpertCosts:
     """The rest of a layer, on the accelerator, before its router is known."""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_expert", "accelerator", "transfer"):
+        for name in ("accelerator", "transfer", "cpu_few_row"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: above 0 seconds")
-        for name in ("cpu_row", "cpu_first", "dense"):
+        for name in ("cpu_expert", "cpu_row", "cpu_first", "dense"):
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}; allowed: 0 seconds or more")
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Seconds of experts on the CPU, by their loads."""
-        return self.cpu_expert + self.cpu_row * loads
+        many = self.cpu_expert + self.cpu_row * loads
+        return many if math.isinf(self.cpu_few_row) else np.minimum(many, self.cpu_few_row * loads)
 
 
 Tag = Literal["measured", "derived", "inferred", "fitted"]
@@ -95,6 +99,3 @@ class MachineProfile:
     def figures(self) -> dict[str, Figure]:
         """All numbers by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
-
-    def expert_bytes(self, shape: MoEShape) -> int:
-        return round(shape.expert_weights * self.bytes_per_weight.value)

@@ -35,7 +35,7 @@ def _subsets(items: list[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _cpu(experts: set[int], loads: Int[np.ndarray, " E"], costs: ExpertCosts) -> float:
-    seconds = sum(costs.cpu_expert + costs.cpu_row * int(loads[e]) for e in experts)
+    seconds = float(costs.cpu(loads[list(experts)]).sum())
     return seconds + costs.cpu_first if experts else 0.0
 
 

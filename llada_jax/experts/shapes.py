@@ -19,6 +19,8 @@ class MoEShape:
     dense_weights: int
     """Weights that every step reads on the accelerator, for each routed layer: attention and shared
     experts; what the head and dense layers read is spread over the routed layers."""
+    kv_bytes_per_token: int = 0
+    """Keys and values in 16 bits, of all layers; 0 where they do not matter here."""
     sigmoid: bool = False
     """Router scores are sigmoids, not a softmax."""
 
@@ -52,6 +54,7 @@ LLADA2_MINI = MoEShape(
     dense_weights=_attention(2048, 16, 4, 128)
     + 3 * 2048 * 512  # shared expert
     + (3 * 2048 * 5120 + _attention(2048, 16, 4, 128) + 2048 * 157_184) // 19,
+    kv_bytes_per_token=2 * 20 * 4 * 128 * 2,
     sigmoid=True,
 )
 """inclusionAI/LLaDA2.0-mini, config.json."""
@@ -64,6 +67,7 @@ LLADA_MOE = MoEShape(
     width=2048,
     expert_width=1024,
     dense_weights=_attention(2048, 16, 16, 128) + 2048 * 157_184 // 16,
+    kv_bytes_per_token=2 * 16 * 16 * 128 * 2,
 )
 """inclusionAI/LLaDA-MoE-7B-A1B (arXiv 2509.24389)."""
 

@@ -130,12 +130,13 @@ def forward(
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
+    feed_forward_of: FeedForwardOf = plain_feed_forward,
 ) -> Float[Array, "B L V"]:
     """Logits of every position, float32, as the model gives them (not shifted).
 
     Arguments as `hidden_states`.
     """
-    return logits_of(params, hidden_states(params, config, tokens, live, order))
+    return logits_of(params, hidden_states(params, config, tokens, live, order, feed_forward_of))
 
 
 def hidden_states(
@@ -144,11 +145,13 @@ def hidden_states(
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
+    feed_forward_of: FeedForwardOf = plain_feed_forward,
 ) -> Float[Array, "B L D"]:
     """States of every position after the final norm: all that the head reads.
 
     `live` marks positions that exist (default: all); positions count the live ones. `order` makes
     the mask causal between positions of different order (default: `block_order` of the config).
+    `feed_forward_of` is how the feed-forward half of a layer is run.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
@@ -157,7 +160,8 @@ def hidden_states(
     nothing = jnp.zeros((tokens.shape[0], 0), bool)
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
-    return forward_rows(params, config, rows, cache_for(params, config, len(tokens), 0)).hidden
+    nothing_cached = cache_for(params, config, len(tokens), 0)
+    return forward_rows(params, config, rows, nothing_cached, feed_forward_of).hidden
 
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:

@@ -19,11 +19,16 @@ class Routing(NamedTuple):
     weights: Float[Array, "T k"]
 
 
+def router_logits(x: Float[Array, "T D"], experts: Experts) -> Float[Array, "T E"]:
+    """Of every expert, float32."""
+    return x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
+
+
 def router_scores(
     x: Float[Array, "T D"], experts: Experts, config: MoEConfig
 ) -> Float[Array, "T E"]:
     """What the router gives every expert: a softmax or sigmoids, float32."""
-    logits = x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
+    logits = router_logits(x, experts)
     return jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
 
 

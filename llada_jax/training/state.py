@@ -12,8 +12,9 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.training.data import Batch
-from llada_jax.training.loss import Loss, corrupt, masked_diffusion_loss
+from llada_jax.training.loss import corrupt, masked_diffusion_loss
 from llada_jax.training.optimizer import make_optimizer
+from llada_jax.training.routers import RouterLosses
 from llada_jax.types import Params
 
 
@@ -61,18 +62,25 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
     The masks are a pure function of the seed and the state's step.
     """
 
-    def loss_of(params: ModelParams, batch: Batch, key: jax.Array) -> tuple[jax.Array, Loss]:
+    def loss_of(params: ModelParams, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict]:
         assert model.mask_id is not None
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
-        logits = forward(narrowed, model, corruption.tokens, live=batch.live)
+        routers = RouterLosses(batch.live)
+        logits = forward(narrowed, model, corruption.tokens, batch.live, feed_forward_of=routers)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
-        return result.loss, result
+        total = result.loss
+        metrics = result._asdict()
+        if model.moe is not None:
+            balance = routers.mean()
+            total += config.balance_weight * balance.balance + config.router_z_weight * balance.z
+            metrics |= {"router_balance": balance.balance, "router_z": balance.z}
+        return total, metrics
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        (_, result), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
-        metrics = {**result._asdict(), "gradient_norm": optax.tree.norm(gradient)}
+        (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
+        metrics["gradient_norm"] = optax.tree.norm(gradient)
         state = state.apply_gradients(grads=gradient)
         if config.ema_decay is not None and state.average is not None:
             rate = 1 - config.ema_decay

@@ -30,6 +30,14 @@ def composed(entry: str, *overrides: str):
         return read_config(SCHEMAS[entry], compose(entry, overrides=list(overrides)))
 
 
+def test_the_mixture_of_experts_to_train_composes():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = read_config(train.RunConfig, compose("train_moe"))
+    assert config.model.moe is not None and config.model.moe.n_experts == 8
+    assert {share.name for share in config.data.tasks} == {"yes_no", "choices"}
+    assert config.train.balance_weight > 0
+
+
 @pytest.mark.parametrize("entry", SCHEMAS)
 def test_every_entry_point_composes(entry):
     assert isinstance(composed(entry), SCHEMAS[entry])

@@ -47,6 +47,7 @@ def test_phones(tmp_path):
         assert 0 < max(speeds.values()) == speeds["bound"]
         share = rows[f"{cell}/denoising_to_bound"]["value"]
         assert share == pytest.approx(speeds["denoising"] / speeds["bound"])
+    assert rows["address_space/llada2_mini/SM8750/slots"]["value"] == 88
     assert rows["trace/llada2_mini/similarity_1"]["reference"] == 0.985
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert pictures == {"ablation.png", "llada2_mini_SM8750.png", "llada_moe_SM8750.png"}
@@ -96,8 +97,10 @@ def test_pictures_need_no_more_than_rows(tmp_path):
     [
         ("parts=[all]", "part is 'all'; allowed: 'paper'"),
         ("parts=[]", "parts is empty; allowed: at least one"),
-        ("phones.socs=[SM1]", "phones: soc is 'SM1'; allowed: 'SM8750'"),
-        ("phones.ratios=[0.0]", r"phones: ratio is 0\.0; allowed: above 0, up to 1"),
+        ("phones.socs=[SM1]", "phones: phone is 'SM1'; allowed: SM8650, SM8750"),
+        ("phones.ratios=[0.0]", r"phones: cache ratio is 0\.0; allowed: 0\.00390625 \(one"),
+        ("phones.npu=fast", "phones: kernels is 'fast'; allowed: "),
+        ("phones.cpu=fast", "phones: cpu is 'fast'; allowed: "),
         ("paper.tokens=0", "paper: tokens is 0; allowed: 1 or more"),
         ("recorded.layers=1", "recorded: layers is 1; allowed: 2 or more"),
     ],

@@ -21,6 +21,7 @@ costs_of_any_machine = st.builds(
     ExpertCosts,
     cpu_expert=seconds,
     cpu_row=seconds,
+    cpu_few_row=st.just(np.inf) | seconds,
     cpu_first=st.sampled_from([0.0, 0.5]),
     accelerator=seconds,
     transfer=seconds,
@@ -77,7 +78,10 @@ def test_every_scheduler_runs_each_active_expert_once(layer, costs, free, arrive
 
 def replayed(plan, loads, resident, costs, link):
     """The plan run job by job, in the order it gives."""
-    cpu = sum(costs.cpu_expert + costs.cpu_row * int(loads[e]) for e in plan.cpu)
+    cpu = sum(
+        min(costs.cpu_expert + costs.cpu_row * loads[e], costs.cpu_few_row * loads[e])
+        for e in plan.cpu
+    )
     arrival = {e: link.free + (i + 1) * costs.transfer for i, e in enumerate(plan.transferred)}
     if link.arriving is not None:
         arrival[link.arriving] = link.free
