@@ -58,9 +58,7 @@ def decode_items(
     batch, trace = answer_items(model, items, sampler)
     right = [task.verify(each.item, each.text) for each in batch.generations]
     lengths = np.array([each.length for each in batch.generations])
-    return Decoded(
-        batch.generations, _score(batch.generations, right), Trajectory(trace, lengths)
-    )
+    return Decoded(batch.generations, _score(batch.generations, right), Trajectory(trace, lengths))
 
 
 def score_of(parts: Sequence[Judged]) -> Score:

@@ -91,16 +91,6 @@ class Found(NamedTuple):
     score: Score
 
 
-def unbeaten(found: Sequence[Found]) -> list[Found]:
-    """By forwards, ascending: each is better than all that need as many or fewer."""
-    best, kept = -1.0, []
-    for each in sorted(found, key=lambda each: (each.score.nfe, -each.score.exact_match)):
-        if each.score.exact_match > best:
-            best = each.score.exact_match
-            kept.append(each)
-    return kept
-
-
 def chosen(found: Sequence[Found], plain: Score, points: float) -> Found | None:
     """The fewest forwards among those that lose at most so many points of exact match against the
     plain sampler; of equal ones the better. None where all lose more."""
@@ -149,9 +139,7 @@ def _same_window(one: SamplerConfig, other: SamplerConfig) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def _revision(
-    staged: Found, hasty: Found, alike: Sequence[Found], slowest: Score
-) -> Revision:
+def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Score) -> Revision:
     line = sorted((each.score.nfe, each.score.exact_match) for each in alike)
     forwards, scores = np.array(line).T
     reached = forwards[0] <= staged.score.nfe <= forwards[-1]
