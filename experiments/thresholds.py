@@ -201,7 +201,7 @@ def _score_rows(found: Sequence[Found]) -> Iterator[ResultRow]:
 def _choice_rows(
     choices: dict[str, Found | None], plain: Score, slowest: Score
 ) -> Iterator[ResultRow]:
-    """Of each sweep's chosen setting: what it loses, and its forwards by those of one token each."""
+    """What each chosen setting loses, and its share of the forwards of one token a forward."""
     for found in choices.values():
         if found is None:
             continue

@@ -93,15 +93,17 @@ def test_a_token_that_became_sure_in_time_is_not_below():
 
 
 def test_a_draft_that_is_taken_over_had_no_forward_of_its_own():
-    config = BLOCKWISE.replace(window="multi_block", lookahead_trigger=8, threshold=0.1)
-    trace = toy_decode(PROMPTS, config, salt=4, trace=True).trace
-    found = Trajectory(trace, np.full(3, 24))
-    row, place, _ = found._first_commits()
-    assert len(row) == 3 * 24
-    assert (found.commit_frontier() < Trajectory(
-        toy_decode(PROMPTS, BLOCKWISE.replace(threshold=0.1), salt=4, trace=True).trace,
-        np.full(3, 24),
-    ).commit_frontier()).any()  # fmt: skip
+    """With a threshold that all reach, a block commits at once, and so do the drafts behind it."""
+
+    def frontier(config):
+        trace = toy_decode(PROMPTS, config, trace=True).trace
+        return Trajectory(trace, np.full(3, 24)).commit_frontier()
+
+    everything = BLOCKWISE.replace(threshold=1e-3)
+    np.testing.assert_array_equal(frontier(everything), 1)
+    drafting = everything.replace(window="multi_block", draft_threshold=1e-3)
+    sliding = frontier(drafting.replace(threshold=0.3, lookahead_trigger=8))
+    assert (sliding < frontier(everything.replace(threshold=0.3))).all()
 
 
 @pytest.mark.parametrize("config", [BLOCKWISE, STAGED, BLOCKWISE.replace(cache="none")])
@@ -127,5 +129,5 @@ def test_a_trace_agrees_with_its_own_counts(config, salt, lengths):
 
 @pytest.mark.parametrize("lengths", [[6, 6], [0], [7], []])
 def test_lengths_that_do_not_fit_are_named(lengths):
-    with pytest.raises(ValueError, match="lengths are .*; allowed: one a row, 1 to 6"):
+    with pytest.raises(ValueError, match=r"lengths are .*; allowed: one a row, 1 to 6"):
         Trajectory(told(), np.array(lengths))
