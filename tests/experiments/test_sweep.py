@@ -1,5 +1,7 @@
 """Sweeps: which settings they have, in which order, which is chosen, what revision makes good."""
 
+from itertools import pairwise
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -69,7 +71,7 @@ def test_settings_of_one_program_follow_each_other():
     ]
     ordered = by_program(setting for sweep in sweeps for setting in sweep.settings)
     programs = [without_bound(setting.sampler) for setting in ordered]
-    changes = sum(one != other for one, other in zip(programs, programs[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(programs))
     assert len(ordered) == 6 and changes == len(set(programs)) - 1 == 1
 
 
