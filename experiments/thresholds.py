@@ -91,30 +91,30 @@ class ThresholdsConfig:
 def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     """Decodes every setting, and chooses."""
     found = {each.setting.name: each for each in _decoded(config, run)}
-    plain, slowest = found.pop(PLAIN), found.pop(ONE_AT_A_TIME)
+    everything = [found[setting.name] for setting in config.settings]
+    plain, slowest, *swept = everything
     by_sweep = {
         sweep.name: [found[setting.name] for setting in sweep.settings] for sweep in config.sweeps
     }
     choices = {
         name: chosen(settings, plain.score, config.points) for name, settings in by_sweep.items()
     }
-    pairs = revisions(list(found.values()), slowest.score)
     _write_choices(choices, run)
-    curves = {name: list(map(_cost, settings)) for name, settings in by_sweep.items()}
-    slow = {each.setting.name: [_cost(each)] for each in (plain, slowest)}
-    tasks = ", ".join(config.tasks)
-    save(forwards_curves(tasks, {**slow, **curves}), run.folder / "thresholds.png")
-    print(_table([plain, slowest, *found.values()], choices), end="\n\n")
+    curves = {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}
+    costs = {name: list(map(_cost, settings)) for name, settings in curves.items()}
+    save(forwards_curves(", ".join(config.tasks), costs), run.folder / "thresholds.png")
+    print(_table(everything, choices), end="\n\n")
     run.finish([
-        *_score_rows([plain, slowest, *found.values()]),
+        *_score_rows(everything),
         *_choice_rows(choices, plain.score, slowest.score),
-        *(row for pair in pairs for row in _revision_rows(pair)),
+        *(row for pair in revisions(swept, slowest.score) for row in _revision_rows(pair)),
     ])  # fmt: skip
 
 
 def _decoded(config: ThresholdsConfig, run: Run) -> Iterator[Found]:
+    validation = config.validation
     cells = {
-        setting: [_cell(config, setting, items) for items in config.validation]
+        setting: [_cell(config, setting, items) for items in validation]
         for setting in by_program(config.settings)
     }
     model = next(iter(cells.values()))[0].load()
