@@ -1,6 +1,5 @@
 """`python -m experiments.thresholds`: one table, what is chosen, a picture, and going on."""
 
-import io
 import json
 from pathlib import Path
 
@@ -13,71 +12,71 @@ from tests.experiments.in_process import run_experiment
 
 SWEEPS = (
     "sweeps=[{name: hasty, sampler: {cache: blockwise, threshold: 0.9},"
-    " over: {threshold: [0.2, 0.9]}},"
+    " over: {threshold: [0.0001, 0.9]}},"
     " {name: staged, sampler: {cache: blockwise, accept: staged, refresh: none},"
-    " over: {theta_visible: [0.2], theta_stable: [0.9]}}]"
+    " over: {theta_visible: [0.0001], theta_stable: [0.9]}}]"
 )
 SMALL = [
-    "model=tiny", "tasks=[word_problems]", "difficulty=0", "items=4", "scored_items=10",
-    "points=100", SWEEPS,
+    "tasks=[yes_no]", "difficulty=0", "items=2", "scored_items=10", "points=0",
+    "plain={cache: blockwise}", SWEEPS,
 ]  # fmt: skip
 SETTINGS = {
-    "plain", "one_at_a_time", "hasty@threshold:0.2", "hasty@threshold:0.9",
-    "staged@theta_visible:0.2,theta_stable:0.9",
+    "plain", "one_at_a_time", "hasty@threshold:0.0001", "hasty@threshold:0.9",
+    "staged@theta_visible:0.0001,theta_stable:0.9",
 }  # fmt: skip
 
 
-def run(folder: Path, *changes: str) -> tuple[dict[str, dict], str]:
-    printed = run_experiment(
-        entry.main, [*SMALL, *changes, f"hydra.run.dir={folder}"], io.StringIO()
-    )
+def run(model: Path, folder: Path, *changes: str) -> tuple[dict[str, dict], str]:
+    arguments = [f"model={model}", *SMALL, *changes, f"hydra.run.dir={folder}"]
+    printed = run_experiment(entry.main, arguments)
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}, printed
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, random_model):
     folder = tmp_path_factory.mktemp("thresholds")
-    return folder, *run(folder)
+    return folder, *run(random_model, folder)
 
 
 def test_every_setting_has_its_score(finished):
     folder, rows, _ = finished
     for name in SETTINGS:
-        generations = judged(folder / "cells" / f"{name}-word_problems").generations
-        assert rows[f"thresholds/{name}/nfe"]["value"] == sum(g.nfe for g in generations) / 4
-    assert rows["thresholds/plain/nfe"]["value"] == 128
-    fast, slow = (rows[f"thresholds/hasty@threshold:{t}/nfe"]["value"] for t in (0.2, 0.9))
-    assert fast < slow < 128
+        generations = judged(folder / "cells" / f"{name}-yes_no").generations
+        assert rows[f"thresholds/{name}/nfe"]["value"] == sum(g.nfe for g in generations) / 2
+    assert rows["thresholds/plain/nfe"]["value"] == 64
+    fast, slow = (rows[f"thresholds/hasty@threshold:{t}/nfe"]["value"] for t in (0.0001, 0.9))
+    assert fast == 2 and slow == 64, "a model of random weights is never sure"
 
 
 def test_the_choice_is_printed_and_written(finished):
     folder, rows, printed = finished
     chosen = json.loads((folder / "chosen.json").read_text())
-    assert chosen["hasty"] == {"cache": "blockwise", "accept": "threshold", "threshold": 0.2}
-    assert chosen["staged"]["theta_visible"] == 0.2
+    assert chosen["hasty"] == {"cache": "blockwise", "accept": "threshold", "threshold": 0.0001}
+    assert chosen["staged"]["theta_visible"] == 0.0001
     marked = {line.split()[1] for line in printed.splitlines() if line.startswith("> ")}
-    assert marked == {"hasty@threshold:0.2", "staged@theta_visible:0.2,theta_stable:0.9"}
-    share = rows["thresholds/hasty/chosen/threshold:0.2/forwards"]["value"]
-    assert share == pytest.approx(rows["thresholds/hasty@threshold:0.2/nfe"]["value"] / 128)
+    assert marked == {"hasty@threshold:0.0001", "staged@theta_visible:0.0001,theta_stable:0.9"}
+    share = rows["thresholds/hasty/chosen/threshold:0.0001/forwards"]["value"]
+    assert share == pytest.approx(rows["thresholds/hasty@threshold:0.0001/nfe"]["value"] / 64)
     assert (folder / "thresholds.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_revision_brings_back_is_said(finished):
     _, rows, _ = finished
     matches = {name: rows[f"thresholds/{name}/exact_match"]["value"] for name in SETTINGS}
-    prefix = "thresholds/revision/staged@theta_visible:0.2,theta_stable:0.9"
-    lost = matches["one_at_a_time"] - matches["hasty@threshold:0.2"]
+    prefix = "thresholds/revision/staged@theta_visible:0.0001,theta_stable:0.9"
+    lost = matches["one_at_a_time"] - matches["hasty@threshold:0.0001"]
     assert rows[f"{prefix}/threshold_loses"]["value"] == pytest.approx(lost)
     recovered = (
-        matches["staged@theta_visible:0.2,theta_stable:0.9"] - matches["hasty@threshold:0.2"]
+        matches["staged@theta_visible:0.0001,theta_stable:0.9"] - matches["hasty@threshold:0.0001"]
     )
     assert rows[f"{prefix}/recovered"]["value"] == pytest.approx(recovered)
+    assert rows[f"{prefix}/forwards"]["value"] > 1, "a token that is not sure is scored again"
 
 
-def test_a_finished_sweep_decodes_nothing_again(finished, monkeypatch):
+def test_a_finished_sweep_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows, _ = finished
     monkeypatch.setattr(cell, "answer_items", None)
-    assert run(folder)[0] == rows
+    assert run(random_model, folder)[0] == rows
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_finished_sweep_decodes_nothing_again(finished, monkeypatch):
         ("sweeps=[{name: a, sampler: {}, over: {theta: [1]}}]", "theta is no setting; allowed"),
     ],
 )
-def test_bad_input_is_refused_before_work(change, message, tmp_path):
+def test_bad_input_is_refused_before_work(change, message, random_model, tmp_path):
     with pytest.raises(SystemExit, match=message):
-        run(tmp_path / "run", change)
+        run(random_model, tmp_path / "run", change)
     assert not (tmp_path / "run" / "config.yaml").exists()
