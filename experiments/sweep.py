@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,12 @@ class Axes:
     refresh_order: tuple[RefreshOrder, ...] = ()
     end_steps: tuple[int, ...] = ()
 
-    def combinations(self) -> Iterator[dict[str, object]]:
+    def combinations(self) -> Iterator[dict[str, Any]]:
         """All of them, less those whose theta_visible is above theta_stable."""
         axes = {each.name: getattr(self, each.name) for each in fields(self)}
         axes = {name: values for name, values in axes.items() if values}
         for values in itertools.product(*axes.values()):
-            combination = dict(zip(axes, values, strict=True))
+            combination: dict[str, Any] = dict(zip(axes, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
             if low is None or high is None or low <= high:
                 yield combination

@@ -7,6 +7,7 @@ These are the pictures by which llada.cpp explains its two techniques (arXiv 260
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -48,7 +49,7 @@ class Trajectory:
         )
 
     @property
-    def _sampler(self) -> dict:
+    def _sampler(self) -> dict[str, Any]:
         return self.trace.settings["sampler"]
 
     @property
