@@ -18,7 +18,7 @@ SWEEPS = (
 )
 SMALL = [
     "tasks=[yes_no]", "difficulty=0", "items=2", "scored_items=10", "points=0",
-    "plain={cache: blockwise}", SWEEPS,
+    "plain.cache=blockwise", "plain.predict_mask=false", SWEEPS,
 ]  # fmt: skip
 SETTINGS = {
     "plain", "one_at_a_time", "hasty@threshold:0.0001", "hasty@threshold:0.9",
