@@ -8,7 +8,7 @@ import numpy as np
 
 from llada_jax import build
 from llada_jax.build import Model
-from llada_jax.config import SamplerConfig
+from llada_jax.config import Loop, SamplerConfig
 from llada_jax.evaluation.generations import Batch, Generation
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
@@ -23,6 +23,7 @@ def answer_items(
     *,
     backend: str = "xla",
     seed: int = 0,
+    loop: Loop | None = None,
 ) -> tuple[Batch, Trace]:
     """Decodes items, given by their place, at once; the place and `seed` make an item's own seed.
 
@@ -39,6 +40,7 @@ def answer_items(
         backend=backend,
         seed=[seed + index for index in items],
         trace=True,
+        loop=loop,
     )
     assert result.trace is not None
     ends = _ends(model, sampler)

@@ -1,5 +1,6 @@
 """Pictures of results, as PNG files. They need the extra `plots`."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,15 @@ class Share(NamedTuple):
     """A share with its interval, at some tokens per forward."""
 
     parallelism: float
+    value: float
+    low: float
+    high: float
+
+
+class Cost(NamedTuple):
+    """A share with its interval, at so many forwards."""
+
+    forwards: float
     value: float
     low: float
     high: float
@@ -101,6 +111,35 @@ def parallelism_curves(title: str, curves: Mapping[str, Sequence[Share]]) -> "Fi
     axes.set(title=title, xlabel="tokens per forward", ylabel="exact match", ylim=(0, 1.02))
     axes.grid(**GRID)
     axes.legend()
+    return drawn
+
+
+def forwards_curves(title: str, curves: Mapping[str, Sequence[Cost]]) -> "Figure":
+    """Exact match by forwards: a point for each setting, and a line for each decoder through those
+    that none of its others beats with as many forwards or fewer."""
+    drawn = figure(7.6, 4.6)
+    axes = drawn.subplots()
+    for number, (name, points) in enumerate(curves.items()):
+        color, ordered = f"C{number % 10}", sorted(points, key=lambda p: (p.forwards, -p.value))
+        best = itertools.accumulate((point.value for point in ordered), max)
+        before = [-1.0, *best]
+        line = [p for p, least in zip(ordered, before, strict=False) if p.value > least]
+        errors = ([p.value - p.low for p in line], [p.high - p.value for p in line])
+        axes.scatter([p.forwards for p in ordered], [p.value for p in ordered], 9, color=color)
+        axes.errorbar(
+            [p.forwards for p in line],
+            [p.value for p in line],
+            yerr=errors,
+            marker="s" if number >= 10 else "o",
+            markersize=4,
+            elinewidth=0.6,
+            color=color,
+            label=name,
+        )
+    axes.set(title=title, xlabel="forwards an item", ylabel="exact match, 95 % interval")
+    axes.set_xscale("log")
+    axes.grid(**GRID)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     return drawn
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import evaluate, generate, lm_eval, reliability, train
+from experiments import evaluate, generate, lm_eval, reliability, thresholds, train
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.config import ModelConfig, SamplerConfig
@@ -17,6 +17,7 @@ SCHEMAS = {
     "generate": generate.GenerateConfig,
     "lm_eval": lm_eval.LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
+    "thresholds": thresholds.ThresholdsConfig,
     "train": train.RunConfig,
 }
 

@@ -1,0 +1,154 @@
+"""Ways of decoding that differ in a few settings, and which of them to choose."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.score import Score
+from llada_jax.config import DraftFeed, Refresh, RefreshOrder, Rescore, SamplerConfig, require
+from llada_jax.sampler.accept import without_bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Values of settings of `SamplerConfig`; those that are empty stay as the sampler has them."""
+
+    threshold: tuple[float, ...] = ()
+    theta_visible: tuple[float, ...] = ()
+    theta_stable: tuple[float, ...] = ()
+    lookahead_trigger: tuple[int, ...] = ()
+    draft_feed: tuple[DraftFeed, ...] = ()
+    draft_threshold: tuple[float | None, ...] = ()
+    guess_threshold: tuple[float | None, ...] = ()
+    rescore: tuple[Rescore, ...] = ()
+    refresh: tuple[Refresh, ...] = ()
+    refresh_rows: tuple[int, ...] = ()
+    refresh_order: tuple[RefreshOrder, ...] = ()
+    end_steps: tuple[int, ...] = ()
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """All of them, less those whose theta_visible is above theta_stable."""
+        axes = {each.name: getattr(self, each.name) for each in fields(self)}
+        axes = {name: values for name, values in axes.items() if values}
+        for values in itertools.product(*axes.values()):
+            combination: dict[str, Any] = dict(zip(axes, values, strict=True))
+            low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
+            if low is None or high is None or low <= high:
+                yield combination
+
+
+class Setting(NamedTuple):
+    """A way of decoding, by the name of its sweep and of what is particular to it."""
+
+    sweep: str
+    particular: str
+    sampler: SamplerConfig
+
+    @property
+    def name(self) -> str:
+        """`staged@theta_visible:0.7,theta_stable:0.9`"""
+        return f"{self.sweep}@{self.particular}" if self.particular else self.sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """A sampler, and the settings of it that vary."""
+
+    name: str
+    sampler: SamplerConfig
+    over: Axes = Axes()
+
+    def __post_init__(self) -> None:
+        require(len(self.settings) > 0, f"sweep {self.name!r} is empty; allowed: one setting")
+
+    @property
+    def settings(self) -> list[Setting]:
+        return [
+            Setting(
+                self.name,
+                ",".join(f"{key}:{value}" for key, value in combination.items()),
+                self.sampler.replace(**combination),
+            )
+            for combination in self.over.combinations()
+        ]
+
+
+def by_program(settings: Iterable[Setting]) -> list[Setting]:
+    """Those that one compiled program decodes, since only numbers of rules differ, together."""
+    groups: dict[SamplerConfig, list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(without_bound(setting.sampler), []).append(setting)
+    return list(itertools.chain(*groups.values()))
+
+
+class Found(NamedTuple):
+    """A setting and its score."""
+
+    setting: Setting
+    score: Score
+
+
+def chosen(found: Sequence[Found], plain: Score, points: float) -> Found | None:
+    """The fewest forwards among those that lose at most so many points of exact match against the
+    plain sampler; of equal ones the better. None where all lose more."""
+    least = plain.exact_match - points / 100
+    kept = [each for each in found if each.score.exact_match >= least - 1e-9]
+    return min(kept, key=lambda each: (each.score.nfe, -each.score.exact_match), default=None)
+
+
+class Revision(NamedTuple):
+    """What staged decoding makes of committing at the same threshold for good.
+
+    Attributes:
+      lost: exact match that the threshold loses against one token a forward.
+      recovered: exact match that revision brings back.
+      forwards: those with revision by those without.
+      beyond: exact match above the threshold rule's own line at as many forwards; None where none
+        of its settings needs as many.
+    """
+
+    staged: Found
+    hasty: Found
+    lost: float
+    recovered: float
+    forwards: float
+    beyond: float | None
+
+
+def revisions(found: Sequence[Found], slowest: Score) -> list[Revision]:
+    """Every staged setting against the threshold that it makes tokens visible at, in the same
+    window."""
+    thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
+    pairs = []
+    for staged in found:
+        sampler = staged.setting.sampler
+        if sampler.accept != "staged":
+            continue
+        alike = [each for each in thresholds if _same_window(each.setting.sampler, sampler)]
+        for hasty in alike:
+            if hasty.setting.sampler.threshold == sampler.theta_visible:
+                pairs.append(_revision(staged, hasty, alike, slowest))
+    return pairs
+
+
+def _same_window(one: SamplerConfig, other: SamplerConfig) -> bool:
+    names = ("cache", "window", "lookahead_trigger", "draft_feed", "draft_threshold", "lossless")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Score) -> Revision:
+    line = sorted((each.score.nfe, each.score.exact_match) for each in alike)
+    forwards, scores = np.array(line).T
+    reached = forwards[0] <= staged.score.nfe <= forwards[-1]
+    level = float(np.interp(staged.score.nfe, forwards, scores))
+    return Revision(
+        staged,
+        hasty,
+        lost=slowest.exact_match - hasty.score.exact_match,
+        recovered=staged.score.exact_match - hasty.score.exact_match,
+        forwards=staged.score.nfe / hasty.score.nfe,
+        beyond=staged.score.exact_match - level if reached else None,
+    )

@@ -1,0 +1,233 @@
+"""Sweeps what the decoders compare confidence with, on items that no score is reported for.
+
+    python -m experiments.thresholds
+    python -m experiments.thresholds model=tiny tasks=[word_problems] difficulty=0 items=50
+
+Each sweep varies a few settings of one decoder. Of each, the setting is chosen that needs the
+fewest forwards among those that lose at most `points` of exact match against the plain sampler, one
+token a forward. Staged settings are also compared with committing at the same threshold for good:
+what that loses, how much of it revision brings back, and what it takes. The run folder gets
+`chosen.json` and `thresholds.png` beside what every run writes; the same command on the same folder
+(`hydra.run.dir`) goes on where an interrupted run stopped.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import hydra
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+import llada_jax as lj
+from experiments.cell import Cell
+from experiments.judged import Judged
+from experiments.pictures import Cost, forwards_curves, save
+from experiments.results import ResultRow
+from experiments.run import Run, launch
+from experiments.score import Score, score_of
+from experiments.suite import DecoderConfig
+from experiments.sweep import Found, Revision, Setting, SweepConfig, by_program, chosen, revisions
+from experiments.validation_items import ValidationItems
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.tasks import load_task
+
+PLAIN, ONE_AT_A_TIME = "plain", "one_at_a_time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdsConfig:
+    """What to sweep, on which items. The comments are in conf/thresholds.yaml."""
+
+    model: str
+    dtype: str | None = None
+    tasks: tuple[str, ...]
+    difficulty: int | None = None
+    items: int = 200
+    seed: int = 1000
+    scored_seed: int = 0
+    scored_items: int = 500
+    batch_size: int = 100
+    points: float = 1.0
+    plain: SamplerConfig
+    one_at_a_time: SamplerConfig
+    sweeps: tuple[SweepConfig, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
+        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require(self.points >= 0, f"points is {self.points}; allowed: 0 or more")
+        names = [setting.name for setting in self.settings]
+        twice = [name for name in names if names.count(name) > 1]
+        require(not twice, f"{twice[:1]} is there twice; allowed: each name once")
+        for items in self.validation:
+            for setting in self.settings:
+                _ = _lengthened(setting, items.gen_length)  # which checks both
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The two that the others are compared with, then all sweeps."""
+        slow = [(PLAIN, self.plain), (ONE_AT_A_TIME, self.one_at_a_time)]
+        swept = [setting for sweep in self.sweeps for setting in sweep.settings]
+        return [*(Setting(name, "", sampler) for name, sampler in slow), *swept]
+
+    @property
+    def validation(self) -> list[ValidationItems]:
+        """The items of each task."""
+        return [
+            ValidationItems(
+                name=task.name,
+                seed=self.seed,
+                items=self.items,
+                difficulty=task.default_difficulty if self.difficulty is None else self.difficulty,
+                gen_length=task.gen_length,
+                scored_seed=self.scored_seed,
+                scored_items=self.scored_items,
+            )
+            for task in map(load_task, self.tasks)
+        ]
+
+
+def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
+    """Decodes every setting, and chooses."""
+    found = {each.setting.name: each for each in _decoded(config, run)}
+    everything = [found[setting.name] for setting in config.settings]
+    plain, slowest, *swept = everything
+    by_sweep = {
+        sweep.name: [found[setting.name] for setting in sweep.settings] for sweep in config.sweeps
+    }
+    choices = {
+        name: chosen(settings, plain.score, config.points) for name, settings in by_sweep.items()
+    }
+    _write_choices(choices, run)
+    curves = {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}
+    costs = {name: list(map(_cost, settings)) for name, settings in curves.items()}
+    save(forwards_curves(", ".join(config.tasks), costs), run.folder / "thresholds.png")
+    print(_table(everything, choices), end="\n\n")
+    run.finish([
+        *_score_rows(everything),
+        *_choice_rows(choices, plain.score, slowest.score),
+        *(row for pair in revisions(swept, slowest.score) for row in _revision_rows(pair)),
+    ])  # fmt: skip
+
+
+def _decoded(config: ThresholdsConfig, run: Run) -> Iterator[Found]:
+    validation = config.validation
+    cells = {
+        setting: [_cell(config, setting, items) for items in validation]
+        for setting in by_program(config.settings)
+    }
+    model = next(iter(cells.values()))[0].load()
+    run.begin()
+    for setting, parts in tqdm(cells.items(), unit="setting"):
+        score = score_of([_judged(cell, model, run) for cell in parts])
+        run.record({
+            "setting": setting.name, "exact_match": score.exact_match, "nfe": score.nfe,
+            "tpf": score.tpf,
+        })  # fmt: skip
+        yield Found(setting, score)
+
+
+def _judged(cell: Cell, model: lj.Model, run: Run) -> Judged:
+    folder = run.folder / "cells" / f"{cell.sampler_name}-{cell.task.name}"
+    return cell.decode(model, cell.store(folder, model))
+
+
+def _cell(config: ThresholdsConfig, setting: Setting, items: ValidationItems) -> Cell:
+    return Cell(
+        model=config.model,
+        dtype=config.dtype,
+        task=items,
+        sampler_name=setting.name,
+        sampler=_lengthened(setting, items.gen_length),
+        backend="xla",
+        seed=0,
+        batch_size=config.batch_size,
+    )
+
+
+def _lengthened(setting: Setting, gen_length: int) -> SamplerConfig:
+    return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(gen_length)
+
+
+def _write_choices(choices: dict[str, Found | None], run: Run) -> None:
+    """The samplers' settings that are not the default."""
+    default = asdict(SamplerConfig())
+    samplers = {
+        name: {
+            key: value
+            for key, value in asdict(found.setting.sampler).items()
+            if value != default[key]
+        }
+        for name, found in choices.items()
+        if found is not None
+    }
+    run.write("chosen.json", json.dumps(samplers, indent=2) + "\n")
+
+
+def _cost(found: Found) -> Cost:
+    return Cost(found.score.nfe, found.score.exact_match, *found.score.interval)
+
+
+def _table(found: Sequence[Found], choices: dict[str, Found | None]) -> str:
+    """A line for each setting; `>` before those that are chosen."""
+    names = {each.setting.name for each in choices.values() if each is not None}
+    width = max(len(each.setting.name) for each in found)
+    lines = [f"  {'setting':{width}}  exact match (95 %)      forwards  tokens/forward"]
+    for setting, score in found:
+        low, high = (f"{100 * bound:.1f}" for bound in score.interval)
+        lines.append(
+            f"{'>' if setting.name in names else ' '} {setting.name:{width}}  "
+            f"{100 * score.exact_match:5.1f} % ({low:>4} to {high:>5})  "
+            f"{score.nfe:8.2f}  {score.tpf:14.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _score_rows(found: Sequence[Found]) -> Iterator[ResultRow]:
+    for setting, score in found:
+        name, n = f"thresholds/{setting.name}", len(score.right)
+        yield ResultRow(
+            name=f"{name}/exact_match",
+            value=score.exact_match,
+            unit="of items",
+            n=n,
+            interval=score.interval,
+        )
+        yield ResultRow(name=f"{name}/nfe", value=score.nfe, unit="forwards", n=n)
+        yield ResultRow(name=f"{name}/tpf", value=score.tpf, unit="tokens/forward", n=n)
+
+
+def _choice_rows(
+    choices: dict[str, Found | None], plain: Score, slowest: Score
+) -> Iterator[ResultRow]:
+    """What each chosen setting loses, and its share of the forwards of one token a forward."""
+    for found in choices.values():
+        if found is None:
+            continue
+        name = f"thresholds/{found.setting.sweep}/chosen/{found.setting.particular}"
+        loss = plain.exact_match - found.score.exact_match
+        yield ResultRow(name=f"{name}/lost", value=loss, unit="of items", n=len(plain.right))
+        share = found.score.nfe / slowest.nfe
+        yield ResultRow(name=f"{name}/forwards", value=share, unit="of one token a forward")
+
+
+def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
+    name, n = f"thresholds/revision/{pair.staged.setting.name}", len(pair.staged.score.right)
+    yield ResultRow(name=f"{name}/threshold_loses", value=pair.lost, unit="of items", n=n)
+    yield ResultRow(name=f"{name}/recovered", value=pair.recovered, unit="of items", n=n)
+    if pair.lost > 0:
+        share = pair.recovered / pair.lost
+        yield ResultRow(name=f"{name}/recovered_share", value=share, unit="of what was lost")
+    yield ResultRow(name=f"{name}/forwards", value=pair.forwards, unit="of the threshold's")
+    if pair.beyond is not None:
+        yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of items")
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="thresholds")
+def main(config: DictConfig) -> None:
+    launch(choose_thresholds, ThresholdsConfig, config)
+
+
+if __name__ == "__main__":
+    main()

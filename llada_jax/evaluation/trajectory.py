@@ -1,0 +1,171 @@
+"""How a decoding went, from its trace: where it commits when, how it ends, what it leaves unsure.
+
+These are the pictures by which llada.cpp explains its two techniques (arXiv 2606.13740, Figures 5,
+8 and 13).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from llada_jax.config import REVISING_RULES, require
+from llada_jax.sampler.trace import Event, Trace
+
+MASKED, VISIBLE, STABLE = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """The blocks of a trace that hold answers. Shapes: B rows, S forwards, C positions of a block.
+
+    Attributes:
+      trace: of a generation whose blocks start behind the prompt.
+      lengths: generated tokens that count in each row; what pads an answer is too easy to count.
+
+    Raises:
+      ValueError: the trace is of infilling, or of blocks that start elsewhere; lengths that do not
+        fit it.
+    """
+
+    trace: Trace
+    lengths: Int[np.ndarray, " B"]
+
+    def __post_init__(self) -> None:
+        require(not self.trace.settings["infill"], "the trace is of infilling; allowed: generation")
+        require(
+            self.trace.settings["model"]["block_length"] is None,
+            "the trace is of a block-causal model; allowed: one whose blocks start at the prompt",
+        )
+        lengths = np.asarray(self.lengths)
+        most = self._sampler["gen_length"]
+        fits = lengths.shape == self.trace.prompt_lengths.shape and lengths.size > 0
+        require(
+            fits and bool(((lengths > 0) & (lengths <= most)).all()),
+            f"lengths are {lengths}; allowed: one a row, 1 to {most}",
+        )
+
+    @property
+    def _sampler(self) -> dict[str, Any]:
+        return self.trace.settings["sampler"]
+
+    @property
+    def block_length(self) -> int:
+        return self._sampler["block_length"]
+
+    @cached_property
+    def forwards(self) -> Bool[np.ndarray, "S B"]:
+        """Forwards that were useful to a row while its block held a part of its answer."""
+        useful = (self.trace.live_rows + self.trace.refreshed) > 0
+        return useful & (self.trace.block * self.block_length < self.lengths)
+
+    @cached_property
+    def _states(self) -> Int[np.ndarray, "S B C"]:
+        """The current block when each forward begins."""
+        return np.stack(list(self._current_blocks()))
+
+    def _current_blocks(self) -> Iterator[Int[np.ndarray, "B C"]]:
+        trace, length = self.trace, self.block_length
+        state = np.full(trace.tokens.shape, MASKED, np.int8)
+        first = np.searchsorted(trace.event_step, np.arange(len(trace.rows) + 1))
+        for step, block in enumerate(trace.block):
+            start = trace.prompt_lengths + block * length
+            positions = start[:, None] + np.arange(length)
+            yield np.take_along_axis(state, np.minimum(positions, state.shape[1] - 1), axis=1)
+            for event in range(first[step], first[step + 1]):
+                self._apply(state, event)
+
+    def _apply(self, state: Int[np.ndarray, "B L"], event: int) -> None:
+        trace = self.trace
+        after = {
+            Event.COMMIT: self._when_committed(trace.event_confidence[event]),
+            Event.FILL: STABLE,
+            Event.PROMOTE: STABLE,
+            Event.FREEZE: STABLE,
+            Event.REMASK: MASKED,
+        }.get(Event(trace.event_kind[event]))
+        if after is not None:
+            state[trace.event_row[event], trace.event_position[event]] = after
+
+    def _when_committed(self, confidence: float) -> int:
+        rule = self._sampler["accept"]
+        sure = rule == "staged" and confidence >= np.float32(self._sampler["theta_stable"])
+        return VISIBLE if rule in REVISING_RULES and not sure else STABLE
+
+    @property
+    def masks_left(self) -> Int[np.ndarray, "S B"]:
+        """Masks of the current block when each forward begins."""
+        return (self._states == MASKED).sum(axis=2)
+
+    @property
+    def open_decisions(self) -> Int[np.ndarray, "S B"]:
+        """Positions of the current block that each forward decides on: masked or visible ones."""
+        return (self._states != STABLE).sum(axis=2)
+
+    def commit_frontier(self) -> Float[np.ndarray, " C"]:
+        """Mean forward of its block, from 1, that first commits each position of a block (Figure
+        8); 0 for a draft taken over. NaN where no answer has the position."""
+        row, position, step = self._first_commits()
+        block, place = np.divmod(position, self.block_length)
+        in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
+        until = np.arange(len(self.trace.rows))[:, None] <= step
+        taken = (in_block & until).sum(axis=0)
+        count = np.bincount(place, minlength=self.block_length)
+        total = np.bincount(place, weights=taken, minlength=self.block_length)
+        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+
+    def _first_commits(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row, place in the answer, and forward."""
+        row, place, step, _ = self._events(Event.COMMIT)
+        _, first = np.unique(row * (place.max(initial=0) + 1) + place, return_index=True)
+        return row[first], place[first], step[first]
+
+    def _events(self, *kinds: Event) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Row, place in the answer, forward and confidence of an answer's events, in order."""
+        trace = self.trace
+        place = trace.event_position - trace.prompt_lengths[trace.event_row]
+        chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
+        row, step, confidence = trace.event_row, trace.event_step, trace.event_confidence
+        return row[chosen], place[chosen], step[chosen], confidence[chosen]
+
+    def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
+        """Of the forwards that begin with masks in their block, the share with at most 1, 2, ...
+        `most` of them (Figure 5a)."""
+        left = self.masks_left[self.forwards]
+        left = left[left > 0]
+        return np.array([(left <= masks).mean() for masks in range(1, most + 1)])
+
+    def tokens_per_forward(self) -> float:
+        """Tokens of answers that forwards committed and that were not masked again (Figure 5b)."""
+        committed = len(self._events(Event.COMMIT)[0]) - len(self._events(Event.REMASK)[0])
+        return committed / int(self.forwards.sum())
+
+    def below_at_block_end(self, confidence: float) -> Float[np.ndarray, " N"]:
+        """Of each finished block, the share of its tokens whose confidence was then still lower
+        (Figures 5b and 13b); blocks of all rows in order.
+
+        A trace holds the confidence of tokens that were committed, replaced or promoted. So of
+        staged tokens, ask for their own `theta_stable`.
+        """
+        row, place, step, said = self._events(Event.COMMIT, Event.REPLACE, Event.PROMOTE)
+        block = place // self.block_length
+        last = np.full((len(self.lengths), block.max(initial=0) + 1), -1)
+        committed, at, when, _ = self._events(Event.COMMIT)
+        np.maximum.at(last, (committed, at // self.block_length), when)
+        then = step <= last[row, block]
+        found = np.full((*last.shape, self.block_length), np.nan)
+        found[row[then], block[then], place[then] % self.block_length] = said[then]
+        counted = np.isfinite(found)
+        low = (counted & (found < np.float32(confidence))).sum(axis=2)
+        total = counted.sum(axis=2)
+        return low[total > 0] / total[total > 0]
+
+    def skippable_shares(self) -> Float[np.ndarray, " B"]:
+        """Of each row, the share of the current block's decisions that were taken before (Figure
+        5c)."""
+        decided = self.block_length - self.open_decisions
+        share = np.where(self.forwards, decided, 0).sum(axis=0) / self.forwards.sum(axis=0)
+        return share / self.block_length

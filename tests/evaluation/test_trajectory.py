@@ -1,0 +1,125 @@
+"""Trajectories: a story whose numbers can be counted by hand, and what holds for every trace."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.trajectory import Trajectory
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.trace import Trace
+from tests.sampler.scripted import Scripted
+from tests.sampler.toy import CONFIG, toy_decode
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+BLOCKWISE = SamplerConfig(
+    gen_length=24, block_length=8, steps=24, cache="blockwise", threshold=0.3
+)  # fmt: skip
+STAGED = BLOCKWISE.replace(
+    accept="staged", threshold=None, theta_visible=0.2, theta_stable=0.3, refresh="none"
+)
+
+
+def told(sure_from=(0, 1, 0, 2, 3, 4), **changes) -> Trace:
+    """Two blocks of three behind a prompt of three: 3 and 5 at once, then 4; then 6, 7 and 8, one
+    forward each."""
+
+    def script(forward, position, masked):
+        confidence = 0.6 if position == 5 and forward < 3 else 0.9
+        return position, confidence if forward >= sure_from[position - 3] else 0.1
+
+    config = SamplerConfig(
+        gen_length=6, block_length=3, steps=6, cache="blockwise", **{"threshold": 0.5, **changes}
+    )  # fmt: skip
+    config = with_ids(config, CONFIG)
+    scripted = Scripted(script)
+    trace = decode(
+        scripted.denoiser(), None, CONFIG, [[0, 1, 2]], config, loop="host", trace=True
+    ).trace
+    assert trace is not None
+    return trace
+
+
+STAGED_STORY = {
+    "threshold": None, "accept": "staged", "theta_visible": 0.5, "theta_stable": 0.8,
+    "refresh": "none",
+}  # fmt: skip
+
+
+def test_a_story_that_can_be_counted_by_hand():
+    found = Trajectory(told(), np.array([6]))
+    assert found.masks_left[:, 0].tolist() == [3, 1, 3, 2, 1]
+    np.testing.assert_allclose(found.commit_frontier(), [1, 2, 2])
+    np.testing.assert_allclose(found.tail_shares(3), [2 / 5, 3 / 5, 1])
+    assert found.tokens_per_forward() == 6 / 5
+    np.testing.assert_allclose(found.below_at_block_end(0.8), [1 / 3, 0])
+    np.testing.assert_allclose(found.skippable_shares(), [(0 + 2 + 0 + 1 + 2) / 15])
+
+
+def test_what_pads_an_answer_does_not_count():
+    found = Trajectory(told(), np.array([2]))
+    np.testing.assert_array_equal(found.commit_frontier(), [1, 2, np.nan])
+    np.testing.assert_allclose(found.tail_shares(3), [1 / 2, 1 / 2, 1])
+    assert found.tokens_per_forward() == 2 / 2
+    np.testing.assert_allclose(found.below_at_block_end(0.95), [1])
+    np.testing.assert_allclose(found.skippable_shares(), [2 / 6])
+
+
+def test_visible_tokens_are_still_decided_on():
+    """5 stays visible until its block is finished, and is frozen then."""
+    found = Trajectory(told(**STAGED_STORY), np.array([6]))
+    assert found.open_decisions[:, 0].tolist() == [3, 2, 3, 2, 1]
+    np.testing.assert_allclose(found.below_at_block_end(0.8), [1 / 3, 0])
+
+
+def test_a_token_that_became_sure_in_time_is_not_below():
+    def script(forward, position, masked):
+        return position, 0.6 if forward == 0 and position > 3 else 0.9 if forward else 0.1
+
+    config = with_ids(
+        SamplerConfig(gen_length=3, block_length=3, steps=3, cache="blockwise", **{
+            key: value for key, value in STAGED_STORY.items() if key != "threshold"
+        }),
+        CONFIG,
+    )  # fmt: skip
+    trace = decode(
+        Scripted(script).denoiser(), None, CONFIG, [[0, 1, 2]], config, loop="host", trace=True
+    ).trace
+    assert trace is not None
+    np.testing.assert_allclose(Trajectory(trace, np.array([3])).below_at_block_end(0.8), [0])
+
+
+def test_a_draft_that_is_taken_over_had_no_forward_of_its_own():
+    trace = told((0, 1, 0, 1, 2, 3), window="multi_block", lookahead_trigger=3)
+    found = Trajectory(trace, np.array([6]))
+    np.testing.assert_allclose(found.commit_frontier(), [(1 + 0) / 2, (2 + 1) / 2, (1 + 2) / 2])
+    assert found.masks_left[:, 0].tolist() == [3, 1, 2, 1]
+
+
+@pytest.mark.parametrize("config", [BLOCKWISE, STAGED, BLOCKWISE.replace(cache="none")])
+@settings(max_examples=8)
+@given(salt=st.integers(0, 50), lengths=st.lists(st.integers(1, 24), min_size=3, max_size=3))
+def test_a_trace_agrees_with_its_own_counts(config, salt, lengths):
+    trace = toy_decode(PROMPTS, config, salt=salt, trace=True).trace
+    assert trace is not None
+    whole, part = Trajectory(trace, np.full(3, 24)), Trajectory(trace, np.array(lengths))
+    np.testing.assert_array_equal(whole.forwards.sum(axis=0), trace.nfe)
+    np.testing.assert_array_equal(whole.open_decisions[whole.forwards],
+                                  trace.head_rows[whole.forwards])  # fmt: skip
+    assert whole.tokens_per_forward() == pytest.approx(3 * 24 / trace.nfe.sum())
+    assert (part.forwards <= whole.forwards).all() and part.forwards.any(axis=0).all()
+    shares = part.tail_shares(8)
+    assert (np.diff(shares) >= 0).all() and shares[-1] == 1
+    below = whole.below_at_block_end(0.3)
+    assert len(below) == 9 and (below >= 0).all() and (below <= 1).all()
+    assert ((part.skippable_shares() >= 0) & (part.skippable_shares() < 1)).all()
+    frontier = whole.commit_frontier()
+    assert ((frontier >= 1) & (frontier <= 8)).all()
+
+
+@pytest.mark.parametrize("lengths", [[6, 6], [0], [7], []])
+def test_lengths_that_do_not_fit_are_named(lengths):
+    with pytest.raises(ValueError, match=r"lengths are .*; allowed: one a row, 1 to 6"):
+        Trajectory(told(), np.array(lengths))
