@@ -46,9 +46,8 @@ def model_of(config, kind="q4_0"):
 def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
     cache = empty_cache(config.n_layers, batch, length, config.n_kv_heads, config.head_dim, dtype)
     keys = jax.random.split(jax.random.key(1), 2)
-    return type(cache)(
-        *(jax.random.normal(k, c.shape, dtype) for k, c in zip(keys, cache, strict=True))
-    )
+    pairs = zip(keys, cache, strict=True)
+    return type(cache)(*(jax.random.normal(k, c.shape).astype(dtype) for k, c in pairs))
 
 
 def some_rows(batch=2, length=CACHED):
