@@ -29,7 +29,6 @@ TINY = [
     "model.n_kv_heads=4",
     "model.head_dim=4",
     "model.ffn_width=16",
-    "tokenizer.source=null",
     "tokenizer.vocab_size=400",
     "data.tasks=[{name: word_problems, weight: 2, difficulties: [0]}, {name: countdown}]",
     "data.stages=[{steps: 1, retell_share: 1.0}, "
