@@ -140,3 +140,12 @@ def test_a_rule_is_applied_to_a_right_choice_in_one_split_only():
         for split in ("train", "test")
     }
     assert applied["train"].isdisjoint(applied["test"])
+
+
+@pytest.mark.parametrize("difficulty", TASK.difficulties)
+def test_kinds_are_drawn_alike_and_no_rule_is_asked_again_and_again(difficulty):
+    items = [TASK.item(6, index, "test", difficulty=difficulty) for index in range(800)]
+    reasons = Counter(item.answer.partition(" So ")[0] for item in items)
+    assert max(reasons.values()) <= 80
+    sequences = sum("comes next" in item.question for item in items)
+    assert 60 < sequences < 140  # an eighth

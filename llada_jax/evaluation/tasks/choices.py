@@ -17,6 +17,8 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 LETTERS = "ABCD"
 LARGEST_VALUE = {0: 10, 1: 20, 2: 99}  # by difficulty
+LARGEST_OF_SEQUENCES = {0: 30, 1: 50, 2: 99}
+DRAWS = 200  # of a kind, until one is of the split: so kinds of few keys are not drawn more often
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
 DEVICES = ("magnet", "robot", "crane", "machine")
@@ -36,7 +38,10 @@ COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
-ACTIONS = ("stop", "jump", "sit", "turn", "run", "sing", "wait")
+ACTIONS = (
+    *("stop", "jump", "sit", "turn", "run", "sing", "wait", "clap"),
+    *("kneel", "wave", "stand", "nod", "dance", "hide", "point", "call"),
+)
 INVENTED = ("mip", "dax", "wug", "lor")
 SIZES = ("big", "small", "long", "short")
 SHADES = ("red", "blue", "green", "white")
@@ -90,8 +95,8 @@ def limit(rng: Random, difficulty: int) -> Puzzle:
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
     """The next number of a sequence with equal steps."""
-    step = rng.randint(2, 3 + 2 * difficulty)
-    first = rng.randint(1, max(1, LARGEST_VALUE[difficulty] - 3 * step))
+    step = rng.randint(2, 5 + 2 * difficulty)
+    first = rng.randint(1, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
     numbers = [first + place * step for place in range(4)]
     if rng.random() < 0.5:
         numbers.reverse()
@@ -127,7 +132,7 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
 
 def day(rng: Random, difficulty: int) -> Puzzle:
     """The day of the week some days from now, or some days ago."""
-    today, count = rng.randrange(7), rng.randint(2, 3 + difficulty)
+    today, count = rng.randrange(7), rng.randint(2, 5)
     direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
     verb = "will it be" if direction > 0 else "was it"
@@ -197,11 +202,13 @@ KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A puzzle with its choices in random order; None where the split is another's."""
-    puzzle = rng.choice(KINDS)(rng, difficulty)
-    right, *_ = puzzle.choices
-    if not owns(f"{puzzle.reason} {right}"):
+    """A puzzle with its choices in random order; None where a kind has none of the split."""
+    kind = rng.choice(KINDS)
+    puzzles = (kind(rng, difficulty) for _ in range(DRAWS))
+    puzzle = next((each for each in puzzles if owns(f"{each.reason} {each.choices[0]}")), None)
+    if puzzle is None:
         return None
+    right, *_ = puzzle.choices
     facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
     letter = LETTERS[choices.index(right)]
@@ -249,4 +256,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=64,
     drill=drill,
+    version=2,
 )
