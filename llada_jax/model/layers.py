@@ -53,14 +53,12 @@ def project_qkv(
     x: Float[Array, "B R D"], weights: Attention, config: ModelConfig, angles: Rotation
 ) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
     """Queries and keys after RoPE, and values."""
-    projected = (linear(x, matrix) for matrix in (weights.query, weights.key, weights.value))
-    return finish_qkv(*projected, weights, config, angles)
+    projected = [linear(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
+    return finish_qkv(projected, weights, config, angles)
 
 
 def finish_qkv(
-    query: Float[Array, "B R HDh"],
-    key: Float[Array, "B R KDh"],
-    value: Float[Array, "B R KDh"],
+    projected: Sequence[Float[Array, "B R X"]],
     weights: Attention,
     config: ModelConfig,
     angles: Rotation,
@@ -73,6 +71,7 @@ def finish_qkv(
         out = out.reshape(*out.shape[:2], -1, config.head_dim)
         return out if norm is None else rms_norm(out, norm, config.norm_eps)
 
+    query, key, value = projected
     turned_query = rotate(heads(query, weights.query_bias, weights.query_norm), angles)
     turned_key = rotate(heads(key, weights.key_bias, weights.key_norm), angles)
     return turned_query, turned_key, heads(value, weights.value_bias, None)

@@ -174,7 +174,7 @@ def _attend(
     cache: KVCache,
     index: Int[Array, ""],
 ) -> tuple[Float[Array, "B R HDh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    query, key, value = finish_qkv(*projected, weights, config, angles)
+    query, key, value = finish_qkv(projected, weights, config, angles)
     keys, values = [key], [value]
     if cache.keys.shape[2]:
         keys = [cache.keys[index].astype(jnp.float32), key]

@@ -27,9 +27,11 @@ _INTS, _FLOATS = ir.VectorType(_INT, TILE), ir.VectorType(_FLOAT, TILE)
 _ARGUMENTS = (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * 3
 _SYMBOL = "multiply"
 
-Body = Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]
+Value = Any
+"""A value of a function that is being written; llvmlite has no types."""
+Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 """From a loop's index and what it carries to what it carries on."""
-Decode = Callable[[ir.Value, ir.Value], Sequence[ir.Value]]
+Decode = Callable[[Value, Value], Sequence[Value]]
 """The weights of a tile's pair of inputs, the even and the odd one, as floats."""
 _ROWS_THAT_WAIT = 3
 
@@ -76,7 +78,7 @@ class _Emitter:
 
     def __init__(self, kind: Kind, n_rows: int):
         self._n_rows = n_rows
-        self._kind = kind
+        self._kind: Kind = kind
         self.module = ir.Module(_SYMBOL)
         self.module.triple = llvm.get_default_triple()
         pointer = ir.PointerType()
@@ -87,15 +89,15 @@ class _Emitter:
         self._multiply_add = ir.Function(
             self.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fmuladd.v{TILE}f32"
         )
-        self._build = ir.IRBuilder(function.append_basic_block())
+        self._build: Any = ir.IRBuilder(function.append_basic_block())
         self._columns(*function.args)
         self._build.ret_void()
 
     def _columns(self, blocks, inputs, outputs, n_tiles, first, last) -> None:
-        def column(index: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        def column(index: Value, _: Sequence[Value]) -> Sequence[Value]:
             start = self._build.mul(index, n_tiles)
 
-            def tile(row: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            def tile(row: Value, sums: Sequence[Value]) -> Sequence[Value]:
                 place = self._build.mul(self._build.add(start, row), _LONG(_TILE_BYTES[self._kind]))
                 of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
                 return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
@@ -109,9 +111,7 @@ class _Emitter:
 
         self._loop(first, last, [], column)
 
-    def _tile(
-        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value]
-    ) -> Sequence[ir.Value]:
+    def _tile(self, tile: Value, inputs: Value, sums: Sequence[Value]) -> Sequence[Value]:
         """The sums with a tile's inputs times the tile."""
         if self._kind == "float16":
             return self._products(tile, inputs, sums, self._halfs)
@@ -124,8 +124,8 @@ class _Emitter:
         ]
 
     def _products(
-        self, tile: ir.Value, inputs: ir.Value, sums: Sequence[ir.Value], decode: Decode
-    ) -> Sequence[ir.Value]:
+        self, tile: Value, inputs: Value, sums: Sequence[Value], decode: Decode
+    ) -> Sequence[Value]:
         """The sums with a tile's inputs times its weights, without their scales.
 
         Few rows have few sums, each of which would wait for its last addition: these get a second
@@ -134,7 +134,7 @@ class _Emitter:
         n_rows = self._n_rows
         carried = [*sums, *[_FLOATS(None)] * (n_rows if n_rows <= _ROWS_THAT_WAIT else 0)]
 
-        def pair(index: ir.Value, sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        def pair(index: Value, sums: Sequence[Value]) -> Sequence[Value]:
             of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
             even, odd = decode(tile, index)
             first = self._add_products(sums[:n_rows], even, of_rows, 0)
@@ -146,14 +146,14 @@ class _Emitter:
             return found
         return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
 
-    def _nibbles(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+    def _nibbles(self, tile: Value, pair: Value) -> Sequence[Value]:
         place = self._build.mul(pair, _LONG(TILE))
         packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
         low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
         nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
         return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
 
-    def _halfs(self, tile: ir.Value, pair: ir.Value) -> Sequence[ir.Value]:
+    def _halfs(self, tile: Value, pair: Value) -> Sequence[Value]:
         place = self._build.mul(pair, _LONG(2 * 2 * TILE))
         both = self._load(tile, place, ir.VectorType(_HALF, 2 * TILE))
         weights = []
@@ -165,8 +165,8 @@ class _Emitter:
         return weights
 
     def _add_products(
-        self, sums: Sequence[ir.Value], weights: ir.Value, inputs: ir.Value, first: int
-    ) -> Sequence[ir.Value]:
+        self, sums: Sequence[Value], weights: Value, inputs: Value, first: int
+    ) -> Sequence[Value]:
         """The sums with one input's weights, times that input of each row."""
         added = []
         for r, total in enumerate(sums):
@@ -178,8 +178,8 @@ class _Emitter:
         return added
 
     def _loop(
-        self, start: ir.Value, stop: ir.Value, carried: Sequence[ir.Value], body: Body
-    ) -> Sequence[ir.Value]:
+        self, start: Value, stop: Value, carried: Sequence[Value], body: Body
+    ) -> Sequence[Value]:
         """What a loop over [start, stop), which is not empty, carries to its end."""
         build = self._build
         before, inside = build.block, build.append_basic_block()
@@ -199,11 +199,11 @@ class _Emitter:
         build.position_at_end(done)
         return results
 
-    def _at(self, base: ir.Value, offset: ir.Value) -> ir.Value:
+    def _at(self, base: Value, offset: Value) -> Value:
         """A pointer so many bytes further."""
         return self._build.gep(base, [offset], source_etype=_BYTE)
 
-    def _load(self, base: ir.Value, offset: ir.Value, kind: Any) -> ir.Value:
+    def _load(self, base: Value, offset: Value, kind: Any) -> Value:
         return self._build.load(self._at(base, offset), align=1, typ=kind)
 
 
