@@ -234,7 +234,7 @@ def _grown(
     """The largest bucket that the allowance and the budget permit; without a table, the next."""
     budget = buckets[-1] if config.row_budget is None else config.row_budget
     if table is None:
-        allowed = buckets[: bucket + 2]
+        allowed = buckets[bucket : bucket + 2]
     else:
         limit = config.latency_allowance * table.ms[bucket]
         within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))

@@ -97,7 +97,7 @@ def test_pictures_need_no_more_than_rows(tmp_path):
     [
         ("parts=[all]", "part is 'all'; allowed: 'paper'"),
         ("parts=[]", "parts is empty; allowed: at least one"),
-        ("phones.socs=[SM1]", "phones: phone is 'SM1'; allowed: SM8650, SM8750"),
+        ("phones.socs=[SM1]", "phones: phone is 'SM1'; allowed: SM8550, SM8650, SM8750"),
         ("phones.ratios=[0.0]", r"phones: cache ratio is 0\.0; allowed: 0\.00390625 \(one"),
         ("phones.npu=fast", "phones: kernels is 'fast'; allowed: "),
         ("phones.cpu=fast", "phones: cpu is 'fast'; allowed: "),

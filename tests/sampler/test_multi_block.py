@@ -95,9 +95,14 @@ def test_infilling_skips_blocks_without_holes():
 def story(script, **settings):
     """A run of two blocks of four behind a prompt of two, by a script; and what was fed."""
     config = SLIDING.replace(gen_length=8, block_length=4, steps=8, threshold=0.5, **settings)
-    config = with_ids(config, CONFIG)
+    return scripted_decode(script, config, prompt=[1, 2])
+
+
+def scripted_decode(script, config, prompt=(0,)):
     scripted = Scripted(script)
-    result = decode(scripted.denoiser(), None, CONFIG, [[1, 2]], config, loop="host", trace=True)
+    config = with_ids(config, CONFIG)
+    prompts = [list(prompt)]
+    result = decode(scripted.denoiser(), None, CONFIG, prompts, config, loop="host", trace=True)
     return result.trace, scripted.fed
 
 
@@ -149,17 +154,16 @@ def test_what_a_draft_feeds(feed, fed_token):
     assert fed[0][6] == [MASK] and fed[1][6] == [fed_token]
 
 
-def test_the_trigger_says_when_the_window_grows():
-    drafts = {}
-    for trigger in (0, 2, 8):
-        config = SLIDING.replace(lookahead_trigger=trigger, threshold=0.9)
-        trace = toy_decode([PROMPTS[0]], config, loop="host").trace
-        left = 8 - np.cumsum(trace.count(Event.COMMIT)[:, 0]) % 8  # after each forward
-        late = left[:-1] <= trigger
-        grown = trace.live_rows[1:, 0] > 8
-        assert (grown <= late).all()
-        drafts[trigger] = trace.draft_rows.sum()
-    assert drafts[0] < drafts[2] < drafts[8]
+def two_in_each_forward(forward, position, masked):
+    return position, 0.95 if position <= 2 * (forward + 1) else 0.1
+
+
+@pytest.mark.parametrize("trigger", [0, 2, 4, 8])
+def test_the_trigger_says_when_the_window_grows(trigger):
+    config = SLIDING.replace(threshold=0.9, lookahead_trigger=trigger)
+    trace, _ = scripted_decode(two_in_each_forward, config)
+    left = np.array([6, 4, 2])
+    assert (trace.live_rows[1:4, 0] > 8).tolist() == (left <= trigger).tolist()
 
 
 def test_growth_by_buckets_and_latency():
@@ -181,7 +185,6 @@ def test_growth_by_buckets_and_latency():
 
 def test_a_window_grows_to_its_bucket_and_no_further():
     table = LatencyTable(rows=(8, 12, 32), ms=(1.0, 1.5, 4.0))
-    config = SLIDING.replace(latency_table=table, lookahead_trigger=8)
-    trace = toy_decode([PROMPTS[1]], config, salt=2, loop="host").trace
-    assert set(trace.live_rows[1:, 0]) & {12}
-    assert trace.live_rows[1:, 0].max() <= 16, "a block that is not settled, and the next one"
+    config = SLIDING.replace(threshold=0.9, latency_table=table, lookahead_trigger=4)
+    trace, _ = scripted_decode(two_in_each_forward, config)
+    assert trace.live_rows[1:4, 0].tolist() == [8, 12, 12]
