@@ -169,7 +169,8 @@ class Session:
                 stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
                 canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
                 if len(run):
-                    hidden[b, run] = self._run(canvas, Rows(*(array[b] for array in arrays)), run)
+                    row = Rows(*(array[b] for array in arrays))  # pyright: ignore
+                    hidden[b, run] = self._run(canvas, row, run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 
 class Worker:
@@ -31,7 +31,7 @@ class Worker:
         """Wait for a running job and end the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -36,7 +36,8 @@ class Span(NamedTuple):
 class Window(Protocol):
     """A window policy."""
 
-    block_length: int
+    @property
+    def block_length(self) -> int: ...
 
     def span(self, canvas: Canvas) -> Span:
         """The positions that the next forward must run."""

@@ -100,7 +100,9 @@ def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
 
 def test_a_head_on_the_npu_is_staged_with_the_layers():
     def staged(runtime: Runtime, **settings) -> Staging:
-        return Phone(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
+        staging = Phone(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
+        assert isinstance(staging, Staging)
+        return staging
 
     more = staged("swap", scores_on="npu").copied_bytes - staged("swap").copied_bytes
     model = LLADA.model

@@ -31,6 +31,7 @@ def composed(*overrides):
         return compose("bench", [*overrides])
 
 
+@pytest.mark.slow
 def test_every_number_has_its_baseline(tmp_path, capsys):
     config = composed(*SMALL)
     bench(read_config(BenchConfig, config), Run(tmp_path, config))

@@ -36,7 +36,7 @@ TINY = [
     "score.items=3",
     "score.batch_size=3",
     "score.probe_items=2",
-    "train.evaluate_every=2",
+    "train.evaluate_every=4",
 ]
 
 
