@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from experiments.on_phones import as_if_llada_8b, mean_latency
 from experiments.results import ResultRow
+from experiments.score import Score, score
 from llada_jax.config import require
 from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
-from llada_jax.evaluation.metrics import paired, wilson_interval
+from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.tasks import load_task
 
 GENERATIONS = "generations"
@@ -62,22 +63,27 @@ def score_rows(found: Judged) -> list[ResultRow]:
 
 def pooled_rows(name: str, parts: Sequence[Judged]) -> list[ResultRow]:
     """Exact match, forwards and tokens a forward over the items of all parts."""
-    verdicts = [right for part in parts for right in part.right.values()]
-    generations = [generation for part in parts for generation in part.generations]
-    n, right = len(verdicts), sum(verdicts)
-    forwards = sum(generation.nfe for generation in generations)
-    tokens = sum(generation.length for generation in generations)
+    found = score_of(parts)
+    n = len(found.right)
     return [
         ResultRow(
             name=f"{name}/exact_match",
-            value=right / n,
+            value=found.exact_match,
             unit="of items",
             n=n,
-            interval=wilson_interval(right, n),
+            interval=found.interval,
         ),
-        ResultRow(name=f"{name}/nfe", value=forwards / n, unit="forwards", n=n),
-        ResultRow(name=f"{name}/tpf", value=tokens / forwards, unit="tokens/forward", n=n),
+        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", n=n),
+        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", n=n),
     ]
+
+
+def score_of(parts: Sequence[Judged]) -> Score:
+    """All items of all parts."""
+    generations = [each for part in parts for each in part.generations]
+    return score(
+        generations, [part.right[each.index] for part in parts for each in part.generations]
+    )
 
 
 def _speed_rows(found: Judged) -> Iterator[ResultRow]:
@@ -123,20 +129,28 @@ def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
     require_same_items(baseline, found.settings["task"], 0)
     indices = [index for index in found.right if index in baseline.right]
     require(len(indices) == len(found.right), f"the baseline has {len(indices)} of the items")
-    result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
     name = f"{found.name}/against/{baseline.settings['sampler_name']}"
+    result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
+    difference, p_value = difference_rows(name, result, len(indices))
     return [
-        ResultRow(
-            name=f"{name}/difference",
-            value=result.difference,
-            unit="of items",
-            n=len(indices),
-            interval=result.interval,
-        ),
+        difference,
         ResultRow(name=f"{name}/gained", value=result.gained, unit="items"),
         ResultRow(name=f"{name}/lost", value=result.lost, unit="items"),
-        ResultRow(name=f"{name}/p_value", value=result.p_value, unit="McNemar, exact, two-sided"),
+        p_value,
     ]
+
+
+def difference_rows(name: str, result: Paired, n: int) -> tuple[ResultRow, ResultRow]:
+    """A difference of exact match, and whether it could be chance."""
+    difference = ResultRow(
+        name=f"{name}/difference",
+        value=result.difference,
+        unit="of items",
+        n=n,
+        interval=result.interval,
+    )
+    chance = "McNemar, exact, two-sided"
+    return difference, ResultRow(name=f"{name}/p_value", value=result.p_value, unit=chance)
 
 
 def require_same_items(baseline: Judged, task: Mapping[str, Any], items: int) -> None:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.answers import answer_items
-from experiments.judged import Judged
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig
 from llada_jax.evaluation.generations import Generation
@@ -65,17 +64,11 @@ def decode_items(
     batch, trace = answer_items(model, items, sampler, loop=loop)
     right = [task.verify(each.item, each.text) for each in batch.generations]
     lengths = np.array([each.length for each in batch.generations])
-    return Decoded(batch.generations, _score(batch.generations, right), Trajectory(trace, lengths))
+    return Decoded(batch.generations, score(batch.generations, right), Trajectory(trace, lengths))
 
 
-def score_of(parts: Sequence[Judged]) -> Score:
-    """All items of several tasks."""
-    generations = [each for part in parts for each in part.generations]
-    right = [part.right[each.index] for part in parts for each in part.generations]
-    return _score(generations, right)
-
-
-def _score(generations: Sequence[Generation], right: Sequence[bool]) -> Score:
+def score(generations: Sequence[Generation], right: Sequence[bool]) -> Score:
+    """Of generations, which of them are right being known."""
     return Score(
         tuple(right),
         tuple(each.nfe for each in generations),

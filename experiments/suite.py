@@ -1,12 +1,12 @@
 """Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
 from experiments.cell import Cell, TaskConfig
-from experiments.judged import Judged, pooled_rows
+from experiments.judged import Judged, difference_rows, pooled_rows
 from experiments.results import ResultRow
 from experiments.run import Run
 from llada_jax.config import SamplerConfig, require
@@ -92,7 +92,7 @@ def _cell(cell: Cell, decoder: DecoderConfig, name: str) -> Cell:
 
 def _difference(
     name: str, before: Sequence[Judged], after: Sequence[Judged]
-) -> Iterator[ResultRow]:
+) -> tuple[ResultRow, ResultRow]:
     """Of exact match on the same items, and whether it could be chance."""
     pairs = [
         (old.right[index], right)
@@ -100,11 +100,4 @@ def _difference(
         for index, right in new.right.items()
     ]
     result = paired(*map(list, zip(*pairs, strict=True)))
-    yield ResultRow(
-        name=f"{name}/difference",
-        value=result.difference,
-        unit="of items",
-        n=len(pairs),
-        interval=result.interval,
-    )
-    yield ResultRow(name=f"{name}/p_value", value=result.p_value, unit="McNemar, exact, two-sided")
+    return difference_rows(name, result, len(pairs))

@@ -21,11 +21,11 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.cell import Cell
-from experiments.judged import Judged
+from experiments.judged import Judged, score_of
 from experiments.pictures import Cost, forwards_curves, save
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from experiments.score import Score, score_of
+from experiments.score import Score
 from experiments.suite import DecoderConfig
 from experiments.sweep import Found, Revision, Setting, SweepConfig, by_program, chosen, revisions
 from experiments.validation_items import ValidationItems

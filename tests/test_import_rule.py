@@ -12,7 +12,18 @@ PACKAGE = Path(__file__).parent.parent / "llada_jax"
 DATA = {"config", "types", "rows"}
 EVERYTHING = {
     *DATA,
-    *("text", "model", "checkpoint", "sampler", "revision", "lowered", "backend", "device", "swap"),
+    *(
+        "text",
+        "archive",
+        "model",
+        "checkpoint",
+        "sampler",
+        "revision",
+        "lowered",
+        "backend",
+        "device",
+        "swap",
+    ),
     *("sampling_engine", "hdl", "experts", "training", "evaluation", "tasks", "build"),
 }
 
@@ -21,9 +32,10 @@ ALLOWED = {
     "types": {"config"},
     "rows": {"types", "config"},
     "text": {"config"},
+    "archive": {"config"},
     "model": DATA,
     "checkpoint": {"model", *DATA},
-    "sampler": DATA,
+    "sampler": {"archive", *DATA},
     "revision": {"model", *DATA},
     "lowered": {"config"},
     "backend": {"lowered", "model", *DATA},
@@ -31,7 +43,7 @@ ALLOWED = {
     "device": {"lowered", "swap", "types", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
-    "experts": {"config"},
+    "experts": {"archive", "config"},
     "tasks": {"config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},

@@ -1,17 +1,15 @@
 """The routing trace: which experts every row took, in every layer of every step."""
 
-import json
 import math
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
 
 FORMAT = 1
@@ -108,34 +106,25 @@ class RoutingTrace:
     def first_steps(self, count: int) -> "RoutingTrace":
         """The trace of a run that was stopped after `count` steps."""
         require(0 < count <= self.n_steps, f"count is {count}; allowed: 1 to {self.n_steps}")
-        arrays = {
-            f.name: getattr(self, f.name)[:count] for f in fields(self) if f.name != "settings"
-        }
+        arrays = {name: getattr(self, name)[:count] for name in _array_names()}
         return RoutingTrace(**arrays, settings=self.settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .npz file, whole or not at all."""
-        path = Path(path)
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        settings = json.dumps({"format": FORMAT, **self.settings}, sort_keys=True)
-        temporary = path.with_name(f".{path.name}.partial")
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, settings=np.array(settings), **arrays)
-        temporary.replace(path)
+        arrays = {name: getattr(self, name) for name in _array_names()}
+        save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
         """Read a file that `save` wrote. Raises ValueError for anything else."""
-        with Path(path).open("rb") as file:
-            try:
-                archive = np.load(file, allow_pickle=False)
-                arrays = {f.name: archive[f.name] for f in fields(cls)}
-            except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
-                raise ValueError(f"{path} is no routing trace of llada_jax: {error}") from error
-        settings = json.loads(str(arrays.pop("settings")))
-        found = settings.pop("format", None)
-        require(found == FORMAT, f"{path} has routing format {found!r}; allowed: {FORMAT}")
+        arrays, settings = load_archive(
+            path, _array_names(), FORMAT, kind="routing trace", short="routing"
+        )
         return cls(settings=settings, **arrays)
+
+
+def _array_names() -> list[str]:
+    return [field.name for field in fields(RoutingTrace) if field.name != "settings"]
 
 
 def _require_array(name: str, value: Any) -> None:

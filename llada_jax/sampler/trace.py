@@ -1,17 +1,14 @@
 """What a decoding run did, as data: decode once, then time, plot and evaluate from the trace."""
 
-import json
 import os
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require
+from llada_jax.archive import load_archive, save_archive
 from llada_jax.sampler import record
 from llada_jax.sampler.loops import Steps
 
@@ -105,33 +102,23 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .npz file, whole or not at all."""
-        path = Path(path)
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
-        settings = json.dumps({"format": FORMAT, **self.settings}, sort_keys=True)
-        temporary = path.with_name(f".{path.name}.partial")
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, settings=np.array(settings), **arrays)
-        temporary.replace(path)
+        arrays = {name: getattr(self, name) for name in _array_names()}
+        save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
         """Read a file that `save` wrote. Raises ValueError for anything else."""
-        with Path(path).open("rb") as file:
-            try:
-                archive = np.load(file, allow_pickle=False)
-                settings = json.loads(str(archive["settings"]))
-                found = settings.pop("format", None)
-                others = [f.name for f in fields(cls) if f.name != "settings"]
-                arrays = {name: archive[name] for name in others} if found == FORMAT else {}
-            except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
-                raise ValueError(f"{path} is no trace of llada_jax: {error}") from error
-        require(found == FORMAT, f"{path} has trace format {found!r}; allowed: {FORMAT}")
+        arrays, settings = load_archive(path, _array_names(), FORMAT, kind="trace", short="trace")
         return cls(settings=settings, **arrays)
 
     def same_decoding(self, other: "Trace") -> bool:
         """Whether both did the same, wall time and settings aside."""
         timeless = [f.name for f in fields(self) if f.name not in ("seconds", "settings")]
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless)
+
+
+def _array_names() -> list[str]:
+    return [field.name for field in fields(Trace) if field.name != "settings"]
 
 
 def trace_of(

@@ -1,0 +1,47 @@
+"""A record of arrays with its settings: one .npz file, whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from llada_jax.config import require
+
+
+def save_archive(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    version: int,
+) -> None:
+    """Writes arrays by name, and settings (plain JSON) with the version of the record's format."""
+    path = Path(path)
+    text = json.dumps({"format": version, **settings}, sort_keys=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, settings=np.array(text), **arrays)
+    temporary.replace(path)
+
+
+def load_archive(
+    path: str | os.PathLike[str], names: Iterable[str], version: int, *, kind: str, short: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of these names, and the settings, of a file that `save_archive` wrote.
+
+    Raises ValueError, which names the file and the `kind` of record (or, for another version, what
+    it is called in `short`), for anything else.
+    """
+    with Path(path).open("rb") as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
+            settings = json.loads(str(archive["settings"]))
+            found = settings.pop("format", None)
+            arrays = {name: archive[name] for name in names} if found == version else {}
+        except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
+            raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
+    require(found == version, f"{path} has {short} format {found!r}; allowed: {version}")
+    return arrays, settings
