@@ -21,7 +21,7 @@ class Rescored(NamedTuple):
 
     said: Scores  # [B, L]
     at: Bool[Array, "B L"]  # visible tokens that were scored
-    refreshed: Bool[Array, "B L"]  # those outside the window: the cache has what was fed this time
+    passed: Bool[Array, "B L"]  # positions before the window: the cache has what was fed last
     accepted: Int[Array, " B"]  # tokens that this step committed
 
 
@@ -37,15 +37,15 @@ def revise_staged(canvas: Canvas, rescored: Rescored, bounds: Bounds) -> Canvas:
     """llada.cpp's staged token stabilization (arXiv 2606.13740 §3.3).
 
     A token gives way to another one whose confidence reaches the accept rule's number, and is
-    stable once its own reaches the revise rule's. One that was refreshed outside the window has
-    keys and values of the token that was fed, so a new one there stays visible until it has been
-    fed itself.
+    stable once its own reaches the revise rule's. Where the window has passed, the cache has keys
+    and values of the token that was fed, so a new one there stays visible until it has been fed
+    itself.
     """
     confidence = rescored.said.confidence
     other = rescored.said.token != canvas.tokens
     replaced = rescored.at & other & (confidence >= bounds.accept)
     kept = rescored.at & ~other
-    stable = (kept | (replaced & ~rescored.refreshed)) & (confidence >= bounds.revise)
+    stable = (kept | (replaced & ~rescored.passed)) & (confidence >= bounds.revise)
     return _changed(canvas, rescored, replaced, kept | replaced)._replace(
         state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
     )

@@ -298,7 +298,8 @@ class Decoder:
         canvas = self._commit(canvas, said.here, bounds, self.accept, ~canvas.done)
         accepted = ((before.state == MASKED) & (canvas.state != MASKED)).sum(1, dtype=jnp.int32)
         query = denoised.query
-        rescored = Rescored(said.here, query.rescored, query.refreshed, accepted)
+        passed = positions_of(canvas) < self.window.span(canvas).start[:, None]
+        rescored = Rescored(said.here, query.rescored, passed, accepted)
         revised = self.revise(canvas, rescored, bounds)
         edited = ((revised.tokens != before.tokens) & query.rescored).any(axis=1)
         canvas = self._drop(revised, query)._replace(accepted=accepted)
