@@ -1,19 +1,24 @@
-"""The suite `planning`: how long the planners take, and how good their plans then are."""
+"""The suite `planning`: how long planners and prices take, and how good the plans then are."""
 
 import time
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.graphs import Graphs
 from experiments.results import ResultRow
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.config import ModelConfig
+from llada_jax.device.cost import StepCost, price_on_cpu, price_on_npu
+from llada_jax.device.profile import load_profile
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import PATHS, Budget, kv_bytes_per_token
-from llada_jax.swap.graph import model_graph
+from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.layout import room_for_weights
+from llada_jax.swap.plan import Plan
 from llada_jax.swap.planners import planner
 from llada_jax.swap.timing import stall_of
 
@@ -21,28 +26,72 @@ STEP_NS = {"llada_8b": 478_100_000, "llada2_flash": 6_850_000_000}
 """LLaDA-8B: llada.cpp (arXiv 2606.13740), Table 2. LLaDA2.0-flash: as long for each weight, as if
 a step ran all experts."""
 PLANNED = ("paging", "greedy", "steady")
+PRICED, SOC = "llada_8b", "sm8750"
+ROWS, CACHED = 32, 256
+"""Of the step that is priced."""
+
+Result = TypeVar("Result")
 
 
 def time_planning(repeats: int) -> Iterator[ResultRow]:
+    """The planners, then the device model."""
+    yield from time_planners(repeats)
+    yield from time_pricing(repeats)
+
+
+def _architecture(name: str) -> ModelConfig:
+    file = REPOSITORY / "conf" / "architecture" / f"{name}.yaml"
+    return read_config(ModelConfig, cast(DictConfig, OmegaConf.load(file)))
+
+
+def _timed(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
+    """What it returns, and its best time in seconds."""
+    results, times = [], []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        results.append(work())
+        times.append(time.perf_counter() - began)
+    return results[-1], min(times)
+
+
+def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
+    room_for_weights.cache_clear()
+    return planner(name)(graph, budget)
+
+
+def time_pricing(repeats: int) -> Iterator[ResultRow]:
+    """All layers of a step, lowered once, then priced operation by operation."""
+    lowered, seconds = _timed(lambda: Graphs(_architecture(PRICED)).body(ROWS, CACHED), 1)
+    name = f"price/{PRICED}"
+    operations = len(lowered.operations)
+    yield ResultRow(name=f"{name}/operations", value=operations, unit="operations")
+    yield ResultRow(name=f"{name}/lowering", value=seconds, unit="s")
+    profile = load_profile(REPOSITORY / "conf" / "device" / f"{SOC}.yaml")
+    npu, cpu = profile.kernels("llada_cpp"), profile.cpu_kernels("plain")
+    prices: dict[str, Callable[[], StepCost]] = {
+        "npu": lambda: price_on_npu(lowered, npu, profile.memory),
+        "cpu": lambda: price_on_cpu(lowered, cpu),
+    }
+    for lane, price in prices.items():
+        cost, seconds = _timed(price, repeats)
+        milliseconds = 1e3 * cost.seconds
+        yield ResultRow(name=f"{name}/{lane}", value=seconds, unit="s")
+        yield ResultRow(name=f"{name}/{lane}/step", value=milliseconds, unit="ms", kind="modelled")
+
+
+def time_planners(repeats: int) -> Iterator[ResultRow]:
     """For each model and planner: the best time of several, and the step over the lower bound."""
     for name, step_ns in STEP_NS.items():
-        file = REPOSITORY / "conf" / "architecture" / f"{name}.yaml"
-        model = read_config(ModelConfig, cast(DictConfig, OmegaConf.load(file)))
+        model = _architecture(name)
         graph = model_graph(model, rows=32, weight_bits=4.5, step_ns=step_ns)
         graph = PATHS["copy"].price(graph)
         budget = Budget(kv_bytes_per_token=kv_bytes_per_token(model), tokens=208)
         least = least_step_ns(graph, budget)
         yield ResultRow(name=f"plan/{name}/operators", value=len(graph), unit="operators")
         for planner_name in PLANNED:
-            times = []
-            for _ in range(repeats):
-                room_for_weights.cache_clear()
-                began = time.perf_counter()
-                planner(planner_name)(graph, budget)
-                times.append(time.perf_counter() - began)
-            plan = planner(planner_name)(graph, budget)
+            plan, seconds = _timed(partial(_plan_anew, planner_name, graph, budget), repeats)
             step = graph.compute_ns + stall_of(graph, plan)
-            yield ResultRow(name=f"plan/{name}/{planner_name}", value=min(times), unit="s")
+            yield ResultRow(name=f"plan/{name}/{planner_name}", value=seconds, unit="s")
             yield ResultRow(
                 name=f"plan/{name}/{planner_name}/step_over_bound",
                 value=float(step) / least,

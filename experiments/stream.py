@@ -3,10 +3,12 @@
     python -m experiments.stream
     python -m experiments.stream shares=[0,0.5] copy_mb_per_second=500
     python -m experiments.stream planner=paging
+    python -m experiments.stream architecture=llada_8b sampler.gen_length=4 \
+        sampler.block_length=4 sampler.steps=4
 
 First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then,
 for each share, the plan runs, and its tokens, memory and stalls are compared with what they should
-be.
+be. A model of some architecture has random int8 weights, which are never in memory twice.
 """
 
 import time
@@ -18,18 +20,23 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import hydra
+import jax
 import numpy as np
 from omegaconf import DictConfig
 
 import llada_jax as lj
+from experiments.random_weights import RandomWeights
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
+from llada_jax.backend.protocol import Weights
+from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
 from llada_jax.backend.weights import InMemory
 from llada_jax.build import staging_of
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.model.params import abstract_params, param_count, parameter_name
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan import Plan
@@ -38,6 +45,8 @@ from llada_jax.swap.timing import stall_of
 
 WARM_UP = 2
 """Forwards that compile, or start with empty slots; they do not count."""
+PROMPT_LENGTH = 16
+"""Tokens, where there is no tokenizer."""
 PREDICTED = "the plan's own prediction, from the compute and the copies that were measured here"
 
 
@@ -46,6 +55,7 @@ class StreamConfig:
     """What to decode, in how much memory. The comments are in conf/stream.yaml."""
 
     model: str = "tiny"
+    architecture: ModelConfig | None = None
     dtype: str | None = None
     prompt: str
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
@@ -67,6 +77,14 @@ class StreamConfig:
     @property
     def bytes_per_second(self) -> float | None:
         return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
+
+
+class Subject(NamedTuple):
+    """What is decoded: `model` has what stays in memory, `weights` has the layers."""
+
+    model: lj.Model
+    weights: Weights
+    prompt: list[list[int]]
 
 
 class Times(NamedTuple):
@@ -101,7 +119,24 @@ class Timed(StreamedWeights):
 
 
 def stream(config: StreamConfig, run: Run) -> None:
-    """All shares, against the model as it is."""
+    """All shares, against the model with all layers in memory."""
+    subject = _loaded(config) if config.architecture is None else _random(config.architecture)
+    run.begin()
+    with TemporaryDirectory(dir=run.folder) as folder:
+        path = Path(folder) / "layers.bin"
+        stored = write_layers(path, subject.model.config, subject.weights).layers
+        tokens, times = _timed(subject, config, LayerFile(path, stored))
+        wanted = tokens if config.architecture else _unstreamed(subject, config)
+        rows = list(_times_as_rows(stored, times))
+        for share in config.shares:
+            opened = LayerFile(path, stored)
+            for row in _one_share(subject, config, opened, times, wanted, share):
+                run.record(row.as_dict())
+                rows.append(row)
+    run.finish(rows)
+
+
+def _loaded(config: StreamConfig) -> Subject:
     model = lj.load(config.model, config.dtype)
     if model.tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
@@ -109,19 +144,29 @@ def stream(config: StreamConfig, run: Run) -> None:
         model.artifact is None, f"{config.model} is an export; allowed: a model with parameters"
     )
     prompt = [model.tokenizer.encode_chat([{"role": "user", "content": config.prompt}])]
-    run.begin()
-    with TemporaryDirectory(dir=run.folder) as folder:
-        path = Path(folder) / "layers.bin"
-        file = write_layers(path, model.config, InMemory(model.params))
-        stored = file.layers
-        wanted, times = _timed(model, config, prompt, file)
-        rows = list(_times_as_rows(stored, times))
-        for share in config.shares:
-            opened = LayerFile(path, stored)
-            for row in _one_share(model, config, prompt, opened, times, wanted, share):
-                run.record(row.as_dict())
-                rows.append(row)
-    run.finish(rows)
+    return Subject(model, InMemory(model.params), prompt)
+
+
+def _random(architecture: ModelConfig) -> Subject:
+    """A model of this shape. Its layers are made as they are written."""
+    weights = RandomWeights(architecture, "int8")
+    size = param_count(architecture)
+    require_disk(Path(), size, "the layers")
+    require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
+    specs = abstract_params(architecture)._replace(layers=())
+    params = jax.tree.map_with_path(lambda path, _: _whole(weights, parameter_name(path)), specs)
+    prompt = [list(range(PROMPT_LENGTH))]
+    return Subject(lj.Model(architecture, params, None), weights, prompt)
+
+
+def _unstreamed(subject: Subject, config: StreamConfig) -> np.ndarray:
+    """Tokens of the model as it is."""
+    return lj.generate(subject.model, subject.prompt, config.sampler, loop="host").tokens
+
+
+def _whole(weights: Weights, name: str) -> Any:
+    pieces = list(weights.rows(name))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
 def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[ResultRow]:
@@ -131,11 +176,9 @@ def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[Re
     yield ResultRow(name="stream/copy", value=speed / 1e6, unit="MB/s")
 
 
-def _timed(
-    model: lj.Model, config: StreamConfig, prompt: list[list[int]], file: LayerFile
-) -> tuple[np.ndarray, Times]:
-    """Tokens of the model as it is, and the times of its layers and of copies."""
-    tokens = lj.generate(model, prompt, config.sampler, loop="host").tokens
+def _timed(subject: Subject, config: StreamConfig, file: LayerFile) -> tuple[np.ndarray, Times]:
+    """Tokens with all layers in memory, and the times of the layers and of copies."""
+    model, prompt = subject.model, subject.prompt
     copies = [_copy_seconds(file, index) for index in range(len(file.layers))]
     if config.bytes_per_second is not None:
         slow = [layer.size / config.bytes_per_second for layer in file.layers]
@@ -145,7 +188,7 @@ def _timed(
         for _ in range(2):  # the first one compiles
             weights.began.clear()
             weights.ended.clear()
-            lj.generate(model, prompt, config.sampler, backend=program)
+            tokens = lj.generate(model, prompt, config.sampler, backend=program).tokens
         began, ended = np.array(weights.began), np.array(weights.ended)
     layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
     between = float(np.median(began[WARM_UP:, 0] - ended[WARM_UP - 1 : -1, -1]))
@@ -187,14 +230,14 @@ def planned(
 
 
 def _one_share(
-    model: lj.Model,
+    subject: Subject,
     config: StreamConfig,
-    prompt: list[list[int]],
     file: LayerFile,
     times: Times,
     wanted: np.ndarray,
     share: float,
 ) -> Iterator[ResultRow]:
+    model, prompt = subject.model, subject.prompt
     graph, plan = planned(config, file.layers, times, share)
     with StreamedWeights(file, staging_of(plan), config.bytes_per_second) as weights:
         program = StreamedProgram(model.config, model.params, weights)

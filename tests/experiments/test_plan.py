@@ -102,10 +102,14 @@ def test_bad_input_leaves_no_files(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_benchmark_of_the_planners(tmp_path, monkeypatch):
+def test_the_benchmark_of_planners_and_prices(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "STEP_NS", {"tiny": 1_000_000})
+    monkeypatch.setattr(planning, "PRICED", "tiny")
     config = composed("bench", "suite=planning", "repeats=1")
     bench.bench(read_config(bench.BenchConfig, config), Run(tmp_path, config))
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
     assert rows["plan/tiny/steady"]["unit"] == "s"
     assert rows["plan/tiny/steady/step_over_bound"]["value"] == 1
+    assert rows["price/tiny/operations"]["value"] > 4 * 7  # layers of seven products each
+    assert rows["price/tiny/npu"]["unit"] == "s"
+    assert rows["price/tiny/npu/step"]["kind"] == "modelled"

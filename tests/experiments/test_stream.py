@@ -39,6 +39,15 @@ def test_the_tokens_stay_and_slow_copies_show(tmp_path):
     }  # fmt: skip
 
 
+def test_a_shape_with_random_weights(tmp_path):
+    shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=3"]
+    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,0.4]")
+    for share in ("0", "0.4"):
+        assert rows[f"stream/{share}/same_tokens"]["value"] == 1
+    memory = [rows[f"stream/{share}/memory"]["value"] for share in ("0", "0.4")]
+    assert memory == sorted(memory)
+
+
 def test_a_plan_is_made_for_what_was_measured():
     config = read_config(stream.StreamConfig, composed())
     stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
