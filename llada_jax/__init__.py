@@ -1,6 +1,6 @@
 """Diffusion language models in JAX, for phones with an NPU."""
 
-from llada_jax.build import Model, export, forward, generate, infill, load
+from llada_jax.build import Model, export, forward, generate, infill, load, tiled
 from llada_jax.config import ExportConfig, ModelConfig, SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
@@ -17,4 +17,5 @@ __all__ = [
     "generate",
     "infill",
     "load",
+    "tiled",
 ]

@@ -20,6 +20,7 @@ from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.manifest import MANIFEST, Manifest
 from llada_jax.backend.program import CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Backend
+from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import StagedLayers, Staging
@@ -28,9 +29,11 @@ from llada_jax.config import ExportConfig, Loop, ModelConfig, SamplerConfig, req
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
+from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
-from llada_jax.sampler.loops import OnStep
+from llada_jax.sampler.loops import OnStep, Refresher
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.swap.plan import Plan
 from llada_jax.text import Tokenizer
@@ -150,6 +153,19 @@ def forward(
 _forward = jax.jit(model_forward.forward, static_argnums=1)
 
 
+def tiled(model: Model, kind: Kind = "q4_0") -> Model:
+    """The model with its matrices as the NPU's tiles, which `backend="tiles"` reads as they are.
+
+    Args:
+      kind: `q4_0`, int4 in groups of 32 (a model loaded as int4 keeps its integers), or `float16`.
+
+    Raises:
+      ValueError: an export, a model with experts, or a matrix that has no tiles.
+    """
+    require(model.artifact is None, "the model is an export; allowed: a model with parameters")
+    return model._replace(params=pack_params(model.params, model.config, kind))
+
+
 def generate(
     model: Model,
     prompts: Prompts,
@@ -160,6 +176,7 @@ def generate(
     trace: bool = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
+    refresh_on: Model | None = None,
 ) -> Result:
     """Decode prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -167,17 +184,22 @@ def generate(
       config: how to decode; default: LLaDA's schedule on the whole canvas.
       backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
         parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
-        float16; a `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`,
-        whose layers need not be in memory, nor in the model.
+        float16; `tiles` (the extra `revision`), the host's threads, for a model of `tiled`; a
+        `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`, whose
+        layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
+      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
+        the model on the run's own backend.
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
     """
-    return _decode(model, prompts, config, backend, seed, trace, on_step, loop, infill=False)
+    return _decode(
+        model, prompts, config, backend, seed, trace, on_step, loop, refresh_on, infill=False
+    )
 
 
 def infill(
@@ -190,13 +212,16 @@ def infill(
     trace: bool = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
+    refresh_on: Model | None = None,
 ) -> Result:
     """Fill the [MASK] holes of canvases, wherever they are; all other tokens stay.
 
     Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
     give the steps per block. Other arguments, result and errors as `generate`.
     """
-    return _decode(model, canvases, config, backend, seed, trace, on_step, loop, infill=True)
+    return _decode(
+        model, canvases, config, backend, seed, trace, on_step, loop, refresh_on, infill=True
+    )
 
 
 def _decode(
@@ -208,11 +233,13 @@ def _decode(
     trace: bool,
     on_step: OnStep | None,
     loop: Loop | None,
+    refresh_on: Model | None,
     *,
     infill: bool,
 ) -> Result:
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config))
+    refreshing = _refreshing(config, model, denoiser, refresh_on)
     needs_host = on_step or not denoiser.traceable or config.has_worker
     with Worker() as worker:
         return decode(
@@ -226,8 +253,33 @@ def _decode(
             trace=trace,
             on_step=on_step,
             infill=infill,
-            worker=worker,
+            refresher=Refresher(worker, *refreshing),
         )
+
+
+def _refreshing(
+    config: SamplerConfig, model: Model, denoiser: Denoiser, refresh_on: Model | None
+) -> tuple[Denoiser, Params]:
+    """The functions that a worker runs, and their parameters."""
+    if refresh_on is None:
+        return denoiser, model.params
+    require(
+        config.has_worker, "refresh_on is a model without a worker; allowed: with refresh='worker'"
+    )
+    require(
+        refresh_on.config == model.config,
+        "refresh_on is a model of another configuration; allowed: the same one",
+    )
+    backend = "tiles" if has_tiles(refresh_on.params) else "xla"
+    return backend_denoiser(refresh_on, backend, score_rules(config)), refresh_on.params
+
+
+def has_tiles(params: Params) -> bool:
+    """Whether the matrices are tiles."""
+    return isinstance(params, ModelParams) and any(
+        isinstance(leaf, Tiles)
+        for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Tiles))
+    )
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:
@@ -262,10 +314,18 @@ def backend_denoiser(
     if isinstance(backend, StreamedProgram):
         return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
-        allowed = ("litert",) if model.artifact else ("xla", *_BACKENDS)
+        allowed = ("litert",) if model.artifact else ("xla", "tiles", *_BACKENDS)
         require(
             backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
         )
+    tiles = has_tiles(model.params)
+    require(
+        tiles == (backend == "tiles"),
+        f"backend is {backend!r}, and the model {'has' if tiles else 'has no'} tiles; "
+        "allowed: 'tiles', with a model that `tiled` has made",
+    )
+    if backend == "tiles":
+        return tiled_denoiser(model.config, rules, available_cores())
     if backend == "xla":
         return denoiser_for(model.config, rules)
     if model.artifact:

@@ -15,7 +15,7 @@ from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_
 from llada_jax.sampler.accept import Bounds, bounds_of, without_bound
 from llada_jax.sampler.advance import most_steps
 from llada_jax.sampler.canvas import VISIBLE, Canvas, Layout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Steps, Worker, compiled_loop, host_loop
+from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.step import Decoder
@@ -54,7 +54,7 @@ def decode(
     trace: bool = False,
     on_step: OnStep | None = None,
     infill: bool = False,
-    worker: Worker | None = None,
+    refresher: Refresher | None = None,
 ) -> Result:
     """Decode a batch of prompts.
 
@@ -65,7 +65,8 @@ def decode(
         alone, at any temperature.
       loop: `compiled` or `host`; `on_step` needs `host`.
       infill: the masks in the prompts are the holes; nothing is appended.
-      worker: refreshes tokens in the `host` loop, where the settings ask for one.
+      refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
+        from the denoiser's in rounding, of which the tokens then depend.
 
     Raises:
       ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
@@ -79,7 +80,7 @@ def decode(
     )
     config = with_ids(config, model)
     decoder = Decoder(model, without_bound(config))
-    _check_decoder(decoder, denoiser, loop, worker)
+    _check_decoder(decoder, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -89,7 +90,7 @@ def decode(
         canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
         bounds = bounds_of(config)
         canvas, steps = _run(
-            decoder, denoiser, params, canvas, bounds, layout, loop, on_step, worker
+            decoder, denoiser, params, canvas, bounds, layout, loop, on_step, refresher
         )
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
@@ -107,7 +108,9 @@ def decode(
     )
 
 
-def _check_decoder(decoder: Decoder, denoiser: Denoiser, loop: Loop, worker: Worker | None) -> None:
+def _check_decoder(
+    decoder: Decoder, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
+) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
     beside = "lossless" if decoder.config.lossless else "shadow"
     require(
@@ -117,11 +120,13 @@ def _check_decoder(decoder: Decoder, denoiser: Denoiser, loop: Loop, worker: Wor
     )
     if decoder.config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
+        require(refresher is not None, "refresh is 'worker' and no worker was given; allowed: one")
+        shared = refresher is not None and refresher.denoiser is denoiser
         require(
-            denoiser.traceable,
-            "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none'",
+            denoiser.traceable or not shared,
+            "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none', or a "
+            "model of its own for the worker",
         )
-        require(worker is not None, "refresh is 'worker' and no worker was given; allowed: one")
 
 
 def _precision(config: SamplerConfig):
@@ -155,14 +160,14 @@ def _run(
     layout: Layout,
     loop: Loop,
     on_step: OnStep | None,
-    worker: Worker | None,
+    refresher: Refresher | None,
 ) -> tuple[Canvas, Steps]:
     beside = decoder.most_beside(layout.length)
     buckets = buckets_for(decoder.window, layout, decoder.model, beside)
     limit = most_steps(decoder.config, layout.n_blocks)
     if loop == "compiled":
         return compiled_loop(decoder, denoiser, params, canvas, bounds, buckets, limit)
-    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step, worker)
+    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step, refresher)
 
 
 def _left_padded(

@@ -46,6 +46,15 @@ class Worker(Protocol):
         ...
 
 
+class Refresher(NamedTuple):
+    """What refreshes tokens that left the window: a worker, and the functions that it runs."""
+
+    worker: Worker
+    denoiser: Denoiser
+    """May be the run's own, where that can be called by two threads."""
+    params: Params
+
+
 class Steps(NamedTuple):
     """Every step of a run, in numpy arrays."""
 
@@ -138,35 +147,32 @@ def host_loop(
     buckets: tuple[int, ...],
     limit: int,
     on_step: OnStep | None = None,
-    worker: Worker | None = None,
+    refresher: Refresher | None = None,
 ) -> tuple[Canvas, Steps]:
     """Decode step by step from Python, for backends and callbacks; consumes the canvas.
 
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
-    denoiser that runs outside JAX is called as it is. A worker refreshes tokens that left the
+    denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
     window, from the state at the start of a step, and its results are merged at the step's end.
     """
-    if denoiser.traceable:
-        denoiser = denoiser._replace(
-            forward_rows=partial(_call, denoiser.forward_rows),
-            score_rows=partial(_call, denoiser.score_rows),
-        )
+    denoiser = _callable(denoiser)
+    if refresher is not None:
+        refresher = refresher._replace(denoiser=_callable(refresher.denoiser))
     records, rows_run, seconds = [], [], []
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
         needed = int(_rows_needed(decoder, canvas))
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
-        job = _start_refresh(decoder, denoiser, params, canvas, worker)
+        job = _start_refresh(decoder, canvas, refresher)
         rows = _rows(decoder, canvas, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
         absorb = _absorb if job is None else _absorb_copy
         canvas, denoised = absorb(decoder, canvas, rows, out)
         said = _score(decoder, denoiser, params, denoised)
-        if worker is not None and job is not None:
-            canvas, query, said = _merge(
-                decoder, canvas, denoised.query, said, job, *worker.collect()
-            )
+        if refresher is not None and job is not None:
+            found = refresher.worker.collect()
+            canvas, query, said = _merge(decoder, canvas, denoised.query, said, job, *found)
             denoised = denoised._replace(query=query)
         canvas, record = _decide(decoder, canvas, denoised, said, bounds)
         records.append(jax.tree.map(np.asarray, record))
@@ -178,15 +184,26 @@ def host_loop(
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
 
 
+def _callable(denoiser: Denoiser) -> Denoiser:
+    """The same functions, compiled where they can be."""
+    if not denoiser.traceable:
+        return denoiser
+    return denoiser._replace(
+        forward_rows=partial(_call, denoiser.forward_rows),
+        score_rows=partial(_call, denoiser.score_rows),
+    )
+
+
 def _start_refresh(
-    decoder: Decoder, denoiser: Denoiser, params: Params, canvas: Canvas, worker: Worker | None
+    decoder: Decoder, canvas: Canvas, refresher: Refresher | None
 ) -> RefreshJob | None:
     """Give the worker what is to be refreshed, if anything is."""
-    if worker is None or not decoder.config.has_worker:
+    if refresher is None or not decoder.config.has_worker:
         return None
     job, cache = _refresh_job(decoder, canvas), canvas.cache
     if not bool(job.rows.live.any()):
         return None
+    worker, denoiser, params = refresher
 
     def refresh() -> tuple[RowsOut, Scores]:
         out = denoiser.forward_rows(params, job.rows, cache)

@@ -17,7 +17,6 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision.forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
 from llada_jax.rows import empty_cache, make_rows
-from llada_jax.sampler.generate import decode
 
 pytest.importorskip("llvmlite")
 
@@ -139,17 +138,57 @@ def test_scores(rules):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
+def tiled_and_plain():
+    """The bundled model in tiles, and what they stand for in float32."""
+    tiles = lj.tiled(lj.load("tiny"))
+    return tiles, tiles._replace(params=jax.tree.map(plain, tiles.params))
+
+
+PROMPT = [[10, 20, 30, 40]]
+
+
 def test_decoding_gives_the_same_tokens():
-    model = lj.load("tiny")
-    packed = pack_params(model.params, model.config)
-    settings = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
-    prompt = [[10, 20, 30, 40]]
-    denoiser = tiled_denoiser(model.config, ScoreRules(forbidden=(model.config.mask_id,)), 2)
-    found = decode(denoiser, packed, model.config, prompt, settings, loop="host")
-    expected = lj.generate(
-        model._replace(params=jax.tree.map(plain, packed)), prompt, settings, loop="host"
-    )
+    tiles, model = tiled_and_plain()
+    config = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
+    found = lj.generate(tiles, PROMPT, config, backend="tiles")
+    expected = lj.generate(model, PROMPT, config)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+REFRESHED = lj.SamplerConfig.preset(
+    "staged", gen_length=32, block_length=8, steps=32, theta_visible=0.2, theta_stable=0.9,
+    refresh="worker",
+)  # fmt: skip
+
+
+def test_a_worker_refreshes_from_tiles():
+    """Of the model that they stand for, it is the same refresh; of another one, another."""
+    tiles, model = tiled_and_plain()
+    expected = lj.generate(model, PROMPT, REFRESHED, trace=True)
+    found = lj.generate(model, PROMPT, REFRESHED, trace=True, refresh_on=tiles)
+    assert expected.trace.refreshed.sum() > 0
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.trace.refreshed, expected.trace.refreshed)
+    both = lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
+    np.testing.assert_array_equal(both.tokens, expected.tokens)
+    other = model._replace(params=init_params(model.config, jax.random.key(3)))
+    changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
+    assert (changed.tokens != expected.tokens).any()
+
+
+def test_where_tiles_cannot_run():
+    tiles, model = tiled_and_plain()
+    config = REFRESHED.replace(refresh="rows")
+    for wrong, backend, has in ((tiles, "xla", "has"), (model, "tiles", "has no")):
+        with pytest.raises(ValueError, match=f"'{backend}', and the model {has} tiles; allowed"):
+            lj.generate(wrong, PROMPT, config, backend=backend)
+    with pytest.raises(ValueError, match="refresh_on is a model without a worker"):
+        lj.generate(model, PROMPT, config, refresh_on=tiles)
+    small = tiles._replace(config=tiles.config.replace(max_length=256))
+    with pytest.raises(ValueError, match="refresh_on is a model of another configuration"):
+        lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
+    with pytest.raises(ValueError, match="the backend runs outside JAX; allowed: 'rows'"):
+        lj.generate(tiles, PROMPT, REFRESHED, backend="tiles")
 
 
 def test_beside_another_forward():

@@ -11,6 +11,7 @@ from llada_jax.build import score_rules
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.head import ScoreRules, gumbel_noise
 from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Denoiser, KVCache, RowsOut, Scores
 
@@ -83,7 +84,12 @@ def toy_denoiser(config: SamplerConfig) -> Denoiser:
     return _denoisers[rules]
 
 
-def toy_decode(prompts, config: SamplerConfig, model=CONFIG, salt=0, **options) -> Result:
+def toy_decode(
+    prompts, config: SamplerConfig, model=CONFIG, salt=0, worker=None, **options
+) -> Result:
     config = with_ids(config, model)
     options.setdefault("trace", True)
-    return decode(toy_denoiser(config), jnp.int32(salt), model, prompts, config, **options)
+    denoiser, params = toy_denoiser(config), jnp.int32(salt)
+    if worker is not None:
+        options["refresher"] = Refresher(worker, denoiser, params)
+    return decode(denoiser, params, model, prompts, config, **options)
