@@ -1,6 +1,6 @@
 """Decisions that number formats flip, on random logits and on a model's own."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,8 +19,6 @@ from llada_jax.sampling_engine.machine import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
-
-PROBLEMS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +125,14 @@ def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
 
 
 def _prompts_of_one_length(model: lj.Model, batch: int, seed: int) -> np.ndarray:
-    """Some held-out problems [batch, length], of the most frequent length."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
+    """The first held-out problems [batch, length] that have one length."""
+    if model.tokenizer is None:
         raise ValueError("flips.model has no tokenizer; allowed: a model with one")
-    questions = (word_problems.TASK.item(seed, i, "test").question for i in range(PROBLEMS))
-    encoded = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
-    length, count = Counter(map(len, encoded)).most_common(1)[0]
-    require(count >= batch, f"flips.batch is {batch}; allowed: up to {count}")
-    return np.array([ids for ids in encoded if len(ids) == length][:batch], np.int32)
+    by_length: defaultdict[int, list[list[int]]] = defaultdict(list)
+    for problem in word_problems.TASK.items(seed, "test"):
+        prompt = model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])
+        alike = by_length[len(prompt)]
+        alike.append(prompt)
+        if len(alike) == batch:
+            return np.array(alike, np.int32)
+    raise AssertionError("items have no end")
