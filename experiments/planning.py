@@ -70,7 +70,7 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
     npu, cpu = profile.kernels("llada_cpp"), profile.cpu_kernels("plain")
     prices: dict[str, Callable[[], StepCost]] = {
         "npu": lambda: price_on_npu(lowered, npu, profile.memory),
-        "cpu": lambda: price_on_cpu(lowered, cpu),
+        "cpu": lambda: price_on_cpu(lowered, cpu, profile.memory),
     }
     for lane, price in prices.items():
         cost, seconds = _timed(price, repeats)

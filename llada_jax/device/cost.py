@@ -103,11 +103,13 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepC
     return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
 
 
-def price_on_cpu(lowered: Lowered, kernels: CpuKernels) -> StepCost:
-    """A step on the CPU. A product takes the faster of the kernels for many and for few rows."""
+def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: Memory) -> StepCost:
+    """A step on the CPU. A product takes the faster of the kernels for many and for few rows, and
+    at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
-        return _cpu_product(operation, lowered.weights.get(operation.weight or ""), kernels)
+        weight = lowered.weights.get(operation.weight or "")
+        return _cpu_product(operation, weight, kernels, memory)
 
     seconds = kernels.elementwise_ns * 1e-9
     return _step(lowered, product, _VectorRates(seconds, seconds), 0.0)
@@ -199,18 +201,21 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCo
 
 
 def _cpu_product(
-    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels
+    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: Memory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12
     if weight is None:
         return OperationCost(operation, matrix=many)
     numbers = inputs * outputs
-    unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
-    few = rows * numbers / kernels.gemv_gweights / 1e9
     size = numbers * stored_bits(weight) / 8
-    if few < many + unpacking:
+    reading = size / memory.dram_gbps / 1e9
+    unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
+    few = max(rows * numbers / kernels.gemv_gweights / 1e9, rows * reading)
+    if few < max(many + unpacking, reading):
         return OperationCost(operation, dma=few, dram_bytes=rows * size)
+    if many + unpacking < reading:
+        return OperationCost(operation, dma=reading, dram_bytes=size)
     return OperationCost(operation, matrix=many, dequantization=unpacking, dram_bytes=size)
 
 

@@ -86,7 +86,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         phone = Phone(graphs, changed, System(body="cpu"))
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         downs = [
-            price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"]).seconds
+            price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"], profile.memory).seconds
             for n in single["rows"]
         ]
         return _joined(_relative(steps, table["cpu"]), _relative(downs, single["cpu"]))

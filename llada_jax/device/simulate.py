@@ -200,9 +200,7 @@ class Phone:
         return self._staging
 
     def _on_cpu(self, forward: Forward) -> Iterator[Task]:
-        layer = self._noted(
-            price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu)
-        )
+        layer = self._price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu)
         yield from self._layers(layer, "cpu", ())
         yield self._head_task(forward, self._cpu, "cpu")
 
@@ -235,6 +233,9 @@ class Phone:
         overhead = self._kernels.step_overhead_us * 1e-6
         if overhead:
             yield Task("call", "npu", overhead, parts={"overhead": overhead})
+
+    def _price_on_cpu(self, lowered: Lowered, kernels: CpuKernels) -> StepCost:
+        return self._noted(price_on_cpu(lowered, kernels, self._profile.memory))
 
     def _noted(self, cost: StepCost) -> StepCost:
         self._unknown.update(dict.fromkeys(cost.unknown))
@@ -285,13 +286,13 @@ class Phone:
 
     def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
         """Seconds and bytes of the whole vocabulary."""
-        chunk = self._noted(price_on_cpu(self._graphs.head(rows), kernels))
+        chunk = self._price_on_cpu(self._graphs.head(rows), kernels)
         return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
 
     def _refresh_task(self, forward: Forward) -> Task:
         """Some scattered rows through all layers, and the head."""
         lowered = self._graphs.layer(forward.refreshed, forward.cache)
-        layer = self._noted(price_on_cpu(lowered, self._cpu))
+        layer = self._price_on_cpu(lowered, self._cpu)
         seconds, dram = self._head_cost(forward.refreshed, self._head)
         seconds += layer.seconds * self._graphs.n_layers
         dram += layer.dram_bytes * self._graphs.n_layers

@@ -112,15 +112,25 @@ def test_more_rows_and_longer_caches_never_cost_less():
     assert by_rows == sorted(by_rows) and by_cache == sorted(by_cache)
 
 
+def square(rows: int):
+    """A product with 4-bit weights of LLaDA-8B's width."""
+    return product_step(rows, 4096, 4096, LoweredWeight((4096, 4096), 4, 32), "w")
+
+
 def test_a_cpu_takes_the_faster_kernel():
     plain = PHONE.cpu["plain"]
-    few, many = (
-        price_on_cpu(product_step(rows, 4096, 4096, LoweredWeight((4096, 4096), 4, 32), "w"), plain)
-        for rows in (1, 64)
-    )
+    few, many = (price_on_cpu(square(rows), plain, PHONE.memory) for rows in (1, 64))
     assert few.seconds == pytest.approx(4096**2 / plain.gemv_gweights / 1e9)
     unpacking = 4096**2 / plain.unpack_gweights / 1e9
     assert many.seconds == pytest.approx(2 * 64 * 4096**2 / plain.gemm_tops / 1e12 + unpacking)
+
+
+def test_a_cpu_is_never_faster_than_memory():
+    tuned = PHONE.cpu["tuned"]
+    assert not tuned.unpack_gweights, "the case must have a kernel that reads weights as they are"
+    for rows in (1, 2, 8, 64):
+        cost = price_on_cpu(square(rows), tuned, PHONE.memory)
+        assert cost.dram_bytes <= 1.000001 * cost.seconds * PHONE.memory.dram_gbps * 1e9
 
 
 def test_an_unknown_operation_is_named_with_its_shape_and_its_price():
