@@ -36,7 +36,7 @@ NARROW = {
 class RecordedConfig:
     """What is decoded. The comments are in conf/experts.yaml."""
 
-    trained: str | None = None
+    trained: str | None = "tiny_moe"
     layers: int = 3
     gen_length: int = 64
     steps: int = 32
