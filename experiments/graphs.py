@@ -3,9 +3,10 @@
 from functools import lru_cache
 
 from llada_jax.backend.lower import lower
-from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
+from llada_jax.device.cost import UnknownOperation, unknown_operations
 from llada_jax.lowered import Lowered
 
 
@@ -22,20 +23,27 @@ class Graphs:
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)
         self.head = lru_cache(None)(self._head)
+        self.unknown: dict[UnknownOperation, None] = {}
+        """Operations that the cost model does not know, in all that was lowered."""
+
+    def _lowered(self, step: Step) -> Lowered:
+        lowered = lower(step, self.quant)
+        self.unknown.update(dict.fromkeys(unknown_operations(lowered)))
+        return lowered
 
     def _layer(self, rows: int, cache: int) -> Lowered:
         """The first layer alone."""
         # Not the last layer of the model, so that no final norm comes with it.
         model = self.model.replace(n_layers=2)
-        return lower(body_step(model, range(1), Bucket(rows, cache)), self.quant)
+        return self._lowered(body_step(model, range(1), Bucket(rows, cache)))
 
     def _head(self, rows: int) -> Lowered:
         """One chunk of the vocabulary."""
         ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
         size = min(HEAD_CHUNK, self.model.vocab_size)
-        return lower(head_step(self.model.replace(vocab_size=size, **ids), rows), self.quant)
+        return self._lowered(head_step(self.model.replace(vocab_size=size, **ids), rows))
 
     def body(self, rows: int, cache: int) -> Lowered:
         """All layers, and the final norm."""
         layers = range(self.model.n_layers)
-        return lower(body_step(self.model, layers, Bucket(rows, cache)), self.quant)
+        return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import llada_jax as lj
-from experiments.phones import graphs_of, phone_profile
+from experiments.phones import graphs_of, phone_profile, unknown_operations
 from experiments.results import ResultRow
 from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import Phone, System, simulate
@@ -24,6 +24,8 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     workload = as_if_llada_8b(trace)
     for profile in profiles:
         yield from _on_phone(workload, profile)
+    for operation in unknown_operations():
+        print(f"warning: {operation}")
 
 
 def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:

@@ -38,10 +38,20 @@ def model_shape(name: str) -> ModelConfig:
     return ModelConfig(**yaml.safe_load((CONF / "architecture" / f"{name}.yaml").read_text()))
 
 
+_GRAPHS: list[Graphs] = []
+
+
 @cache
 def graphs_of(name: str, quant: Quant = "int4_block32") -> Graphs:
     """Lowered steps of a shape."""
-    return Graphs(model_shape(name), quant)
+    graphs = Graphs(model_shape(name), quant)
+    _GRAPHS.append(graphs)
+    return graphs
+
+
+def unknown_operations() -> list[str]:
+    """Operations that were priced as something else, in all steps of all shapes so far."""
+    return [str(operation) for graphs in _GRAPHS for operation in graphs.unknown]
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,6 @@ class Calibrated:
         self.runs = runs
         self.graphs = graphs_of("llada_8b")
         self.figures = read_fit_figures(PUBLISHED)
-        self.phones: list[Phone] = []
-        """All that were asked for."""
         self.task = cache(self._task)
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
@@ -82,13 +90,7 @@ class Calibrated:
         return Task(name, prompt, dynamics)
 
     def _phone(self, soc: str, system: System) -> Phone:
-        phone = Phone(self.graphs, phone_profile(soc), system, canvas=256)
-        self.phones.append(phone)
-        return phone
-
-    def unknown(self) -> list[str]:
-        """Operations that were priced as something else, in all steps so far."""
-        return list(dict.fromkeys(str(op) for phone in self.phones for op in phone.unknown()))
+        return Phone(self.graphs, phone_profile(soc), system, canvas=256)
 
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
         found = self.task(task)

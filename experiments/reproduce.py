@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from experiments.claims import CHAPTERS, CHOICES, SOCS, Chapter
 from experiments.phone_pictures import draw
-from experiments.phones import Calibrated
+from experiments.phones import Calibrated, unknown_operations
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require
@@ -45,7 +45,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     names = {}
     if config.pictures:
         names = {chapter.name: draw(chapter, run.folder) for chapter in chapters}
-    run.write("report.md", report(chapters, names, world.unknown()))
+    run.write("report.md", report(chapters, names, unknown_operations()))
     rows = [row for chapter in chapters for row in chapter.rows]
     for row in rows:
         run.record(row.as_dict())

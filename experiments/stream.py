@@ -30,7 +30,7 @@ from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.protocol import Weights
-from llada_jax.backend.resources import require_disk, require_memory
+from llada_jax.backend.resources import require_disk, require_memory, resident_memory
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
 from llada_jax.backend.weights import InMemory
@@ -239,13 +239,14 @@ def _one_share(
 ) -> Iterator[ResultRow]:
     model, prompt = subject.model, subject.prompt
     graph, plan = planned(config, file.layers, times, share)
+    before = resident_memory()
     with StreamedWeights(file, staging_of(plan), config.bytes_per_second) as weights:
         program = StreamedProgram(model.config, model.params, weights)
         lj.generate(model, prompt, config.sampler, backend=program)  # compiles
         compiled = len(weights.stalls)
         result = lj.generate(model, prompt, config.sampler, backend=program)
         stalls = weights.stalls[compiled + WARM_UP :]
-        memory = weights.memory_bytes
+        memory, after = weights.memory_bytes, resident_memory()
     name = f"stream/{share:g}"
     same = float((result.tokens == wanted).mean())
     yield ResultRow(name=f"{name}/same_tokens", value=same, unit="of tokens")
@@ -256,6 +257,15 @@ def _one_share(
         reference=_expected_memory(graph, plan) / 1e6,
         source="the plan",
     )
+    if before is not None and after is not None:
+        grown = (after - before) / 1e6
+        yield ResultRow(
+            name=f"{name}/process",
+            value=grown,
+            unit="MB more than before",
+            reference=memory / 1e6,
+            source="the layers and the area",
+        )
     yield ResultRow(
         name=f"{name}/stall",
         value=1e3 * fmean(stalls),

@@ -7,6 +7,7 @@ from pathlib import Path
 from llada_jax.config import require
 
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 
 
 def require_disk(folder: Path, size: int, what: str) -> None:
@@ -41,3 +42,11 @@ def available_memory() -> int | None:
         return None
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def resident_memory() -> int | None:
+    """Bytes of memory that this process holds; None where the system does not tell."""
+    if not _STATUS.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return 1024 * int(fields["VmRSS"].split()[0])

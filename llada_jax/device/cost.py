@@ -29,6 +29,7 @@ ELEMENTWISE = {
     *("exponential", "log", "logistic", "tanh", "cosine", "sine", "power", "abs", "sign"),
     *("compare", "select", "and", "or", "not", "clamp", "floor", "round_nearest_even", "reduce"),
 }
+KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
 
 Engine = Literal["matrix", "dequantization", "dma", "vector", "overhead"]
 ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector", "overhead")
@@ -235,11 +236,14 @@ def _step(
             here.append(product(operation))
             fused = 0
             continue
-        if operation.name not in FREE | MOVES | ELEMENTWISE:
+        is_unknown = operation.name not in KNOWN
+        if is_unknown:
             unknown.append(_unknown(operation))
         if in_attention:
-            scores = _elements(operation) if operation.name == "exponential" else 0
-            here.append(OperationCost(operation, vector=scores * rates.score))
+            # What is known there is in the price of a score.
+            rate = rates.element if is_unknown else rates.score
+            priced = is_unknown or operation.name == "exponential"
+            here.append(OperationCost(operation, vector=priced * _elements(operation) * rate))
         elif not _is_free(operation):
             fused = max(fused, _elements(operation))
             if operation.name == "reduce":
@@ -273,6 +277,12 @@ def _part(scope: str, costs: list[OperationCost], overhead: float) -> PartCost:
     }
     dram = sum(cost.dram_bytes for cost in costs)
     return PartCost(scope, sum(by_engine.values()), dram, by_engine)
+
+
+def unknown_operations(lowered: Lowered) -> tuple[UnknownOperation, ...]:
+    """Operations of a step that either processor would price as something else."""
+    found = (_unknown(each) for each in lowered.operations if each.name not in KNOWN)
+    return tuple(dict.fromkeys(found))
 
 
 def _unknown(operation: Operation) -> UnknownOperation:

@@ -11,6 +11,9 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.device.profile import MappingPaths, Memory
 
 MIB = 1 << 20
+SLOTS_MIB = 256.0
+"""Two staging slots."""
+LARGEST_ROWS = 64
 Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
 """`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
 address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
@@ -88,7 +91,6 @@ def buffers_mib(total: float, largest: float) -> list[float]:
 
 def resident_mib(buffers: list[float], budget: float) -> float:
     """The most that whole buffers can fill of a budget (they are few: all subsets are tried)."""
-    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
     sums = {0.0}
     for size in buffers:
         sums |= {taken + size for taken in sums if taken + size <= budget}
@@ -107,8 +109,11 @@ def staging_for(
 ) -> Staging:
     """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged.
 
-    `head`: whether the head is the NPU's too.
+    What stays must leave room for keys and values of the canvas, for the activations of
+    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too.
     """
+    budget = resident_budget_mib
+    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
     weights = weights_mib(model, head=head)
     buffers = buffers_mib(weights, memory.buffer_mib)
     needed = weights + cache_mib(model, canvas)
@@ -120,7 +125,12 @@ def staging_for(
     if runtime == "delayed":
         seconds = weights / 1024 * paths.delayed_ms_per_gib / 1e3
         return Staging(events=len(buffers), event_seconds=seconds / len(buffers))
-    moved = weights - resident_mib(buffers, resident_budget_mib)
+    taken = SLOTS_MIB + cache_mib(model, canvas) + temporaries_mib(model, LARGEST_ROWS, shared=True)
+    room = max(0.0, memory.address_space_mib - taken)
+    require(
+        resident_budget_mib >= 0, f"resident budget is {resident_budget_mib}; allowed: 0 or more"
+    )
+    moved = weights - resident_mib(buffers, min(budget, room))
     return Staging(
         copied_bytes=moved * MIB,
         fixed_seconds=paths.copy_ms / 1e3 if moved else 0.0,
@@ -149,7 +159,7 @@ def footprint(
     *,
     canvas: int,
     rows: int,
-    staging_mib: float = 256,
+    staging_mib: float = SLOTS_MIB,
     head: bool = False,
 ) -> Footprint:
     """What must be mapped at one time for forwards of `rows` on a canvas.

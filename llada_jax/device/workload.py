@@ -1,6 +1,6 @@
 """What a phone is asked to run: forwards, one after the other, and where they come from."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -104,7 +104,16 @@ def from_trace(
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
         "this model",
     )
-    return Workload(forwards, tokens, prompt, "a trace")
+    return Workload(forwards, tokens, prompt, _source(trace.settings, as_if=as_if))
+
+
+def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
+    """Whose trace it is, as far as it tells."""
+    model = settings.get("model", {})
+    whose = "a trace"
+    if {"family", "n_layers", "width"} <= set(model):
+        whose += " of {family}, {n_layers} layers of width {width}".format_map(model)
+    return f"{whose}, run as if by this model" if as_if else whose
 
 
 def _rows_beside(trace: TraceLike) -> Any:

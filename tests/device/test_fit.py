@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import phones
 from experiments.phones import PUBLISHED, graphs_of, phone_profile
 from llada_jax.device import fit, published
 from llada_jax.device.dynamics import Decoding
@@ -34,12 +35,18 @@ def test_the_fit_cannot_read_a_validation_figure():
     assert not {"open", "read_validation_figures", "__import__"} & called
 
 
-def test_calibration_works_where_there_is_no_validation_file(tmp_path):
+def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypatch):
+    """All of it: what is fitted for profiles, and the tasks' prompts and dynamics."""
     shutil.copy(PUBLISHED / "fit.json", tmp_path)
-    figures = published.read_fit_figures(tmp_path)
-    assert fit.fit_mapping(figures, LLADA, PHONE)["mapping.copy_gbps"] > 0
+    monkeypatch.setattr(phones, "PUBLISHED", tmp_path)
+    world = phones.Calibrated(runs=1)
     with pytest.raises(FileNotFoundError):
-        published.read_validation_figures(tmp_path)
+        world.published  # noqa: B018
+    for fitted in (fit.fit_cpu, fit.fit_npu, fit.fit_mapping):
+        assert min(fitted(world.figures, LLADA, PHONE).values()) > 0
+    vendor = graphs_of("llama32_3b", "int4")
+    assert min(fit.fit_vendor(world.figures, vendor, PHONE).values()) > 0
+    assert world.task("GSM8K").prompt > 0
 
 
 def test_the_two_files_share_no_number():

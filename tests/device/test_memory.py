@@ -45,6 +45,16 @@ def test_a_step_copies_what_is_not_resident(budget, moved):
     assert staging.seconds == pytest.approx(seconds)
 
 
+def test_keys_and_values_take_room_from_what_stays():
+    def moved(canvas):
+        staging = staging_for("swap", LLADA, PHONE.memory, PHONE.mapping, canvas=canvas)
+        return staging.copied_bytes / MIB
+
+    assert moved(0) == moved(256) == 672  # the budget is what binds
+    assert moved(2048) == 3744 - 2048  # 1,024 MiB of keys and values: a buffer less stays
+    assert moved(4096) == 3744 - 1024
+
+
 def test_remapping_touches_every_buffer_and_the_delayed_path_costs_little():
     remap = staging_for("remap", LLADA, PHONE.memory, PHONE.mapping)
     assert remap.events == 4

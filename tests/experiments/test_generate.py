@@ -97,7 +97,8 @@ def test_a_run_ends_with_what_it_would_take_on_phones(random_model, tmp_path):
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
     phones = {name: row for name, row in rows.items() if name.startswith("phone/SM8750/")}
     assert {row["kind"] for row in phones.values()} == {"modelled"}
-    assert {row["trace_source"] for row in phones.values()} == {"a trace"}
+    source = "a trace of llada, 1 layers of width 16, run as if by this model"
+    assert {row["trace_source"] for row in phones.values()} == {source}
     run = phones["phone/SM8750/this_run"]
     assert run["interval"][0] < run["value"] < run["interval"][1]
     for baseline in ("cpu", "cpu_with_cache", "npu"):

@@ -36,7 +36,7 @@ def make_config(**changes) -> TrainConfig:
 
 def canvases(config: TrainConfig, steps: int = 40):
     for batch in islice(batches(source, config, EOS), steps):
-        yield from zip(*batch, strict=True)
+        yield from zip(*map(np.asarray, batch), strict=True)
 
 
 def equal(a: Batch, b: Batch) -> bool:
