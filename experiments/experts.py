@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from experiments.experts_paper import PaperConfig, predict_paper
 from experiments.experts_phones import PhonesConfig, simulate_phones
 from experiments.experts_pictures import draw_pictures
-from experiments.experts_recorded import RecordedConfig, run_recorded
+from experiments.experts_recorded import RecordedConfig, run_recorded, trained_subject
 from experiments.experts_schedules import measure_schedules
 from experiments.results import ResultRow
 from experiments.run import Run, launch
@@ -54,6 +54,8 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "schedules": partial(measure_schedules, config.seed),
         "recorded": partial(run_recorded, config.recorded, config.seed, run),
     }
+    if "recorded" in config.parts and config.recorded.trained is not None:
+        _ = trained_subject(config.recorded.trained, config.seed)  # which checks the model
     run.begin()
     rows = []
     for part in config.parts:

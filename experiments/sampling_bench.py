@@ -167,8 +167,7 @@ def _in_a_step(
     }
     times = best_times(parts, repeats, CALLS)
     for name in both:
-        sampling = max(0.0, times[name] - times["head"])
-        share = sampling / (times["body"] + times[name])
+        share = (times[name] - times["head"]) / (times["body"] + times[name])
         yield ResultRow(name=f"sampling_share/{name}/{rows}", value=share, unit="of a step")
 
 

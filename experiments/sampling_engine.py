@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from experiments.sampling_engine_flips import FlipsConfig, flip_rows
+from experiments.sampling_engine_flips import FlipsConfig, flip_rows, load_model
 from experiments.sampling_engine_hardware import hardware_rows, require_hardware_tools
 from experiments.sampling_engine_plots import draw, require_plots
 from llada_jax.config import require
@@ -111,6 +111,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         require_hardware_tools()
     if config.plots:
         require_plots()
+    _ = load_model(config.flips)  # which checks it
     run.begin()
     for mode in MODES:
         run.write(f"{mode}.asm", render(programs[mode, config.vlens[-1]].instructions))

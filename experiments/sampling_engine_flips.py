@@ -101,9 +101,19 @@ def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
     return Case(sampling, inputs, reference_sampler(sampling, inputs))
 
 
+def load_model(config: FlipsConfig) -> lj.Model:
+    """The model whose logits are sampled. Raises ValueError for one without a tokenizer."""
+    model = lj.load(config.model)
+    require(
+        model.tokenizer is not None,
+        f"flips.model {config.model!r} has no tokenizer; allowed: a model with one",
+    )
+    return model
+
+
 def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
     """Every step of blocks that the reference decodes: answers to held-out word problems."""
-    model = lj.load(config.model)
+    model = load_model(config)
     mask_id = model.config.mask_id
     prompts = _prompts_of_one_length(model, config.batch, seed)
     length = prompts.shape[1]
@@ -126,8 +136,7 @@ def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
 
 def _prompts_of_one_length(model: lj.Model, batch: int, seed: int) -> np.ndarray:
     """The first held-out problems [batch, length] that have one length."""
-    if model.tokenizer is None:
-        raise ValueError("flips.model has no tokenizer; allowed: a model with one")
+    assert model.tokenizer is not None
     by_length: defaultdict[int, list[list[int]]] = defaultdict(list)
     for problem in word_problems.TASK.items(seed, "test"):
         prompt = model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])

@@ -127,6 +127,12 @@ class _Budgeted:
 
     def _plan(self, changed: np.ndarray, new_block: bool, routing: LayerRouting) -> Placement:
         live = routing.live
+        bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
+        require(
+            bad == 0,
+            f"layer {routing.layer} has {bad} router scores that are NaN or infinite; "
+            "allowed: none",
+        )
         experts = np.where(live[:, None], routing.experts, -1)
         visit = Visit(
             step=self._step,

@@ -89,6 +89,19 @@ def test_a_shared_expert_and_dense_layers_stay_where_they_are():
     np.testing.assert_array_equal(run.result.tokens, result.tokens)
 
 
+@pytest.mark.parametrize("name", ["lru", "denoising", "hybrimoe"])
+def test_router_scores_that_are_no_numbers_end_the_run(name):
+    _, profile = recorded("llada-moe")
+    broken = model("llada-moe")
+    layers = [
+        layer._replace(ffn=layer.ffn._replace(router=layer.ffn.router * np.nan))
+        for layer in broken.params.layers
+    ]
+    broken = broken._replace(params=broken.params._replace(layers=tuple(layers)))
+    with pytest.raises(Exception, match=r"layer 0 has .* router scores that are NaN or infinite"):
+        generate_within_budget(broken, PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER)
+
+
 def test_bad_input():
     _, profile = recorded("llada-moe")
     dense = lj.load("tiny")

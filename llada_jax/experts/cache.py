@@ -279,6 +279,11 @@ def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: in
         0 < slots <= trace.n_experts, f"slots is {slots}; allowed: 1 to {trace.n_experts} experts"
     )
     require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
+    size = len(policy.worth(0))
+    require(
+        size == trace.n_experts,
+        f"the trace has {trace.n_experts} experts; allowed: {size}, as the policy",
+    )
     resident = np.zeros((trace.n_layers, trace.n_experts), bool)
     hits = uses = 0
     for step in range(trace.n_steps):

@@ -168,9 +168,11 @@ class Machine:
 
     def _v_topk_mask(self, to: int, row: int, mask: int, k: int, length: int) -> Action:
         def run() -> None:
-            self._inside("vector lanes", 0, length, self.engine.vlen)
+            self._inside("vector lanes", 0, length, self._lanes)
+            count = self._gp[k]
+            require(0 <= count <= length, f"V_TOPK_MASK has k {count}; allowed: 0 to {length}")
             keys = np.where(self._row(mask) != 0, self._row(row), np.float32(0))[:length]
-            chosen = top_k_mask(keys, self._gp[k])
+            chosen = top_k_mask(keys, count)
             target = self._row(to)
             target[:] = 0
             target[:length] = chosen
@@ -179,7 +181,7 @@ class Machine:
 
     def _s_select_int(self, to: int, a: int, b: int, mask: int, length: int) -> Action:
         def run() -> None:
-            self._inside("vector lanes", 0, length, self.engine.vlen)
+            self._inside("vector lanes", 0, length, self._lanes)
             chosen = self._row(mask)[:length] != 0
             first, second = self._ints(a, length), self._ints(b, length)
             start = self._gp[to]
@@ -255,6 +257,7 @@ class Machine:
         def run() -> None:
             start = self._gp[address]
             self._inside("fp", start, length, len(self.fp))
+            self._inside("vector lanes", 0, length, self._lanes)
             numbers = np.zeros(self._lanes, np.float32)
             numbers[:length] = self.fp[start : start + length]
             self._store(to, numbers)

@@ -77,7 +77,8 @@ def test_sampling_beside_the_float64_sampler(tmp_path):
 
 def test_one_pass_samples_what_float64_does():
     logits = 4 * jax.random.normal(jax.random.key(0), (1, 9, 1000), jnp.bfloat16)
-    token, confidence = compiled(sample_in_float64, logits).call()
+    token, confidence = compiled(sample_in_float64, logits, wide=True).call()
+    assert confidence.dtype == np.float64
     for chunk in (64, 250, 1000, 4096):
         found = compiled(partial(sample_in_one_pass, chunk=chunk), logits).call()
         np.testing.assert_array_equal(found[0], token)

@@ -156,6 +156,8 @@ def test_bad_input():
         hit_rate(trace, policy, 0, warmup=0)
     with pytest.raises(ValueError, match=f"warmup is {trace.n_steps}; allowed: 0 to"):
         hit_rate(trace, policy, 4, warmup=trace.n_steps)
+    with pytest.raises(ValueError, match="the trace has 16 experts; allowed: 8, as the policy"):
+        hit_rate(trace, LeastRecentlyUsed(4, 8), 4, warmup=0)
     with pytest.raises(ValueError, match="cache is 'fifo'; allowed: 'mrs'"):
         make_cache("fifo", trace.loads)
     with pytest.raises(ValueError, match="cache 'belady' needs the future"):

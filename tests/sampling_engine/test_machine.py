@@ -169,6 +169,16 @@ def test_float16_scalars_overflow_on_flat_logits_as_the_published_simulator_woul
         ([("S_ST_INT", 1, 0, 16)], "int memory: words 16 to 16 are used; allowed: 0 to 15"),
         ([("S_SELECT_INT", 0, 0, 0, 0, 15), ("S_MAP_V_FP", 0, 0, 17)], "fp memory: words 0 to 16"),
         ([("C_SET_V_MASK", 17)], "vector lanes memory: words 0 to 16 are used; allowed: 0 to 15"),
+        ([("C_SET_V_MASK", 4), ("S_MAP_V_FP", 0, 0, 5)], "vector lanes memory: words 0 to 4 are"),
+        ([("C_SET_V_MASK", 4), ("S_SELECT_INT", 0, 0, 0, 0, 5)], "vector lanes memory: words 0 to"),
+        (
+            [("S_ADDI_INT", 1, 0, 9), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
+            "V_TOPK_MASK has k 9; allowed: 0 to 8",
+        ),
+        (
+            [("S_ADDI_INT", 1, 0, -3), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
+            "V_TOPK_MASK has k -3; allowed: 0 to 8",
+        ),
         ([("V_NOTHING",)], "instruction is 'V_NOTHING'; allowed: V_RED_MAX_IDX"),
     ],
 )
