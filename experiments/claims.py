@@ -142,7 +142,8 @@ def table6(world: Calibrated) -> Chapter:
         seconds = world.seconds(phone, rung.workloads)
         rows.append(
             _modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
-                      source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
+                      source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source,
+                      n=len(rung.workloads))
         )  # fmt: skip
         found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
@@ -225,6 +226,7 @@ def _cells(world: Calibrated, soc: str) -> Iterator[ResultRow]:
                     source=f"{PAPER}, Figure 11",
                     fitted=is_fitted,
                     trace_source=source,
+                    n=len(workloads),
                 )
         yield from _llama(world, soc, name, published[name]["llama_128"])
 
@@ -311,7 +313,7 @@ def fig13a(world: Calibrated) -> Chapter:
     published = dict(zip(figure["masks_left"], figure["seconds"], strict=True))
     rows = [
         _modelled("fig13a/optimum", best, "masks left", reference=4, source=source, fitted=False,
-                  trace_source=SOURCE)
+                  trace_source=SOURCE, n=world.runs)
     ]  # fmt: skip
     rows += [
         _modelled(f"fig13a/relative/{trigger}", seconds / found[4], "of the time at 4",

@@ -68,7 +68,7 @@ def test_jax_needs_no_extra(without) -> None:
 
 def test_an_unknown_backend_is_named_before_anything_is_imported(without) -> None:
     without("ai_edge_litert")
-    with pytest.raises(ValueError, match=r"backend is 'tpu'; allowed: 'xla', 'litert'"):
+    with pytest.raises(ValueError, match=r"backend is 'tpu'; allowed: 'xla', 'tiles', 'litert'"):
         lj.generate(lj.load("tiny"), [[5]], CONFIG, backend="tpu")
     assert "xla" not in build._BACKENDS
 
