@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -13,8 +13,13 @@ MX = ["mx_e4m3", "mx_e3m4"]
 ROWS = arrays(np.float32, (3, 16), elements=st.floats(-(2.0**99), 2.0**99, width=32))
 
 
+SMALLEST_SCALE = 2.0**-127
+"""Of E8M0."""
+
+
 @pytest.mark.parametrize(("format", "bits"), [("mx_e4m3", 3), ("mx_e3m4", 4)])
 @given(rows=ROWS)
+@example(rows=np.full((3, 16), 8.18e-43, np.float32))
 def test_an_element_is_as_near_as_its_mantissa_allows(format, bits, rows):
     """Half a step of the element's own binade, or of the smallest one that the scale leaves; the
     block's largest may saturate."""
@@ -23,7 +28,8 @@ def test_an_element_is_as_near_as_its_mantissa_allows(format, bits, rows):
     top = np.abs(blocks).max(axis=1, keepdims=True)
     info = ml_dtypes.finfo(ml_dtypes.float8_e4m3fn if bits == 3 else ml_dtypes.float8_e3m4)
     saturates = 2.0 ** np.ceil(np.log2(float(info.max))) / float(info.max) - 1
-    smallest = np.maximum(top, 2.0**-126) * 2 * float(info.smallest_subnormal) / float(info.max)
+    top = np.maximum(top, SMALLEST_SCALE * float(info.max))
+    smallest = top * 2 * float(info.smallest_subnormal) / float(info.max)
     allowed = np.abs(blocks) * max(2.0 ** -(bits + 1), saturates) + smallest
     assert (np.abs(found.reshape(-1, 8) - blocks) <= allowed).all()
 
