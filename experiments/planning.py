@@ -3,17 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar, cast
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TypeVar
 
 from experiments.graphs import Graphs
+from experiments.phones import model_shape, phone_profile
 from experiments.results import ResultRow
-from experiments.run import REPOSITORY
-from experiments.schema import read_config
-from llada_jax.config import ModelConfig
 from llada_jax.device.cost import StepCost, price_on_cpu, price_on_npu
-from llada_jax.device.profile import load_profile
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import PATHS, Budget, kv_bytes_per_token
 from llada_jax.swap.graph import Graph, model_graph
@@ -26,7 +21,7 @@ STEP_NS = {"llada_8b": 478_100_000, "llada2_flash": 6_850_000_000}
 """LLaDA-8B: llada.cpp (arXiv 2606.13740), Table 2. LLaDA2.0-flash: as long for each weight, as if
 a step ran all experts."""
 PLANNED = ("paging", "greedy", "steady")
-PRICED, SOC = "llada_8b", "sm8750"
+PRICED, SOC = "llada_8b", "SM8750"
 ROWS, CACHED = 32, 256
 """Of the step that is priced."""
 
@@ -37,11 +32,6 @@ def time_planning(repeats: int) -> Iterator[ResultRow]:
     """The planners, then the device model."""
     yield from time_planners(repeats)
     yield from time_pricing(repeats)
-
-
-def _architecture(name: str) -> ModelConfig:
-    file = REPOSITORY / "conf" / "architecture" / f"{name}.yaml"
-    return read_config(ModelConfig, cast(DictConfig, OmegaConf.load(file)))
 
 
 def _timed(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
@@ -61,12 +51,12 @@ def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
 
 def time_pricing(repeats: int) -> Iterator[ResultRow]:
     """All layers of a step, lowered once, then priced operation by operation."""
-    lowered, seconds = _timed(lambda: Graphs(_architecture(PRICED)).body(ROWS, CACHED), 1)
+    lowered, seconds = _timed(lambda: Graphs(model_shape(PRICED)).body(ROWS, CACHED), 1)
     name = f"price/{PRICED}"
     operations = len(lowered.operations)
     yield ResultRow(name=f"{name}/operations", value=operations, unit="operations")
     yield ResultRow(name=f"{name}/lowering", value=seconds, unit="s")
-    profile = load_profile(REPOSITORY / "conf" / "device" / f"{SOC}.yaml")
+    profile = phone_profile(SOC)
     npu, cpu = profile.kernels("llada_cpp"), profile.cpu_kernels("plain")
     prices: dict[str, Callable[[], StepCost]] = {
         "npu": lambda: price_on_npu(lowered, npu, profile.memory),
@@ -82,7 +72,7 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
 def time_planners(repeats: int) -> Iterator[ResultRow]:
     """For each model and planner: the best time of several, and the step over the lower bound."""
     for name, step_ns in STEP_NS.items():
-        model = _architecture(name)
+        model = model_shape(name)
         graph = model_graph(model, rows=32, weight_bits=4.5, step_ns=step_ns)
         graph = PATHS["copy"].price(graph)
         budget = Budget(kv_bytes_per_token=kv_bytes_per_token(model), tokens=208)

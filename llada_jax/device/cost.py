@@ -227,7 +227,6 @@ def _step(
     layer_overhead: float,
 ) -> StepCost:
     costs: dict[str, list[OperationCost]] = {}
-    unknown = []
     fused = 0
     for operation, in_attention in _with_attention(lowered.operations):
         here = costs.setdefault(operation.scope.split("/")[0], [])
@@ -237,8 +236,6 @@ def _step(
             fused = 0
             continue
         is_unknown = operation.name not in KNOWN
-        if is_unknown:
-            unknown.append(_unknown(operation))
         if in_attention:
             # What is known there is in the price of a score.
             rate = rates.element if is_unknown else rates.score
@@ -255,7 +252,7 @@ def _step(
         _part(scope, operations, layer_overhead if scope.startswith("layer_") else 0.0)
         for scope, operations in costs.items()
     )
-    return StepCost(tuple(parts), tuple(dict.fromkeys(unknown)))
+    return StepCost(tuple(parts), unknown_operations(lowered))
 
 
 def _with_attention(operations: Iterable[Operation]) -> Iterator[tuple[Operation, bool]]:
