@@ -4,6 +4,7 @@ import os
 import platform
 import zlib
 from collections.abc import Generator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
 
 MAX_MAPPINGS = 20_000
+LOOK_EVERY = 16  # tests: a look at twenty thousand lines takes as long as a small test
 
 
 def _this_cpu() -> str:
@@ -30,6 +32,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache" / _this_cpu()))
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Most of the suite's time is XLA's, on hundreds of small programs that run once.
+QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILES}".strip()
 
 import jax  # noqa: E402
 
@@ -38,6 +43,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+finished_tests = count()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,7 +53,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     mixes = any(word in where for word in MIXES_DTYPES)
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
         outcome = yield
-    _forget_programs()
+    if next(finished_tests) % LOOK_EVERY == 0:
+        _forget_programs()
     return outcome
 
 

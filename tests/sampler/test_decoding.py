@@ -25,6 +25,7 @@ from tests.sampler.toy import (
 
 WINDOWS = ("none", "prefix", "dual", "blockwise")
 RULES = ({}, {"threshold": 0.3}, {"factor": 0.9}, {"entropy_bound": 2.0})
+SLOW = pytest.mark.slow
 SMALL = SamplerConfig(gen_length=24, block_length=8, steps=12)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 SHORT_PROMPTS = st.sampled_from([1, 4, 7]).flatmap(  # each length is a program of its own
@@ -65,7 +66,11 @@ def test_whole_canvas_equals_a_plain_loop(rule, remasking, salt):
 
 
 @pytest.mark.parametrize(
-    ("cache", "rule"), [*zip(WINDOWS, RULES, strict=True), *zip(WINDOWS, RULES[::-1], strict=True)]
+    ("cache", "rule"),
+    [
+        *zip(WINDOWS, RULES, strict=True),
+        *[pytest.param(*pair, marks=SLOW) for pair in zip(WINDOWS, RULES[::-1], strict=True)],
+    ],
 )
 @settings(max_examples=5)
 @given(salt=st.integers(0, 100), seed=st.integers(0, 1000))
@@ -83,8 +88,10 @@ def test_both_loops_decode_alike(cache, rule, salt, seed):
 @pytest.mark.parametrize("cache", WINDOWS)
 @pytest.mark.parametrize(
     ("model", "rule"),
-    [(CONFIG, {"threshold": 0.3}), (BLOCK_CAUSAL, {"remasking": "random"})],
-    ids=["bidirectional", "block_causal"],
+    [
+        pytest.param(CONFIG, {"threshold": 0.3}, id="bidirectional"),
+        pytest.param(BLOCK_CAUSAL, {"remasking": "random"}, id="block_causal", marks=SLOW),
+    ],
 )
 def test_a_batch_gives_each_row_what_it_gives_alone(cache, model, loop, rule):
     config = SMALL.replace(cache=cache, temperature=0.5, eos_early_stop=True, **rule)
@@ -104,7 +111,7 @@ def test_a_batch_gives_each_row_what_it_gives_alone(cache, model, loop, rule):
 
 
 @pytest.mark.parametrize("cache", WINDOWS)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     salt=st.integers(0, 100),
     rule=st.sampled_from(RULES),
@@ -156,7 +163,7 @@ def test_jit_equals_no_jit(loop):
     assert jitted.trace.same_decoding(plain.trace)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(salt=st.integers(0, 100), prompt=SHORT_PROMPTS)
 def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
     """A canvas that ends earlier has other later blocks: none at all."""
@@ -167,7 +174,7 @@ def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
     np.testing.assert_array_equal(long.tokens[0, :whole_blocks], short.tokens[0, :whole_blocks])
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     salt=st.integers(0, 100),
     prompt=SHORT_PROMPTS,
@@ -227,7 +234,7 @@ def test_rows_that_are_done_run_no_more():
         assert result.trace.event_step[result.trace.event_row == row].max() == forwards - 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     holes=st.lists(st.integers(0, 19), min_size=1, max_size=20, unique=True),
     cache=st.sampled_from(WINDOWS),
@@ -245,16 +252,18 @@ def test_infilling_fills_the_holes_and_nothing_else(holes, cache, rule, salt):
     assert sorted(result.trace.event_position.tolist()) == sorted(holes)
 
 
-def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone():
+@pytest.mark.parametrize(
+    "cache", [*[pytest.param(c, marks=SLOW) for c in WINDOWS[:2]], *WINDOWS[2:]]
+)
+def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone(cache):
     canvases = [[1, MASK, 3, MASK, MASK], [MASK] * 11, [4, 5, 6]]
-    for cache in WINDOWS:
-        config = SMALL.replace(cache=cache)
-        together = toy_decode(canvases, config, infill=True)
-        for row, canvas in enumerate(canvases[:2]):
-            alone = toy_decode([canvas], config, infill=True)
-            np.testing.assert_array_equal(together.generated[row], alone.generated[0])
-            assert together.nfe[row] == alone.nfe[0]
-        assert together.generated[2].tolist() == canvases[2] and together.nfe[2] == 0
+    config = SMALL.replace(cache=cache)
+    together = toy_decode(canvases, config, infill=True)
+    for row, canvas in enumerate(canvases[:2]):
+        alone = toy_decode([canvas], config, infill=True)
+        np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+        assert together.nfe[row] == alone.nfe[0]
+    assert together.generated[2].tolist() == canvases[2] and together.nfe[2] == 0
 
 
 def test_eos_early_stop_fills_with_eos():

@@ -23,7 +23,9 @@ def model(request):
     return lj.load(GOLDENS / request.param)
 
 
-@pytest.mark.parametrize("cache", ["none", "dual", "blockwise"])
+@pytest.mark.parametrize(
+    "cache", [*[pytest.param(c, marks=pytest.mark.slow) for c in ("none", "dual")], "blockwise"]
+)
 def test_a_batch_gives_each_row_what_it_gives_alone(model, cache):
     config = CONFIG.replace(cache=cache, threshold=0.2)
     loops = ("compiled", "host") if cache == "blockwise" else ("compiled",)

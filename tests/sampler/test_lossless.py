@@ -32,7 +32,13 @@ def hits(trace):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["quota", "threshold", "factor", "entropy", "random"])
-@pytest.mark.parametrize("model", [CONFIG, BLOCK_CAUSAL], ids=["bidirectional", "block_causal"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(CONFIG, id="bidirectional"),
+        pytest.param(BLOCK_CAUSAL, id="block_causal", marks=pytest.mark.slow),
+    ],
+)
 @settings(max_examples=6)
 @given(salt=st.integers(0, 500), trigger=st.sampled_from([2, 8]), seed=st.integers(0, 99))
 def test_tokens_equal_those_of_blockwise_decoding(model, rule, salt, trigger, seed):
@@ -92,7 +98,9 @@ def test_a_lower_bar_for_what_is_expected():
     assert with_bar.nfe[0] < without.nfe[0]
 
 
-@pytest.mark.parametrize("rule", [{"threshold": 0.24}, {"temperature": 0.7}])
+@pytest.mark.parametrize(
+    "rule", [{"threshold": 0.24}, pytest.param({"temperature": 0.7}, marks=pytest.mark.slow)]
+)
 def test_both_loops_and_any_batch_decode_alike(rule):
     config = lossless(BLOCKWISE.replace(steps=24, **rule), lookahead_trigger=8)
     config = config.replace(eos_early_stop=True)

@@ -83,12 +83,21 @@ def test_token_editing_goes_on_until_nothing_changes():
 @pytest.mark.parametrize(
     "config",
     [
-        WINO.replace(wino_accept=0.2, wino_verify=0.6),
-        WINO.replace(wino_accept=0.2, wino_verify=0.6, cache="blockwise", window="multi_block"),
-        EDIT.replace(edit_unmask=0.2, edit_replace=0.3),
-        EDIT.replace(edit_unmask=0.2, edit_replace=0.3, rescore="shadow", window="multi_block"),
+        pytest.param(
+            WINO.replace(wino_accept=0.2, wino_verify=0.6), id="wino", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            WINO.replace(wino_accept=0.2, wino_verify=0.6, cache="blockwise", window="multi_block"),
+            id="wino_sliding",
+        ),
+        pytest.param(
+            EDIT.replace(edit_unmask=0.2, edit_replace=0.3), id="token_edit", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            EDIT.replace(edit_unmask=0.2, edit_replace=0.3, rescore="shadow", window="multi_block"),
+            id="token_edit_sliding",
+        ),
     ],
-    ids=["wino", "wino_sliding", "token_edit", "token_edit_sliding"],
 )
 def test_both_loops_decode_alike_and_finish(config):
     runs = [toy_decode(PROMPTS, config, salt=7, loop=loop) for loop in ("host", "compiled")]

@@ -138,12 +138,15 @@ def test_tokens_beyond_those_that_are_refreshed(overflow):
 @pytest.mark.parametrize(
     "config",
     [
-        STAGED,
-        SLIDING,
-        STAGED.replace(cache="none"),
-        SLIDING.replace(rescore="token", cfg_scale=0.5),
+        pytest.param(STAGED, id="blockwise"),
+        pytest.param(SLIDING, id="sliding"),
+        pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
+        pytest.param(
+            SLIDING.replace(rescore="token", cfg_scale=0.5),
+            id="token_guided",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["blockwise", "sliding", "no_cache", "token_guided"],
 )
 def test_both_loops_and_any_batch_decode_alike(config):
     host = toy_decode(PROMPTS, config, salt=3, loop="host")
