@@ -1,6 +1,6 @@
 """Pictures of the experts' results, from the rows alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.results import ResultRow
@@ -19,12 +19,12 @@ def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
         raise ImportError("pictures need Matplotlib; install llada_jax[plots]") from error
     values = {row.name: row for row in rows}
     figure = Figure(figsize=(9, 3.5), layout="constrained")
-    _ablation(values, figure)
+    draw_ablation(values, figure)
     _save(figure, folder / "ablation.png")
     cells = {tuple(name.split("/")[:2]) for name in values if name.endswith("/bound/hit_rate")}
     for model, soc in sorted(cells):
         figure = Figure(figsize=(11, 3.5), layout="constrained")
-        _phone(values, model, soc, figure)
+        draw_phone(values, model, soc, figure)
         _save(figure, folder / f"{model}_{soc}.png")
 
 
@@ -34,7 +34,7 @@ def _save(figure, path: Path) -> None:
     temporary.replace(path)
 
 
-def _ablation(values: dict[str, ResultRow], figure) -> None:
+def draw_ablation(values: Mapping[str, ResultRow], figure) -> None:
     """Predicted and published speedups, side by side."""
     names = [
         name
@@ -55,7 +55,7 @@ def _ablation(values: dict[str, ResultRow], figure) -> None:
     axes.legend()
 
 
-def _phone(values: dict[str, ResultRow], model: str, soc: str, figure) -> None:
+def draw_phone(values: Mapping[str, ResultRow], model: str, soc: str, figure) -> None:
     """Tokens per second by cache size, with the CPU and without it."""
     ratios = sorted({int(n.split("/")[2]) for n in values if n.startswith(f"{model}/{soc}/")})
     for axes, part, title in zip(

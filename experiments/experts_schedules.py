@@ -1,16 +1,20 @@
-"""How good and how quick the schedules of single layers are."""
+"""How good the schedules of single layers are, and how quick the planners."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from experiments.experts_costs import phone_costs
 from experiments.results import ResultRow
+from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.exact import shortest_seconds
+from llada_jax.experts.runtime import POLICIES, Runtime
 from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
 from llada_jax.experts.shapes import LLADA2_MINI
+from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 
 RULES = ("earliest_finish", "fastest")
 SMALL_LAYERS = 60
@@ -35,6 +39,36 @@ def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
     for rule, value in times.items():
         yield ResultRow(name=f"schedule_256_experts_ms/{rule}", value=value, unit="ms")
     yield ResultRow(name="schedule_256_experts_ms", value=max(times.values()), unit="ms")
+    yield from _planning(seed)
+
+
+def _planning(seed: int) -> Iterator[ResultRow]:
+    """What a policy takes on this machine to decide one layer, all that it decides, and what share
+    that is of the layer's modelled time, which has no planning in it. The experts wait for the
+    schedule alone; what to keep and to fetch is decided while they run."""
+    costs = phone_costs("SM8750", LLADA2_MINI)
+    statistics = STATISTICS[LLADA2_MINI.name]
+    trace = denoising_trace(LLADA2_MINI, statistics, seed=seed, blocks=2, tokens_per_step=2.55)
+    profile = int(np.flatnonzero(trace.begins_block)[1])
+    for name, policy in POLICIES.items():
+        runtime = Runtime(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
+        coming = [each for step in range(profile, trace.n_steps) for each in visits(trace, step)]
+        took = [_seconds_of(partial(runtime.run_layer, visit)) for visit in coming]
+        layer = runtime.seconds / len(coming)
+        planning = float(np.median(took))
+        yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
+        yield ResultRow(
+            name=f"planning/{name}/of_a_layer",
+            value=planning / layer,
+            unit="of its modelled time",
+            kind="modelled",
+        )
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def _gap(scheduler: Scheduler, rng: np.random.Generator) -> tuple[float, float]:
@@ -60,9 +94,5 @@ def _best_ms(
     costs: ExpertCosts,
     repeats: int,
 ) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        began = time.perf_counter()
-        scheduler(loads, resident, costs, IDLE)
-        best = min(best, time.perf_counter() - began)
-    return best * 1e3
+    call = partial(scheduler, loads, resident, costs, IDLE)
+    return 1e3 * min(_seconds_of(call) for _ in range(repeats))

@@ -142,7 +142,6 @@ class _Budgeted:
             scores=routing.scores[live].mean(axis=0),
             foreseen=np.where(live[:, None], routing.foreseen, -1),
             changed=changed,
-            drafts=np.zeros(live.size, bool),
             new_block=new_block,
         )
         layer = self._runtime.run_layer(visit)

@@ -32,7 +32,6 @@ class Visit(NamedTuple):
     scores: Float[np.ndarray, " E"]
     foreseen: Int[np.ndarray, "A R k"]
     changed: Bool[np.ndarray, " R"]
-    drafts: Bool[np.ndarray, " R"]
     new_block: bool
     """The step is its block's first."""
 
@@ -165,35 +164,20 @@ class ExpectedLoad:
     A block is denoised again and again, and a row whose token stays takes the experts that it took
     before. So the next step's loads are this step's, but for the rows whose tokens have just been
     committed: these are known when the step begins, and for them the gates of the layers ahead are
-    asked. A new block has only new rows; where no gate has seen it, the layer's usual loads count,
-    half of them replaced by those of drafts (rows of later blocks in the window) if there are any.
+    asked. A new block has only new rows, and yet nothing tells its experts better: neither the
+    layer's usual loads nor those of drafts (`new_blocks_foretold`).
     """
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
         self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * n_layers
         self._expected = np.zeros((n_layers, n_experts))
-        self._usual = np.zeros((n_layers, n_experts))
-        self._drafts = np.zeros((n_layers, n_experts))
-        self._visits = np.zeros(n_layers, int)
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
-        if layer == 0 and visit.new_block:
-            self._expect_a_new_block()
-        self._visits[layer] += 1
-        self._usual[layer] += (visit.loads - self._usual[layer]) / self._visits[layer]
-        self._drafts[layer] = self._loads(visit.experts[visit.drafts])
         self._expected[layer] = visit.loads
         for ahead, seen in enumerate(visit.foreseen[: len(self._experts) - 1 - layer], start=1):
             self._expect_changed_rows(layer + ahead, visit.changed, seen)
         self._experts[layer] = visit.experts
-
-    def _expect_a_new_block(self) -> None:
-        self._expected[:] = self._usual
-        for layer, drafts in enumerate(self._drafts):
-            if drafts.any():
-                share = self._usual[layer].sum() / drafts.sum()
-                self._expected[layer] = (self._usual[layer] + share * drafts) / 2
 
     def _expect_changed_rows(
         self, layer: int, changed: Bool[np.ndarray, " R"], seen: Int[np.ndarray, "R k"]
@@ -201,10 +185,7 @@ class ExpectedLoad:
         before = self._experts[layer]
         if before is not None and before.shape == seen.shape:
             seen = np.where(changed[:, None], seen, before)
-        self._expected[layer] = self._loads(seen)
-
-    def _loads(self, experts: Int[np.ndarray, "r k"]) -> Int[np.ndarray, " E"]:
-        return loads_of(experts, self._usual.shape[1])
+        self._expected[layer] = loads_of(seen, self._expected.shape[1])
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
         return self._expected[layer]
@@ -245,7 +226,6 @@ def make_cache(
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
     """The layers of a step."""
-    drafts = trace.block[step] > trace.block[step].min()
     return [
         Visit(
             step,
@@ -255,7 +235,6 @@ def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
             trace.scores[step, layer],
             trace.foreseen[step, layer],
             trace.changed[step],
-            drafts,
             bool(trace.begins_block[step]),
         )
         for layer in range(trace.n_layers)

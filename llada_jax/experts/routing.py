@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -32,7 +32,7 @@ class RoutingTrace:
     changed: Bool[np.ndarray, "S R"]
     """Rows that feed another token than in the step before, or were not in it."""
     block: Int[np.ndarray, "S R"]
-    """The block that each row belongs to. Blocks after a step's first one are drafts."""
+    """The block that each row belongs to. Rows of blocks after a step's first one are drafts."""
     committed: Int[np.ndarray, " S"]
     """Tokens that became final in each step."""
     settings: dict[str, Any]
@@ -154,14 +154,50 @@ def experts_per_step(trace: RoutingTrace) -> float:
 def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
     """Mean cosine of a layer's loads, `lag` steps apart within a block."""
     require(lag > 0, f"lag is {lag}; allowed: 1 or more")
-    loads = trace.loads.astype(np.float64)
-    before, after = loads[:-lag], loads[lag:]
-    norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
-    cosine = (before * after).sum(axis=-1) / norms
+    cosine = _cosines(trace.loads[:-lag], trace.loads[lag:])
     current = trace.block.min(axis=1)
     same_block = current[:-lag] == current[lag:]
     require(bool(same_block.any()), f"lag is {lag}; allowed: less than the steps of a block")
     return float(cosine[same_block].mean())
+
+
+class Foretold(NamedTuple):
+    """How like the loads of a block's first step some loads known before are: mean cosines."""
+
+    usual: float
+    """The mean of all steps before."""
+    last_step: float
+    """The step before."""
+    drafts: float
+    """Of the step before, the rows of the block that comes."""
+
+
+def new_blocks_foretold(trace: RoutingTrace) -> Foretold | None:
+    """What tells the experts of a block that begins, over the blocks of which drafts were run in
+    the step before; None where there are none."""
+    begins = np.flatnonzero(trace.begins_block)
+    drafted = [s for s in begins[begins > 0] if (trace.block[s - 1] == trace.block[s].min()).any()]
+    if not drafted:
+        return None
+    found = []
+    for step in drafted:
+        drafts = trace.block[step - 1] == trace.block[step].min()
+        told = (
+            trace.loads[:step].mean(axis=0),
+            trace.loads[step - 1],
+            loads_of(trace.experts[step - 1][:, drafts], trace.n_experts),
+        )
+        found.append([_cosines(each, trace.loads[step]).mean() for each in told])
+    return Foretold(*np.mean(found, axis=0).tolist())
+
+
+def _cosines(
+    before: Int[np.ndarray, "*lead E"] | Float[np.ndarray, "*lead E"],
+    after: Int[np.ndarray, "*lead E"],
+) -> Float[np.ndarray, "*lead"]:
+    before, after = before.astype(np.float64), after.astype(np.float64)
+    norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
+    return (before * after).sum(axis=-1) / norms
 
 
 def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:

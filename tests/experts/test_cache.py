@@ -37,7 +37,6 @@ def visit(step, loads, scores=None, layer=0, **changes):
         "scores": np.asarray(loads if scores is None else scores, float),
         "foreseen": np.full((0, *experts.shape), -1),
         "changed": np.zeros(len(experts), bool),
-        "drafts": np.zeros(len(experts), bool),
         "new_block": False,
     }
     return Visit(**{**shown, **changes})
@@ -85,16 +84,12 @@ def test_expected_load_asks_gates_for_changed_rows_alone():
     np.testing.assert_array_equal(policy.worth(1), [0, 1, 0, 1])
 
 
-def test_expected_load_of_a_new_block_is_the_usual_one_and_that_of_drafts():
+def test_expected_load_of_a_new_block_is_that_of_the_step_before():
     policy = ExpectedLoad(2, 4)
-    layers = [[1, 1, 0, 0], [0, 0, 1, 1]]
-    for layer, loads in enumerate(layers):
+    for layer, loads in enumerate([[1, 1, 0, 0], [0, 0, 1, 1]]):
         policy.observe(visit(0, loads, layer=layer, new_block=True))
-    drafts = np.array([False, True])
-    for layer, loads in enumerate(layers):
-        policy.observe(visit(1, loads, layer=layer, drafts=drafts))
-    policy.observe(visit(2, [1, 1, 0, 0], new_block=True))
-    np.testing.assert_allclose(policy.worth(1), [0, 0, 0.5, 1.5])
+    policy.observe(visit(1, [0, 0, 0, 2], new_block=True))
+    np.testing.assert_array_equal(policy.worth(1), [0, 0, 1, 1])
 
 
 @st.composite
