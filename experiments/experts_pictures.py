@@ -9,7 +9,7 @@ SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bou
 
 
 def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
-    """`ablation.png` and one `<model>_<soc>.png` for each phone of the rows.
+    """`ablation.png` and one `<model>_<soc>.png` for each phone, as far as the rows have them.
 
     Raises ImportError, with the extra's name, where Matplotlib is not installed.
     """
@@ -18,9 +18,10 @@ def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
     except ImportError as error:
         raise ImportError("pictures need Matplotlib; install llada_jax[plots]") from error
     values = {row.name: row for row in rows}
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    draw_ablation(values, figure)
-    _save(figure, folder / "ablation.png")
+    if _compared(values):
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        draw_ablation(values, figure)
+        _save(figure, folder / "ablation.png")
     cells = {tuple(name.split("/")[:2]) for name in values if name.endswith("/bound/hit_rate")}
     for model, soc in sorted(cells):
         figure = Figure(figsize=(11, 3.5), layout="constrained")
@@ -34,15 +35,20 @@ def _save(figure, path: Path) -> None:
     temporary.replace(path)
 
 
-def draw_ablation(values: Mapping[str, ResultRow], figure) -> None:
-    """Predicted and published speedups, side by side."""
-    names = [
+def _compared(values: Mapping[str, ResultRow]) -> list[str]:
+    """Speedups that the paper has too."""
+    return [
         name
         for name, row in values.items()
         if row.reference is not None
         and name.startswith(("qwen2_25/", "average/"))
         and row.unit == "x faster"
     ]
+
+
+def draw_ablation(values: Mapping[str, ResultRow], figure) -> None:
+    """Predicted and published speedups, side by side."""
+    names = _compared(values)
     axes = figure.subplots()
     places = range(len(names))
     predicted = [values[name].value for name in names]

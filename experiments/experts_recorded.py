@@ -122,7 +122,7 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     for subject in subjects(config, seed):
         name = subject.shape.name
         result, trace = record_routing(subject.model, subject.prompt, config.sampler, seed=seed)
-        trace.save(run.folder / f"routing_{name}.npz")
+        _save(result, trace, run, name)
         yield _row(f"recorded/{name}/experts_per_step", experts_per_step(trace), "experts")
         yield _row(f"recorded/{name}/similarity_1", step_similarity(trace), "cosine")
         yield _row(f"recorded/{name}/imbalance", imbalance(trace).mean(), "x the mean load")
@@ -136,11 +136,18 @@ def _with_drafts(
     """Whether drafts, the rows of later blocks in a grown window, tell a coming block's experts."""
     name = subject.shape.name
     sampler = config.sampler.replace(window="multi_block", threshold=DRAFT_THRESHOLD)
-    _, trace = record_routing(subject.model, subject.prompt, sampler, seed=seed)
-    trace.save(run.folder / f"routing_{name}_with_drafts.npz")
+    result, trace = record_routing(subject.model, subject.prompt, sampler, seed=seed)
+    _save(result, trace, run, f"{name}_with_drafts")
     foretold = new_blocks_foretold(trace)
     for what, value in foretold._asdict().items() if foretold else ():
         yield _row(f"recorded/{name}/new_block/{what}", value, "cosine")
+
+
+def _save(result: lj.Result, routing: RoutingTrace, run: Run, name: str) -> None:
+    """The routing beside the trace of the decoding that it belongs to, step for step."""
+    assert result.trace is not None
+    result.trace.save(run.folder / f"trace_{name}.npz")
+    routing.save(run.folder / f"routing_{name}.npz")
 
 
 def _within_budget(

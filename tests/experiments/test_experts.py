@@ -5,6 +5,7 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
+import llada_jax as lj
 from experiments.experts import ExpertsConfig, experts
 from experiments.experts_paper import PUBLISHED_SPEEDUP
 from experiments.experts_pictures import draw_pictures
@@ -12,6 +13,7 @@ from experiments.experts_recorded import RecordedConfig, narrow_models
 from experiments.results import ResultRow
 from experiments.run import REPOSITORY, Run
 from experiments.schema import read_config
+from llada_jax.experts.routing import RoutingTrace
 
 SMALL = [
     "paper.profile_tokens=4", "paper.tokens=3", "paper.prompts=1", "phones.socs=[SM8750]",
@@ -70,7 +72,7 @@ def test_the_papers_tables(tmp_path):
         assert row["error"] == pytest.approx(row["value"] / published - 1)
     assert rows["average/decode"]["n"] == 9 and rows["average/prefill"]["n"] == 36
     compared = {
-        name for name, row in rows.items() if name.startswith("hit_rate/") and row["source"]
+        name for name, row in rows.items() if name.startswith("hit_rate/") and "source" in row
     }
     fitted = {name for name in compared if "fitted" in rows[name]["source"]}
     assert compared - fitted == {
@@ -86,7 +88,10 @@ def test_recorded_routing(tmp_path):
     rows = run_parts(tmp_path, "parts=[recorded]", "pictures=false", *small)
     for model in narrow_models(2):
         assert rows[f"budgeted/{model}/25/denoising/equal_tokens"]["value"] == 1
-        assert (tmp_path / f"routing_{model}.npz").exists()
+        trace = lj.Trace.load(tmp_path / f"trace_{model}.npz")
+        routing = RoutingTrace.load(tmp_path / f"routing_{model}.npz")
+        assert len(trace.block) == routing.n_steps
+        assert (tmp_path / f"routing_{model}_with_drafts.npz").exists()
 
 
 def test_pictures_need_no_more_than_rows(tmp_path):
