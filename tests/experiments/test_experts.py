@@ -27,7 +27,11 @@ def composed(*overrides):
 
 
 def run_parts(folder, *overrides):
-    config = composed(*SMALL, *overrides)
+    return run_all_of(folder, *SMALL, *overrides)
+
+
+def run_all_of(folder, *overrides):
+    config = composed(*overrides)
     experts(read_config(ExpertsConfig, config), Run(folder, config))
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
 
@@ -52,7 +56,7 @@ def test_phones(tmp_path):
     assert rows["address_space/llada2_mini/SM8750/slots"]["value"] == 88
     assert rows["trace/llada2_mini/similarity_1"]["reference"] == 0.985
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"ablation.png", "llada2_mini_SM8750.png", "llada_moe_SM8750.png"}
+    assert pictures == {"llada2_mini_SM8750.png", "llada_moe_SM8750.png"}
 
 
 def test_schedules(tmp_path):
@@ -65,7 +69,7 @@ def test_schedules(tmp_path):
 
 @pytest.mark.slow
 def test_the_papers_tables(tmp_path):
-    rows = run_parts(tmp_path, "parts=[paper]", "pictures=false")
+    rows = run_all_of(tmp_path, "parts=[paper]", "pictures=false")
     for (phase, name), published in PUBLISHED_SPEEDUP.items():
         row = rows[f"qwen2_25/{phase}/{name}"]
         assert row["reference"] == published and "2504.05897" in row["source"]
