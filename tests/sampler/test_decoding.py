@@ -152,7 +152,7 @@ def test_equal_prompts_of_a_batch_draw_their_own_noise():
     assert (result.tokens[0] != result.tokens[1]).any()
 
 
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", [pytest.param("compiled", marks=SLOW), "host"])
 def test_jit_equals_no_jit(loop):
     config = SamplerConfig(
         gen_length=8, block_length=4, steps=4, cache="dual", temperature=0.5, threshold=0.4

@@ -24,17 +24,22 @@ def model(request):
 
 
 @pytest.mark.parametrize(
-    "cache", [*[pytest.param(c, marks=pytest.mark.slow) for c in ("none", "dual")], "blockwise"]
+    ("cache", "loop"),
+    [
+        ("blockwise", "host"),
+        *[
+            pytest.param(c, "compiled", marks=pytest.mark.slow)
+            for c in ("none", "dual", "blockwise")
+        ],
+    ],
 )
-def test_a_batch_gives_each_row_what_it_gives_alone(model, cache):
+def test_a_batch_gives_each_row_what_it_gives_alone(model, cache, loop):
     config = CONFIG.replace(cache=cache, threshold=0.2)
-    loops = ("compiled", "host") if cache == "blockwise" else ("compiled",)
-    for loop in loops:
-        together = lj.generate(model, PROMPTS, config, loop=loop)
-        for row, prompt in enumerate(PROMPTS):
-            alone = lj.generate(model, [prompt], config, loop=loop)
-            np.testing.assert_array_equal(together.generated[row], alone.generated[0])
-            assert together.nfe[row] == alone.nfe[0]
+    together = lj.generate(model, PROMPTS, config, loop=loop)
+    for row, prompt in enumerate(PROMPTS):
+        alone = lj.generate(model, [prompt], config, loop=loop)
+        np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+        assert together.nfe[row] == alone.nfe[0]
 
 
 def test_blockwise_equals_full_forwards(model):

@@ -14,13 +14,13 @@ from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 BLOCKWISE = SamplerConfig(gen_length=24, block_length=8, steps=12, cache="blockwise")
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
-RULES = (
-    {},
-    {"threshold": 0.24},
-    {"factor": 0.9},
-    {"entropy_bound": 2.0},
-    {"remasking": "random", "temperature": 0.5},
-)
+RULES = [
+    pytest.param({}, id="quota"),
+    pytest.param({"threshold": 0.24}, id="threshold"),
+    pytest.param({"factor": 0.9}, id="factor", marks=pytest.mark.slow),
+    pytest.param({"entropy_bound": 2.0}, id="entropy", marks=pytest.mark.slow),
+    pytest.param({"remasking": "random", "temperature": 0.5}, id="random"),
+]
 
 
 def lossless(config, **settings):
@@ -31,7 +31,7 @@ def hits(trace):
     return int((trace.event_kind == Event.AHEAD).sum())
 
 
-@pytest.mark.parametrize("rule", RULES, ids=["quota", "threshold", "factor", "entropy", "random"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "model",
     [

@@ -27,7 +27,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["mask", *[pytest.param(v, marks=pytest.mark.slow) for v in ("token", "quota")]]
+)
 def test_both_loops_and_any_batch_decode_alike(variant):
     config = SLIDING.replace(**VARIANTS[variant])
     seeds = [11, 22, 33]

@@ -138,7 +138,7 @@ def test_tokens_beyond_those_that_are_refreshed(overflow):
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(STAGED, id="blockwise"),
+        pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
         pytest.param(SLIDING, id="sliding"),
         pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
         pytest.param(
