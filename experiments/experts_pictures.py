@@ -1,6 +1,7 @@
 """Pictures of the experts' results, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.results import ResultRow
@@ -8,15 +9,16 @@ from experiments.results import ResultRow
 SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bound")
 
 
-def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
-    """`ablation.png` and one `<model>_<soc>.png` for each phone, as far as the rows have them.
+def require_plots() -> None:
+    """Raise ImportError where the extra `plots` is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ImportError("pictures=true needs the extra `plots`: pip install .[plots]")
 
-    Raises ImportError, with the extra's name, where Matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need Matplotlib; install llada_jax[plots]") from error
+
+def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
+    """`ablation.png` and one `<model>_<soc>.png` for each phone, as far as the rows have them."""
+    from matplotlib.figure import Figure
+
     values = {row.name: row for row in rows}
     if _compared(values):
         figure = Figure(figsize=(9, 3.5), layout="constrained")

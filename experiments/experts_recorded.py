@@ -19,7 +19,6 @@ from llada_jax.experts.routing import (
     RoutingTrace,
     experts_per_step,
     imbalance,
-    new_blocks_foretold,
     step_similarity,
 )
 from llada_jax.experts.runtime import POLICIES
@@ -31,8 +30,6 @@ NARROW = {
     "ffn_width": 128, "rope_theta": 5e4, "norm_eps": 1e-6, "max_length": 512, "mask_id": 511,
     "eos_id": 510,
 }  # fmt: skip
-DRAFT_THRESHOLD = 0.9
-"""What a token's confidence has to reach where the window grows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +124,6 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
         yield _row(f"recorded/{name}/similarity_1", step_similarity(trace), "cosine")
         yield _row(f"recorded/{name}/imbalance", imbalance(trace).mean(), "x the mean load")
         yield from _within_budget(subject, config, seed, result, trace)
-        yield from _with_drafts(subject, config, seed, run)
-
-
-def _with_drafts(
-    subject: Subject, config: RecordedConfig, seed: int, run: Run
-) -> Iterator[ResultRow]:
-    """Whether drafts, the rows of later blocks in a grown window, tell a coming block's experts."""
-    name = subject.shape.name
-    sampler = config.sampler.replace(window="multi_block", threshold=DRAFT_THRESHOLD)
-    result, trace = record_routing(subject.model, subject.prompt, sampler, seed=seed)
-    _save(result, trace, run, f"{name}_with_drafts")
-    foretold = new_blocks_foretold(trace)
-    for what, value in foretold._asdict().items() if foretold else ():
-        yield _row(f"recorded/{name}/new_block/{what}", value, "cosine")
 
 
 def _save(result: lj.Result, routing: RoutingTrace, run: Run, name: str) -> None:

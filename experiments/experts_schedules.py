@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from experiments.experts_costs import phone_costs
+from experiments.experts_phones import TOKENS_PER_STEP
 from experiments.results import ResultRow
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
@@ -48,7 +49,9 @@ def _planning(seed: int) -> Iterator[ResultRow]:
     schedule alone; what to keep and to fetch is decided while they run."""
     costs = phone_costs("SM8750", LLADA2_MINI)
     statistics = STATISTICS[LLADA2_MINI.name]
-    trace = denoising_trace(LLADA2_MINI, statistics, seed=seed, blocks=2, tokens_per_step=2.55)
+    trace = denoising_trace(
+        LLADA2_MINI, statistics, seed=seed, blocks=2, tokens_per_step=TOKENS_PER_STEP
+    )
     profile = int(np.flatnonzero(trace.begins_block)[1])
     for name, policy in POLICIES.items():
         runtime = Runtime(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])

@@ -9,7 +9,7 @@ import numpy as np
 
 from llada_jax.build import Model, denoiser_for, score_rules
 from llada_jax.config import SamplerConfig, require
-from llada_jax.experts.cache import Visit
+from llada_jax.experts.cache import NEEDS_FUTURE, Visit
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.recording import RecordedStep, changed_rows, trace_of_steps
 from llada_jax.experts.routing import RoutingTrace, loads_of
@@ -97,7 +97,10 @@ def generate_within_budget(
     """
     _require_experts(model)
     _require_profile(model, profile)
-    require(policy.cache != "belady", "cache is 'belady'; allowed: one that needs no future")
+    require(
+        policy.cache not in NEEDS_FUTURE,
+        f"cache is {policy.cache!r}; allowed: one that needs no future",
+    )
     config = with_ids(config or SamplerConfig(), model.config)
     runtime = Runtime(policy, costs, slots, profile.loads)
     store = ExpertStore(

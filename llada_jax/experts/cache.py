@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 from llada_jax.config import require, require_choice
 from llada_jax.experts.routing import RoutingTrace, loads_of
 
-CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load"]
+CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load", "foretold"]
+NEEDS_FUTURE = ("belady", "foretold")
 MRS_ALPHA = 0.5
 """The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
 MRS_WIDTH = 2
@@ -164,8 +165,8 @@ class ExpectedLoad:
     A block is denoised again and again, and a row whose token stays takes the experts that it took
     before. So the next step's loads are this step's, but for the rows whose tokens have just been
     committed: these are known when the step begins, and for them the gates of the layers ahead are
-    asked. A new block has only new rows, and yet nothing tells its experts better: neither the
-    layer's usual loads nor those of drafts (`new_blocks_foretold`).
+    asked. A new block has only new rows; until the gates see it, it is expected to route as the
+    last step did. To know better would win next to nothing: `Foretold` says how much.
     """
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
@@ -191,6 +192,20 @@ class ExpectedLoad:
         return self._expected[layer]
 
 
+class Foretold(ExpectedLoad):
+    """`ExpectedLoad` that learns all loads of a block's first step when the block begins: more than
+    drafts (rows of later blocks in a grown window) could ever tell. Needs the future."""
+
+    def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
+        super().__init__(*loads.shape[1:])
+        self._coming = loads
+
+    def observe(self, visit: Visit) -> None:
+        if visit.layer == 0 and visit.new_block:
+            self._expected[:] = self._coming[visit.step]
+        super().observe(visit)
+
+
 def make_cache(
     name: CacheName,
     profile: Int[np.ndarray, "S N E"],
@@ -203,12 +218,13 @@ def make_cache(
 
     Args:
       profile: loads of a run before; `static` is made of them, the others take their shape.
-      future: the loads of all steps to come, counted as visits count them; `belady` alone needs
-        them.
+      future: the loads of all steps to come, counted as visits count them, for the two that need
+        them: `belady` and `foretold`.
     """
     require_choice("cache", name, CacheName)
     require(
-        name != "belady" or future is not None, "cache 'belady' needs the future; allowed: loads"
+        name not in NEEDS_FUTURE or future is not None,
+        f"cache {name!r} needs the future; allowed: loads",
     )
     n_layers, n_experts = profile.shape[1:]
     size = (n_layers, n_experts)
@@ -220,6 +236,7 @@ def make_cache(
         "tide": lambda: IntervalRefresh(*size, interval),
         "belady": lambda: Belady(np.asarray(future)),
         "expected_load": lambda: ExpectedLoad(*size),
+        "foretold": lambda: Foretold(np.asarray(future)),
     }
     return makers[name]()
 

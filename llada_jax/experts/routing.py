@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -159,36 +159,6 @@ def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
     same_block = current[:-lag] == current[lag:]
     require(bool(same_block.any()), f"lag is {lag}; allowed: less than the steps of a block")
     return float(cosine[same_block].mean())
-
-
-class Foretold(NamedTuple):
-    """How like the loads of a block's first step some loads known before are: mean cosines."""
-
-    usual: float
-    """The mean of all steps before."""
-    last_step: float
-    """The step before."""
-    drafts: float
-    """Of the step before, the rows of the block that comes."""
-
-
-def new_blocks_foretold(trace: RoutingTrace) -> Foretold | None:
-    """What tells the experts of a block that begins, over the blocks of which drafts were run in
-    the step before; None where there are none."""
-    begins = np.flatnonzero(trace.begins_block)
-    drafted = [s for s in begins[begins > 0] if (trace.block[s - 1] == trace.block[s].min()).any()]
-    if not drafted:
-        return None
-    found = []
-    for step in drafted:
-        drafts = trace.block[step - 1] == trace.block[step].min()
-        told = (
-            trace.loads[:step].mean(axis=0),
-            trace.loads[step - 1],
-            loads_of(trace.experts[step - 1][:, drafts], trace.n_experts),
-        )
-        found.append([_cosines(each, trace.loads[step]).mean() for each in told])
-    return Foretold(*np.mean(found, axis=0).tolist())
 
 
 def _cosines(

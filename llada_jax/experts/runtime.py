@@ -4,7 +4,7 @@ A simulation of a trace and a forward that really runs both drive this object, s
 simulated is what runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,6 +61,8 @@ POLICIES = {
 """By name; `denoising` is ours."""
 ORACLE = Policy(scheduler="fastest", cache="belady", refill=True)
 """Knows the future, but has the same link as everybody."""
+TOLD_OF_NEW_BLOCKS = replace(POLICIES["denoising"], cache="foretold")
+"""Ours, if it knew what a new block will route: how much drafts could be worth at the most."""
 
 
 class LayerPlan(NamedTuple):

@@ -95,7 +95,6 @@ def test_recorded_routing(tmp_path):
         trace = lj.Trace.load(tmp_path / f"trace_{model}.npz")
         routing = RoutingTrace.load(tmp_path / f"routing_{model}.npz")
         assert len(trace.block) == routing.n_steps
-        assert (tmp_path / f"routing_{model}_with_drafts.npz").exists()
 
 
 def test_pictures_need_no_more_than_rows(tmp_path):

@@ -92,6 +92,16 @@ def test_expected_load_of_a_new_block_is_that_of_the_step_before():
     np.testing.assert_array_equal(policy.worth(1), [0, 0, 1, 1])
 
 
+def test_foretold_knows_a_new_block_and_nothing_else():
+    coming = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]], [[0, 0, 0, 2], [2, 0, 0, 0]]])
+    policy = make_cache("foretold", coming[:1], future=coming)
+    for layer, loads in enumerate(coming[0]):
+        policy.observe(visit(0, loads, layer=layer))
+    np.testing.assert_array_equal(policy.worth(1), [0, 0, 1, 1])
+    policy.observe(visit(1, coming[1, 0], new_block=True))
+    np.testing.assert_array_equal(policy.worth(1), [2, 0, 0, 0])
+
+
 @st.composite
 def single_layers(draw):
     steps = draw(st.integers(2, 5))

@@ -10,7 +10,6 @@ from llada_jax.experts.routing import (
     experts_per_step,
     imbalance,
     loads_of,
-    new_blocks_foretold,
     step_similarity,
 )
 from tests.experts.traces import small_trace, trace_of_loads
@@ -118,18 +117,3 @@ def test_first_steps():
     np.testing.assert_array_equal(part.loads, trace.loads[:3])
     with pytest.raises(ValueError, match="count is 0; allowed: 1 to"):
         trace.first_steps(0)
-
-
-def test_what_tells_a_new_blocks_experts():
-    # One layer and three rows, of which the last is a draft of block 1 in the middle step.
-    loads = [[[1, 1, 1, 0]], [[2, 0, 0, 1]], [[0, 0, 0, 3]]]
-    block = np.array([[0, 0, 0], [0, 0, 1], [1, 1, 1]])
-    told = new_blocks_foretold(dataclasses.replace(trace_of_loads(loads), block=block))
-    assert told is not None
-    assert told.drafts == pytest.approx(1)
-    assert told.last_step == pytest.approx(1 / 5**0.5)
-    assert told.usual == pytest.approx(1 / 12**0.5)
-
-
-def test_without_drafts_nothing_is_told():
-    assert new_blocks_foretold(small_trace()) is None
