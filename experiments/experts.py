@@ -18,9 +18,10 @@ from omegaconf import DictConfig
 
 from experiments.experts_paper import PaperConfig, predict_paper
 from experiments.experts_phones import PhonesConfig, simulate_phones
-from experiments.experts_pictures import draw_pictures, require_plots
+from experiments.experts_pictures import draw_pictures
 from experiments.experts_recorded import RecordedConfig, run_recorded, trained_subject
 from experiments.experts_schedules import measure_schedules
+from experiments.pictures import require_plots
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require, require_choice
@@ -57,7 +58,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     if "recorded" in config.parts and config.recorded.trained is not None:
         _ = trained_subject(config.recorded.trained, config.seed)  # which checks the model
     if config.pictures:
-        require_plots()
+        require_plots("pictures=true")
     run.begin()
     rows = []
     for part in config.parts:

@@ -1,40 +1,26 @@
 """Pictures of the experts' results, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from experiments.pictures import figure, save
 from experiments.results import ResultRow
 
 SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bound")
 
 
-def require_plots() -> None:
-    """Raise ImportError where the extra `plots` is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ImportError("pictures=true needs the extra `plots`: pip install .[plots]")
-
-
 def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
     """`ablation.png` and one `<model>_<soc>.png` for each phone, as far as the rows have them."""
-    from matplotlib.figure import Figure
-
     values = {row.name: row for row in rows}
     if _compared(values):
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
-        draw_ablation(values, figure)
-        _save(figure, folder / "ablation.png")
+        drawn = figure(9, 3.5)
+        draw_ablation(values, drawn)
+        save(drawn, folder / "ablation.png")
     cells = {tuple(name.split("/")[:2]) for name in values if name.endswith("/bound/hit_rate")}
     for model, soc in sorted(cells):
-        figure = Figure(figsize=(11, 3.5), layout="constrained")
-        draw_phone(values, model, soc, figure)
-        _save(figure, folder / f"{model}_{soc}.png")
-
-
-def _save(figure, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+        drawn = figure(11, 3.5)
+        draw_phone(values, model, soc, drawn)
+        save(drawn, folder / f"{model}_{soc}.png")
 
 
 def _compared(values: Mapping[str, ResultRow]) -> list[str]:
@@ -48,10 +34,10 @@ def _compared(values: Mapping[str, ResultRow]) -> list[str]:
     ]
 
 
-def draw_ablation(values: Mapping[str, ResultRow], figure) -> None:
+def draw_ablation(values: Mapping[str, ResultRow], drawn) -> None:
     """Predicted and published speedups, side by side."""
     names = _compared(values)
-    axes = figure.subplots()
+    axes = drawn.subplots()
     places = range(len(names))
     predicted = [values[name].value for name in names]
     published = [values[name].reference or 0 for name in names]
@@ -63,11 +49,11 @@ def draw_ablation(values: Mapping[str, ResultRow], figure) -> None:
     axes.legend()
 
 
-def draw_phone(values: Mapping[str, ResultRow], model: str, soc: str, figure) -> None:
+def draw_phone(values: Mapping[str, ResultRow], model: str, soc: str, drawn) -> None:
     """Tokens per second by cache size, with the CPU and without it."""
     ratios = sorted({int(n.split("/")[2]) for n in values if n.startswith(f"{model}/{soc}/")})
     for axes, part, title in zip(
-        figure.subplots(1, 2, sharey=True), ("", "npu_only/"), ("NPU and CPU", "NPU only"),
+        drawn.subplots(1, 2, sharey=True), ("", "npu_only/"), ("NPU and CPU", "NPU only"),
         strict=True,
     ):  # fmt: skip
         for policy in SHOWN:
@@ -78,4 +64,4 @@ def draw_phone(values: Mapping[str, ResultRow], model: str, soc: str, figure) ->
         axes.set_title(f"{model} on {soc}: {title}")
         axes.set_xlabel("experts in the NPU's memory (%)")
         axes.legend(fontsize=8)
-    figure.axes[0].set_ylabel("tokens/s (modelled)")
+    drawn.axes[0].set_ylabel("tokens/s (modelled)")

@@ -1,7 +1,6 @@
 """How good the schedules of single layers are, and how quick the planners."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from experiments.experts_costs import phone_costs
 from experiments.experts_phones import TOKENS_PER_STEP
 from experiments.results import ResultRow
+from experiments.timers import best_of
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.exact import shortest_seconds
@@ -56,7 +56,7 @@ def _planning(seed: int) -> Iterator[ResultRow]:
     for name, policy in POLICIES.items():
         runtime = Runtime(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
         coming = [each for step in range(profile, trace.n_steps) for each in visits(trace, step)]
-        took = [_seconds_of(partial(runtime.run_layer, visit)) for visit in coming]
+        took = [best_of(partial(runtime.run_layer, visit))[1] for visit in coming]
         layer = runtime.seconds / len(coming)
         planning = float(np.median(took))
         yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
@@ -66,12 +66,6 @@ def _planning(seed: int) -> Iterator[ResultRow]:
             unit="of its modelled time",
             kind="modelled",
         )
-
-
-def _seconds_of(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _gap(scheduler: Scheduler, rng: np.random.Generator) -> tuple[float, float]:
@@ -97,5 +91,4 @@ def _best_ms(
     costs: ExpertCosts,
     repeats: int,
 ) -> float:
-    call = partial(scheduler, loads, resident, costs, IDLE)
-    return 1e3 * min(_seconds_of(call) for _ in range(repeats))
+    return 1e3 * best_of(partial(scheduler, loads, resident, costs, IDLE), repeats)[1]

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,12 @@ class Cost(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def require_plots(setting: str) -> None:
+    """Raise ImportError, which names the setting, where the extra `plots` is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ImportError(f"{setting} needs the extra `plots`: pip install .[plots]")
 
 
 def figure(width: float = 5.2, height: float = 3.8) -> "Figure":

@@ -1,13 +1,12 @@
 """The suite `planning`: how long planners and prices take, and how good the plans then are."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
 
 from experiments.graphs import Graphs
 from experiments.phones import model_shape, phone_profile
 from experiments.results import ResultRow
+from experiments.timers import best_of
 from llada_jax.device.cost import StepCost, price_on_cpu, price_on_npu
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import PATHS, Budget, kv_bytes_per_token
@@ -25,23 +24,11 @@ PRICED, SOC = "llada_8b", "SM8750"
 ROWS, CACHED = 32, 256
 """Of the step that is priced."""
 
-Result = TypeVar("Result")
-
 
 def time_planning(repeats: int) -> Iterator[ResultRow]:
     """The planners, then the device model."""
     yield from time_planners(repeats)
     yield from time_pricing(repeats)
-
-
-def _timed(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
-    """What it returns, and its best time in seconds."""
-    results, times = [], []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        results.append(work())
-        times.append(time.perf_counter() - began)
-    return results[-1], min(times)
 
 
 def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
@@ -51,7 +38,7 @@ def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
 
 def time_pricing(repeats: int) -> Iterator[ResultRow]:
     """All layers of a step, lowered once, then priced operation by operation."""
-    lowered, seconds = _timed(lambda: Graphs(model_shape(PRICED)).body(ROWS, CACHED), 1)
+    lowered, seconds = best_of(lambda: Graphs(model_shape(PRICED)).body(ROWS, CACHED), 1)
     name = f"price/{PRICED}"
     operations = len(lowered.operations)
     yield ResultRow(name=f"{name}/operations", value=operations, unit="operations")
@@ -63,7 +50,7 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
         "cpu": lambda: price_on_cpu(lowered, cpu, profile.memory),
     }
     for lane, price in prices.items():
-        cost, seconds = _timed(price, repeats)
+        cost, seconds = best_of(price, repeats)
         milliseconds = 1e3 * cost.seconds
         yield ResultRow(name=f"{name}/{lane}", value=seconds, unit="s")
         yield ResultRow(name=f"{name}/{lane}/step", value=milliseconds, unit="ms", kind="modelled")
@@ -79,7 +66,7 @@ def time_planners(repeats: int) -> Iterator[ResultRow]:
         least = least_step_ns(graph, budget)
         yield ResultRow(name=f"plan/{name}/operators", value=len(graph), unit="operators")
         for planner_name in PLANNED:
-            plan, seconds = _timed(partial(_plan_anew, planner_name, graph, budget), repeats)
+            plan, seconds = best_of(partial(_plan_anew, planner_name, graph, budget), repeats)
             step = graph.compute_ns + stall_of(graph, plan)
             yield ResultRow(name=f"plan/{name}/{planner_name}", value=seconds, unit="s")
             yield ResultRow(

@@ -18,11 +18,12 @@ import hydra
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from experiments.pictures import require_plots
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from experiments.sampling_engine_flips import FlipsConfig, flip_rows, load_model
 from experiments.sampling_engine_hardware import hardware_rows, require_hardware_tools
-from experiments.sampling_engine_plots import draw, require_plots
+from experiments.sampling_engine_plots import draw
 from llada_jax.config import require
 from llada_jax.sampling_engine import published
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
@@ -110,7 +111,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     if config.hardware:
         require_hardware_tools()
     if config.plots:
-        require_plots()
+        require_plots("plots=true")
     _ = load_model(config.flips)  # which checks it
     run.begin()
     for mode in MODES:

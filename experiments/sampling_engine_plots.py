@@ -1,7 +1,6 @@
 """Pictures of the sampling engine's results, from the rows alone."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.results import ResultRow
@@ -14,12 +13,6 @@ AXES = {
     "vlen": "VLEN",
     "chunk": "vector rows of a chunk",
 }
-
-
-def require_plots() -> None:
-    """Raise ImportError where the extra `plots` is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ImportError("plots=true needs the extra `plots`: pip install .[plots]")
 
 
 def draw(rows: Sequence[ResultRow], folder: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import sampling_engine_hardware, sampling_engine_plots
+from experiments import pictures, sampling_engine_hardware
 from experiments.run import REPOSITORY, Run
 from experiments.sampling_engine import SamplingEngineConfig, latency_rows, sampling_engine
 from experiments.schema import read_config
@@ -99,7 +99,7 @@ def test_bad_input(override, message, tmp_path):
 @pytest.mark.parametrize(
     ("module", "override", "message"),
     [
-        (sampling_engine_plots, "plots=true", "plots=true needs the extra `plots`"),
+        (pictures, "plots=true", "plots=true needs the extra `plots`"),
         (sampling_engine_hardware, "hardware=true", "hardware=true needs the extra `hdl`"),
     ],
 )
