@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import cast
 
-import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.graphs import Graphs
 from experiments.run import REPOSITORY
+from experiments.schema import read_config
 from llada_jax.config import ModelConfig, Quant, require
 from llada_jax.device.dynamics import Decoding, Dynamics, decode
 from llada_jax.device.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
@@ -35,7 +37,8 @@ def model_shape(name: str) -> ModelConfig:
     """A file of `conf/architecture` by name. Raises ValueError that lists them."""
     known = sorted(each.stem for each in (CONF / "architecture").glob("*.yaml"))
     require(name in known, f"shape is {name!r}; allowed: {', '.join(known)}")
-    return ModelConfig(**yaml.safe_load((CONF / "architecture" / f"{name}.yaml").read_text()))
+    file = CONF / "architecture" / f"{name}.yaml"
+    return read_config(ModelConfig, cast(DictConfig, OmegaConf.load(file)))
 
 
 _GRAPHS: list[Graphs] = []
