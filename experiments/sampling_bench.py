@@ -103,18 +103,23 @@ def time_sampling(
 ) -> Iterator[ResultRow]:
     """All rows of the suite."""
     for rows in config.rows:
-        yield from _from_logits(model.config.vocab_size, rows, config.logits_chunk, repeats, seed)
-        yield from _in_a_step(model, rows, config.chunk, repeats, seed)
+        rules = _on_given_logits(model.config.vocab_size, rows, config.logits_chunk, seed)
+        yield from _from_logits(rules, rows, repeats)
+        yield from _in_a_step(model, rules, rows, config.chunk, repeats, seed)
 
 
-def _from_logits(vocab: int, rows: int, chunk: int, repeats: int, seed: int) -> Iterator[ResultRow]:
+def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, Compiled]:
+    """Both samplers, without a head in front."""
     logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
-    programs = {
+    return {
         "float64": compiled(sample_in_float64, logits, wide=True),
         "one_pass": compiled(partial(sample_in_one_pass, chunk=chunk), logits),
     }
-    yield from _compared("score_rows", programs, rows, repeats)
-    theirs, ours = (program.call()[0] for program in programs.values())
+
+
+def _from_logits(rules: dict[str, Compiled], rows: int, repeats: int) -> Iterator[ResultRow]:
+    yield from _compared("score_rows", rules, rows, repeats)
+    theirs, ours = (rule.call()[0] for rule in rules.values())
     same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
     yield ResultRow(name=f"score_rows/same_tokens/{rows}", value=same, unit="of tokens", n=rows)
 
@@ -138,9 +143,10 @@ def _compared(
 
 
 def _in_a_step(
-    model: lj.Model, rows: int, chunk: int, repeats: int, seed: int
+    model: lj.Model, rules: dict[str, Compiled], rows: int, chunk: int, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
-    """With the head in front, and as shares of a step of the model's body and head."""
+    """With the head in front; and the samplers on given logits, as shares of a step of the model's
+    body, head and sampler."""
     key = jax.random.key(seed)
     dtype = model.params.embedding.dtype
     hidden = jax.random.normal(key, (1, rows, model.config.width)).astype(dtype)
@@ -152,22 +158,16 @@ def _in_a_step(
         scores = score_rows(params, hidden, None, ScoreRules(chunk=chunk))
         return scores.token, scores.confidence
 
-    def head(params, hidden):
-        return logits_of(params, hidden).astype(jnp.bfloat16)
-
     both = {
         "float64": compiled(unfused, model.params, hidden, wide=True),
         "one_pass": compiled(fused, model.params, hidden),
     }
     yield from _compared("score_rows/with_head", both, rows, repeats)
-    parts = {
-        **{name: program.call for name, program in both.items()},
-        "head": compiled(head, model.params, hidden).call,
-        "body": _body(model, rows),
-    }
-    times = best_times(parts, repeats, CALLS)
+    parts = {name: program.call for name, program in both.items()}
+    samplers = {f"{name} alone": rule.call for name, rule in rules.items()}
+    times = best_times({**parts, **samplers, "body": _body(model, rows)}, repeats, CALLS)
     for name in both:
-        share = (times[name] - times["head"]) / (times["body"] + times[name])
+        share = times[f"{name} alone"] / (times["body"] + times[name])
         yield ResultRow(name=f"sampling_share/{name}/{rows}", value=share, unit="of a step")
 
 
