@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = {"color": "0.9", "linewidth": 0.8}
+PROBED = "/exact_match"
 
 
 class Share(NamedTuple):
@@ -151,15 +152,27 @@ def forwards_curves(title: str, curves: Mapping[str, Sequence[Cost]]) -> "Figure
 
 
 def training_curve(title: str, rows: Sequence[Mapping[str, float]]) -> "Figure":
-    """Loss, and accuracy on masked tokens, by step."""
-    drawn = figure()
-    axes = drawn.subplots()
+    """Loss and accuracy on masked tokens by step; below them the exact match of tasks that were
+    probed on the way, from rows that have `<task>/exact_match`."""
+    probed = {key for row in rows for key in row if key.endswith(PROBED)}
+    drawn = figure(height=6.4 if probed else 3.8)
+    axes = drawn.subplots(2 if probed else 1, sharex=True, squeeze=False)[:, 0]
     steps = [row["step"] for row in rows]
-    axes.plot(steps, [row["loss"] for row in rows], color="tab:blue", label="loss")
-    axes.set(title=title, xlabel="step", ylabel="loss, nats per token", ylim=(0, None))
-    right = axes.twinx()
+    axes[0].plot(steps, [row["loss"] for row in rows], color="tab:blue", label="loss")
+    axes[0].set(title=title, ylabel="loss, nats per token", ylim=(0, None))
+    right = axes[0].twinx()
     right.plot(steps, [row["accuracy"] for row in rows], color="tab:orange", label="accuracy")
     right.set(ylabel="accuracy on masked tokens", ylim=(0, 1))
-    axes.legend(handles=[*axes.lines, *right.lines], loc="center right")
-    axes.grid(**GRID)
+    axes[0].legend(handles=[*axes[0].lines, *right.lines], loc="center right")
+    for key in sorted(probed):
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        axes[1].plot(
+            *zip(*points, strict=True), marker="o", markersize=3, label=key[: -len(PROBED)]
+        )
+    if probed:
+        axes[1].set(ylabel="exact match of the probe", ylim=(0, 1.02))
+        axes[1].legend(fontsize="small")
+    axes[-1].set_xlabel("step")
+    for each in axes:
+        each.grid(**GRID)
     return drawn

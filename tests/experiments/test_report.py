@@ -4,9 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import report as entry
+from experiments.pictures import training_curve
 from experiments.run import environment
 from llada_jax.evaluation.generations import FORMAT, Batch, Generation, GenerationStore
 from llada_jax.evaluation.task import Item
@@ -74,6 +76,15 @@ def test_settings_of_a_sampler_make_a_curve_with_an_area(runs, tmp_path):
     areas = {row["name"]: row["value"] for row in rows if row["name"].endswith("/aup")}
     task = "yes_no, difficulty 1, seed 5/tiny"
     assert areas == {f"{task}: llada/aup": 90, f"{task}: threshold/aup": 270}
+
+
+def test_a_curve_of_training_shows_what_was_probed():
+    rows = [{"step": i, "loss": 3 / i, "accuracy": 1 - 1 / i} for i in (1, 2, 3)]
+    assert len(training_curve("a", rows).axes) == 2  # loss and accuracy
+    probed = [rows[0], rows[1] | {"yes_no/exact_match": 0.5}, rows[2] | {"yes_no/exact_match": 1}]
+    line = training_curve("a", probed).axes[1].lines[0]
+    assert line.get_label() == "yes_no"
+    np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [3, 1]])
 
 
 def test_every_picture_is_there_and_nothing_half_written(runs, tmp_path):
