@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import hydra
 import jax
 import jax.numpy as jnp
+import numpy as np
 from omegaconf import DictConfig
 from tqdm import tqdm
 
@@ -34,12 +35,16 @@ from experiments.run import Run, launch
 from experiments.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.timers import best_times
 from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
+from llada_jax.model.forward import cache_for, forward, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.model.params import init_params
 from llada_jax.rows import make_rows
 from llada_jax.types import Scores
 
+BATCH = 8
+PATTERNS = 32
+"""Of masks, for one likelihood."""
 Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling", "revision"]
 
 
@@ -102,7 +107,7 @@ def bench(config: BenchConfig, run: Run) -> None:
 
 
 def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
-    """Decoding, loops, forwards, heads and imports."""
+    """Decoding, batches, loops, forwards, heads, likelihoods and imports."""
     model = model_of(config)
     length = config.prompt_length + config.gen_length
     require(
@@ -110,7 +115,7 @@ def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         f"prompt_length + gen_length is {length}; allowed: up to {model.config.max_length}",
     )
     run.begin()
-    suites = (decoding, loops, backends, forwards, heads, imports)
+    suites = (decoding, batches, loops, backends, forwards, heads, likelihoods, imports)
     for suite in tqdm(suites, desc="bench", unit="suite"):
         yield from suite(model, config)
 
@@ -149,6 +154,19 @@ def decoding(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
         for cache in get_args(Cache)
     }
     yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
+
+
+def batches(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """As `experiments.evaluate` decodes, many prompts at a time, against one after the other."""
+    prompts = jnp.tile(prompt_of(model, config), (BATCH, 1))
+    sampler = config.sampler.replace(cache="blockwise")
+    candidates = {
+        "one by one": lambda: [
+            _decode(model, prompt[None], sampler, "compiled") for prompt in prompts
+        ],
+        "one batch": partial(_decode, model, prompts, sampler, "compiled"),
+    }
+    yield from against(best_times(candidates, config.repeats), "one by one", f"{BATCH} prompts")
 
 
 def loops(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
@@ -221,6 +239,35 @@ def _scores_of_all_logits(params: Any, hidden: jax.Array) -> Scores:
         entropy=-jnp.where(share > 0, share * jnp.log(share), 0).sum(-1),
         margin=best[..., 0] - best[..., 1],
     )
+
+
+def likelihoods(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
+    """LLaDA's bound of a block after the prompt: the vocabulary streamed for the masked tokens
+    alone, against all logits of the canvases."""
+    prompt = prompt_of(model, config)[0]
+    pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
+    candidates = {
+        name: partial(bounds, score, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH)
+        for name, score in (
+            ("all logits", partial(_masked_of_all_logits, model)),
+            ("masked tokens", model_scorer(model.params, model.config)),
+        )
+    }
+    yield from against(best_times(candidates, config.repeats), "all logits", "likelihood")
+
+
+def _masked_of_all_logits(
+    model: lj.Model, tokens: np.ndarray, live: np.ndarray, masked: Masked
+) -> np.ndarray:
+    log_p = _all_log_probabilities(model.params, model.config, tokens, live)
+    return np.asarray(log_p)[masked.row, masked.position, masked.token]
+
+
+@partial(jax.jit, static_argnums=1)
+def _all_log_probabilities(
+    params: Any, config: ModelConfig, tokens: jax.Array, live: jax.Array
+) -> jax.Array:
+    return jax.nn.log_softmax(forward(params, config, tokens, live))
 
 
 def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
