@@ -526,6 +526,7 @@ class ExportConfig:
 
 MatmulDtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
+Start = Literal["random", "copying"]
 Objective = Literal["finetune", "pretrain"]
 
 
@@ -538,6 +539,9 @@ class TrainConfig:
     batch_size: int = 32
     matmul_dtype: MatmulDtype = "float32"
     """Of the layers' matrix products; parameters, sums and everything else stay float32."""
+    start: str = "random"
+    """`random` parameters, or `copying`: random but for heads that copy, in the first two layers
+    (`llada_jax.training.copying`)."""
     objective: str = "finetune"
     """`finetune` masks answers only, `pretrain` any token of the canvas."""
     optimizer: str = "muon"
@@ -575,6 +579,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_choice("matmul_dtype", self.matmul_dtype, MatmulDtype)
+        require_choice("start", self.start, Start)
         require_choice("optimizer", self.optimizer, Optimizer)
         require_choice("objective", self.objective, Objective)
         self._check_counts()

@@ -11,6 +11,7 @@ from flax.training import train_state
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams, init_params
+from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import Batch
 from llada_jax.training.loss import corrupt, masked_diffusion_loss
 from llada_jax.training.optimizer import make_optimizer
@@ -47,6 +48,8 @@ def create_state(model: ModelConfig, config: TrainConfig) -> TrainState:
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
     params = init_params(model, jax.random.key(config.seed))
+    if config.start == "copying":
+        params = with_copying_heads(params, model, config.seed)
     return TrainState.create(
         apply_fn=partial(forward, config=model),
         params=params,

@@ -1,0 +1,248 @@
+"""Heads that copy, put into a model before its training starts.
+
+Answers repeat names and numbers of their questions, and to copy them two layers have to work
+together: heads that bring what stands one place before and after, and heads that find where else
+the same neighbours stand and bring what they surround. A choice's letter is copied alike, by what
+stands a few places after it. Small models on small batches find such pairs late, if at all; until
+then they guess. Here they are written into the first three layers of a model with random weights,
+which training then changes as it likes. Structured starts are known to help small transformers
+(Trockman & Kolter, arXiv 2305.09828); this one is ours.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from llada_jax.config import ModelConfig, require
+from llada_jax.model.params import Attention, FeedForward, Layer, ModelParams
+
+CONSTANT, IS_MASK = 0, 1
+"""Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone."""
+STREAM = 0.5
+"""Scale of what the first layers write into the residual stream."""
+CONSTANT_SHARE = 16 / 128
+"""Of a token's energy after the norm."""
+NEIGHBOUR_SCORE = 6.0
+"""Score of the place that a neighbour head looks at, for frequencies of weight one."""
+NEIGHBOUR_FREQUENCIES = (2.0, 1.0, 1.0)
+"""Weights of RoPE's highest frequencies, which tell one place from the next."""
+AHEAD = 2.7
+"""Places after a letter and its bracket where the middle of what they stand for is."""
+AHEAD_FREQUENCIES = (0.0, 1.0, 1.0, 1.0)
+"""As above, without the highest: several places come into view."""
+FIRST_SLOW_FREQUENCY = 6
+"""RoPE's frequencies from here on turn little over a canvas, and can compare content."""
+MATCH, MATCH_BRACKET, MATCH_AHEAD = 2.2, 1.5, 4.5
+"""Sharpness of comparing neighbours; a letter's bracket; what stands ahead of it."""
+BROUGHT, READ_OUT = 1.5, 1.5
+"""Scales of what is brought and of the head's rows."""
+NOT_MASKED = 16.0
+"""How much less a place scores that is masked itself, where what stands ahead is compared."""
+REST = 0.3
+"""Scale of what all other random weights write."""
+
+
+class _Stream(NamedTuple):
+    """Which dimensions of the residual stream hold what."""
+
+    content: np.ndarray
+    ahead: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+
+def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
+    """Random parameters, float32, with heads that copy in their first two layers.
+
+    Raises ValueError for shapes that have no room for them.
+    """
+    _check(config)
+    rng = np.random.default_rng(seed)
+    size, width = config.head_dim, config.width
+    end = min(2 + 2 * size, width - 3 * size + 2)
+    stream = _Stream(
+        np.arange(2, end),
+        np.arange(end, min(end + size, width - 2 * size)),
+        np.arange(width - 2 * size, width - size),
+        np.arange(width - size, width),
+    )
+    embedding, head = _vocabulary(params, config, stream, rng)
+    layers = [_quiet(layer, index) for index, layer in enumerate(params.layers)]
+    heads = _copying_heads(config, stream, rng)
+    layers[:3] = [
+        layer._replace(attention=_with_heads(layer.attention, each))
+        for layer, each in zip(layers, heads, strict=False)
+    ]
+    return params._replace(embedding=embedding, head=head, layers=tuple(layers))
+
+
+def _check(config: ModelConfig) -> None:
+    heads, size = config.n_heads, config.head_dim
+    require(config.moe is None, "moe is set; allowed with copying heads: None")
+    require(not config.tied_embeddings, "tied_embeddings is True; allowed here: False")
+    require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
+    require(config.n_layers > 2, f"n_layers is {config.n_layers}; allowed here: 3 or more")
+    require(
+        heads == config.n_kv_heads >= 5,
+        f"n_heads is {heads} and n_kv_heads {config.n_kv_heads}; allowed here: the same, 5 or more",
+    )
+    require(
+        config.rotary_dims == size >= 32,
+        f"head_dim is {size}, of which {config.rotary_dims} turn; allowed here: 32 or more, all",
+    )
+    require(
+        config.width >= 4 * size,
+        f"width is {config.width}; allowed here: {4 * size} or more, four times head_dim",
+    )
+
+
+def _vocabulary(
+    params: ModelParams, config: ModelConfig, stream: _Stream, rng: np.random.Generator
+) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
+    """Embedding and head: a random direction for each token, and the same to read it."""
+    size, dims = config.vocab_size, len(stream.content)
+    energy = (1 - CONSTANT_SHARE) * 128
+    embedding = np.zeros((size, config.width))
+    embedding[:, CONSTANT] = STREAM * (CONSTANT_SHARE * 128) ** 0.5
+    content = rng.normal(size=(size, dims))
+    content *= energy**0.5 * STREAM / np.linalg.norm(content, axis=1, keepdims=True)
+    embedding[:, stream.content] = content
+    embedding[config.mask_id, stream.content] = 0
+    embedding[config.mask_id, IS_MASK] = energy**0.5 * STREAM
+    embedding[:, 2:] += 0.02 * rng.normal(size=(size, config.width - 2))
+    head = np.array(params.head) * REST
+    head[:, stream.content] = READ_OUT * content / np.linalg.norm(content, axis=1, keepdims=True)
+    return jnp.asarray(embedding, jnp.float32), jnp.asarray(head, jnp.float32)
+
+
+def _quiet(layer: Layer, index: int) -> Layer:
+    """What copies is not to drown in what random weights write."""
+    attention, ffn = layer.attention, layer.ffn
+    assert isinstance(ffn, FeedForward)
+    if index > 1:
+        attention = attention._replace(output=REST * jnp.asarray(attention.output))
+    return layer._replace(attention=attention, ffn=ffn._replace(down=REST * jnp.asarray(ffn.down)))
+
+
+class _Head(NamedTuple):
+    """Matrices [head_dim, D] of what a head asks, offers and takes, and [D, head_dim] of what it
+    writes."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    output: np.ndarray
+
+
+def _copying_heads(
+    config: ModelConfig, stream: _Stream, rng: np.random.Generator
+) -> tuple[list[_Head], list[_Head], list[_Head]]:
+    """Those of the first three layers.
+
+    The content is as wide as two heads: what one neighbour matches is brought in two halves.
+    """
+    content = stream.content
+    halves = np.split(content, [config.head_dim])
+    one = _orthonormal(rng, len(content), config.head_dim)  # for both sides, to be compared
+    several = _orthonormal(rng, len(content), len(stream.ahead))
+    nearby = [
+        _place_head(config, offset, weights, content, seen_as, target)
+        for offset, weights, seen_as, target in (
+            (-1, NEIGHBOUR_FREQUENCIES, one, stream.before),
+            (1, NEIGHBOUR_FREQUENCIES, one, stream.after),
+            (AHEAD, AHEAD_FREQUENCIES, several, stream.ahead),
+        )
+    ]
+    matching = []
+    for side in (stream.before, stream.after):
+        likeness = MATCH * _orthonormal(rng, config.head_dim, len(side))
+        matching += [_matching_head(config, side, likeness, half) for half in halves]
+    likeness = np.concatenate(
+        [
+            MATCH_BRACKET * _orthonormal(rng, config.head_dim, len(stream.after)),
+            MATCH_AHEAD * _orthonormal(rng, config.head_dim, len(stream.ahead)),
+        ],
+        axis=1,
+    )
+    sides = np.concatenate([stream.after, stream.ahead])
+    lettered = [
+        _matching_head(config, sides, likeness, half, masked=-NOT_MASKED) for half in halves
+    ]
+    return nearby, [*matching, lettered[0]], lettered[1:]
+
+
+def _place_head(
+    config: ModelConfig,
+    offset: float,
+    weights: tuple[float, ...],
+    content: np.ndarray,
+    seen_as: Float[np.ndarray, "content target"],
+    target: np.ndarray,
+) -> _Head:
+    """Brings the content from some places away.
+
+    Query and key read the constant alone. A query turned by the angles of `offset` places scores
+    highest where the key's place differs by as much.
+    """
+    head, half = _empty(config), config.head_dim // 2
+    reach = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * 128) ** 0.5
+    for pair, weight in enumerate(weights):
+        angle = offset * config.rope_theta ** (-pair / half)
+        head.query[pair, CONSTANT] = reach * weight**0.5 * np.cos(angle)
+        head.query[pair + half, CONSTANT] = reach * weight**0.5 * np.sin(angle)
+        head.key[pair, CONSTANT] = reach * weight**0.5
+    size = len(target)
+    head.value[:size, content] = seen_as.T
+    head.output[target, np.arange(size)] = STREAM
+    return head
+
+
+def _matching_head(
+    config: ModelConfig,
+    compared: np.ndarray,
+    likeness: Float[np.ndarray, "size compared"],
+    content: np.ndarray,
+    masked: float = 0.0,
+) -> _Head:
+    """Brings the content from where the same stands in the dimensions that are compared.
+
+    Query and key are one matrix, so that a place is most like those with the same neighbour.
+    `masked` is what the score of a masked place gets besides, by RoPE's slowest frequency.
+    """
+    head, half = _empty(config), config.head_dim // 2
+    pairs = np.arange(FIRST_SLOW_FREQUENCY, half - (masked != 0))
+    slow = np.concatenate([pairs, pairs + half])
+    for matrix in (head.query, head.key):
+        matrix[np.ix_(slow, compared)] = likeness[: len(slow)]
+    if masked:
+        head.query[half - 1, CONSTANT] = config.head_dim**0.5 / (CONSTANT_SHARE * 128) ** 0.5
+        head.key[half - 1, IS_MASK] = masked / ((1 - CONSTANT_SHARE) * 128) ** 0.5
+    own = np.arange(len(content))
+    head.value[own, content] = 1
+    head.output[content, own] = BROUGHT
+    return head
+
+
+def _empty(config: ModelConfig) -> _Head:
+    shape = (config.head_dim, config.width)
+    return _Head(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape[::-1]))
+
+
+def _with_heads(attention: Attention, heads: list[_Head]) -> Attention:
+    """The attention with its first heads replaced."""
+    names = ("query", "key", "value", "output")
+    query, key, value, output = (np.array(getattr(attention, name)) for name in names)
+    for index, head in enumerate(heads):
+        rows = slice(index * head.query.shape[0], (index + 1) * head.query.shape[0])
+        query[rows], key[rows], value[rows], output[:, rows] = head
+    query, key, value, output = (
+        jnp.asarray(matrix, jnp.float32) for matrix in (query, key, value, output)
+    )
+    return attention._replace(query=query, key=key, value=value, output=output)
+
+
+def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Random, with orthonormal columns."""
+    return np.linalg.qr(rng.normal(size=(rows, columns)))[0]
