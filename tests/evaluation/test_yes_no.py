@@ -93,26 +93,45 @@ def test_there_is_a_reading_for_every_kind():
     assert len(READINGS) == len(KINDS)
 
 
-def test_reasons_are_facts_of_the_passage():
+def test_reasons_are_facts_of_the_passage_and_true_comparisons():
     for item in ITEMS:
-        reasons, _ = item.answer.split(" So ")
-        assert set(re.split(r"(?<=\.) ", reasons)) <= {f"{fact}." for fact in sentences(item)}
+        facts = {f"{fact}." for fact in sentences(item)}
+        for reason in re.split(r"(?<=\.) ", reasons_of(item)):
+            compared = re.findall(r"(\d+)([<>])(\d+)", reason)
+            assert reason in facts or compared
+            assert all((sign == "<") == (int(one) < int(other)) for one, sign, other in compared)
+
+
+def reasons_of(item: Item) -> str:
+    return item.answer.partition(" So ")[0]
+
+
+def test_what_is_found_stands_beside_what_is_asked():
+    for item in ITEMS:
+        worked, _, target = item.answer.partition("\n#### ")
+        ((found, relation, asked),) = re.findall(VERDICT, worked)
+        assert asked in ask(item)
+        assert found in f"{reasons_of(item)} open closed more less"
+        assert (asked == found) == (relation == "is") == (target == "yes")
+
+
+VERDICT = r"So (\w+) (is|not) (\w+)\."
 
 
 def test_drills_ask_several_questions_about_one_passage():
     for index in range(300):
         drill = TASK.drill_item(3, index)
         facts, asked = split_questions(drill.question)
-        conclusions, _, targets = drill.answer.partition("\n#### ")
+        worked, _, targets = drill.answer.partition("\n#### ")
         assert len(asked) == len(set(asked)) == len(targets.split())
-        for question, target, conclusion in zip(
-            asked, targets.split(), re.split(r"(?<=\.) ", conclusions), strict=True
+        for question, target, (found, _, about) in zip(
+            asked, targets.split(), re.findall(VERDICT, worked), strict=True
         ):
             pattern = next(p for p in READINGS if re.fullmatch(p, question))
             item = Item(f"{facts} {question}", "", target)
             names = re.fullmatch(pattern, question).groups()
             assert READINGS[pattern](item, *names) == (target == "yes")
-            assert (" not " in conclusion) == (target == "no")
+            assert (about == found) == (target == "yes")
 
 
 def split_questions(text: str) -> tuple[str, list[str]]:
@@ -122,7 +141,7 @@ def split_questions(text: str) -> tuple[str, list[str]]:
 
 
 def test_what_decides_is_in_one_split_only():
-    decides = [(ask(item), *sorted(item.answer.split(" So ")[0].split(". "))) for item in ITEMS]
+    decides = [(ask(item), *sorted(reasons_of(item).split(". "))) for item in ITEMS]
     splits = [place // 300 % 2 for place in range(len(ITEMS))]
     train, test = (
         {key for key, split in zip(decides, splits, strict=True) if split == wanted}

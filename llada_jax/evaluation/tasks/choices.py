@@ -2,7 +2,7 @@
 
 The rule is told or is common knowledge (days, compass), the facts around it are not to be guessed,
 and the four choices answer the same question: without the text each is as likely as the others.
-The worked answer applies the rule, repeats the choice, and ends in its letter.
+The worked answer applies the rule, repeats the choice as it is listed, and ends in its letter.
 
 The key of an item is its rule applied (the reason and the right choice, without the letter): no
 such pair of the test split occurs in training, whatever the other choices are.
@@ -16,23 +16,24 @@ from llada_jax.evaluation.people import PEOPLE
 from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 LETTERS = "ABCD"
-LARGEST_VALUE = {0: 10, 1: 20, 2: 99}  # by difficulty
-LARGEST_OF_SEQUENCES = {0: 30, 1: 50, 2: 99}
+LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
+LARGEST_OF_SEQUENCES = {0: 20, 1: 50, 2: 99}
 DRAWS = 200  # of a kind, until one is of the split: so kinds of few keys are not drawn more often
+DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
 DEVICES = ("magnet", "robot", "crane", "machine")
 MATERIALS = ("iron", "wood", "glass", "paper", "stone", "gold", "wool", "rubber")
 OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "pen", "ring", "spoon", "toy")
 LIMITS = (
-    ("the bridge carries at most {n} tons", "Which truck may cross it?", "a truck of {n} tons"),
-    ("the lift carries at most {n} people", "Which group may use it?", "a group of {n} people"),
-    ("the shelf carries at most {n} books", "Which pile may stand on it?", "a pile of {n} books"),
+    ("the bridge carries at most {n} tons", "How heavy a truck may cross it?", "{n} tons"),
+    ("the lift carries at most {n} people", "How many may use it?", "{n} people"),
+    ("the shelf carries at most {n} books", "How many may stand on it?", "{n} books"),
 )
 MINIMUMS = (
-    ("the ride is for children of at least {n} years", "Who may ride?", "a child of {n} years"),
-    ("the prize is for at least {n} points", "Who gets the prize?", "a player with {n} points"),
-    ("the boat leaves with at least {n} people", "Which group may go?", "a group of {n} people"),
+    ("the ride is for children of at least {n} years", "How old a child may ride?", "{n} years"),
+    ("the prize is for at least {n} points", "How many points win it?", "{n} points"),
+    ("the boat leaves with at least {n} people", "With how many may it go?", "{n} people"),
 )
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
@@ -132,7 +133,7 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
 
 def day(rng: Random, difficulty: int) -> Puzzle:
     """The day of the week some days from now, or some days ago."""
-    today, count = rng.randrange(7), rng.randint(2, 5)
+    today, count = rng.randrange(7), rng.randint(2, DAYS_AWAY[difficulty])
     direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
     verb = "will it be" if direction > 0 else "was it"
@@ -169,7 +170,7 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
         (other_size, other_shade),
     )
     return Puzzle(
-        [rule], f"Which is a {word}?", [f"a {big} {red} {thing}" for big, red in pairs], rule
+        [rule], f"Which {thing} is a {word}?", [f"{big} {red}" for big, red in pairs], rule
     )
 
 
@@ -214,7 +215,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     letter = LETTERS[choices.index(right)]
     listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
     question = f"{' '.join(map(_sentence, facts))} {puzzle.ask}{listed}"
-    answer = f"{_sentence(puzzle.reason)} So {letter}) {right}.\n#### {letter}"
+    answer = f"{_sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
     return Item(question, answer, letter, tuple(choices))
 
 
@@ -225,11 +226,11 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         return None
     letters = [item.target, *rng.sample([name for name in LETTERS if name != item.target], 3)]
     texts = [item.choices[LETTERS.index(letter)] for letter in letters]
-    reason, _, _ = item.answer.partition(" So ")
-    named = " ".join(f"{letter}) {text}." for letter, text in zip(letters, texts, strict=True))
+    reason, _, _ = item.answer.partition("\n")
+    named = "".join(f"\n{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
     target = " ".join(letters)
     question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
-    return Item(question, f"{reason} So {named}\n#### {target}", target, item.choices)
+    return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
 
 
 def _distractions(rng: Random, count: int) -> list[str]:
@@ -256,5 +257,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=64,
     drill=drill,
-    version=2,
+    version=3,
 )

@@ -208,7 +208,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
     question = f"{' '.join(map(_sentence, facts))} {story.stem}{listed}"
     reasons = " ".join(map(_sentence, story.reasons))
-    answer = f"{reasons} So {letter}) {right}.\n#### {letter}"
+    answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
     return Item(question, answer, letter, tuple(choices))
 
 
@@ -233,4 +233,5 @@ TASK = Task(
     difficulties={level: f"{count} idle sentences" for level, count in IDLE_SENTENCES.items()},
     default_difficulty=0,
     gen_length=64,
+    version=2,
 )

@@ -1,7 +1,8 @@
 """Yes/no questions about short passages, where one or a few of several facts decide: our BoolQ.
 
-The worked answer repeats the facts that decide and draws the conclusion. Half of the answers are
-yes, in every kind of passage; whatever a question names occurs in the passage either way.
+The worked answer repeats the facts that decide and sets what they say beside what is asked. Half of
+the answers are yes, in every kind of passage; whatever a question names occurs in the passage
+either way.
 
 The key of an item is its question with the facts that decide: no such pair of the test split
 occurs in training, whatever facts stand around it.
@@ -16,8 +17,10 @@ from llada_jax.evaluation.people import PEOPLE
 from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
-LARGEST_VALUE = {0: 10, 1: 20, 2: 99}
-DRILLED_QUESTIONS = 5
+LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
+OPENS, CLOSES = {0: (1, 4), 1: (6, 11), 2: (6, 11)}, {0: (6, 9), 1: (14, 21), 2: (14, 21)}
+HOURS = {0: range(10), 1: range(4, 24), 2: range(4, 24)}
+DRILLED_QUESTIONS = 3
 
 PLACES = ("kitchen", "garden", "office", "school", "park", "library", "garage", "market")
 MOVES = ("{who} went to the {place}", "{who} walked to the {place}", "{who} ran to the {place}")
@@ -37,13 +40,14 @@ class Passage(NamedTuple):
     A kind of passage draws the facts by one generator and the question by another, so that several
     questions can be asked about the same facts.
 
-    `conclusion` has a place for "" or "not " where a denial would stand.
+    The answer is yes where what is asked is what is found.
     """
 
     facts: list[str]
     question: str
     reasons: list[str]
-    conclusion: str
+    asked: str
+    found: str
 
 
 def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -64,7 +68,8 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
         facts,
         f"Is {who} in the {place} now?",
         [last[who]],
-        f"{who} is {{}}in the {place}",
+        place,
+        places[who],
     )
 
 
@@ -83,8 +88,8 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     thing = rng.choice(objects)
     others = [who for who in people if who != owner[thing] and who in " ".join(facts)]
     who = owner[thing] if truth else rng.choice(others)
-    conclusion = f"{who} has {{}}got the {thing}"
-    return Passage(facts, f"Has {who} got the {thing} now?", [last[thing]], conclusion)
+    question = f"Has {who} got the {thing} now?"
+    return Passage(facts, question, [last[thing]], who, owner[thing])
 
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -101,7 +106,8 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
         shuffled,
         f"Is {who} {relation} than {other}?",
         links[first : first + steps],
-        f"{who} is {{}}{relation} than {other}",
+        who,
+        people[first],
     )
 
 
@@ -125,7 +131,8 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
         facts,
         f"Is {who} {color}?",
         [pets[asked], rules[asked]],
-        f"{who} is {{}}{color}",
+        color,
+        colors[asked],
     )
 
 
@@ -141,18 +148,20 @@ def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     pair = rng.sample(range(count), 2)
     pair.sort(key=lambda place: numbers[place], reverse=truth)
     first, second = pair
+    found, sign = ("more", ">") if numbers[first] > numbers[second] else ("less", "<")
     return Passage(
         facts,
         f"Does the {word} have more {things[first]} than {things[second]}?",
-        [facts[first], facts[second]],
-        f"{numbers[first]} is {{}}more than {numbers[second]}",
+        [facts[first], facts[second], f"{numbers[first]}{sign}{numbers[second]}"],
+        "more",
+        found,
     )
 
 
 def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """A time lies between two others, or does not."""
     shops = told.sample(SHOPS, FACTS[difficulty])
-    hours = [(told.randint(6, 11), told.randint(14, 21)) for _ in shops]
+    hours = [(told.randint(*OPENS[difficulty]), told.randint(*CLOSES[difficulty])) for _ in shops]
     facts = [
         f"the {shop} is open from {opens} to {closes}"
         for shop, (opens, closes) in zip(shops, hours, strict=True)
@@ -160,11 +169,15 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
     asked = rng.randrange(len(shops))
     opens, closes = hours[asked]
     inside = range(opens + 1, closes)
-    outside = [hour for hour in range(4, 24) if hour < opens or hour > closes]
+    outside = [hour for hour in HOURS[difficulty] if hour < opens or hour > closes]
     hour = rng.choice(inside if truth else outside)
-    shop = shops[asked]
+    signs = " and ".join(f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes))
     return Passage(
-        facts, f"Is the {shop} open at {hour}?", [facts[asked]], f"at {hour} it is {{}}open"
+        facts,
+        f"Is the {shops[asked]} open at {hour}?",
+        [facts[asked], signs],
+        "open",
+        "open" if opens < hour < closes else "closed",
     )
 
 
@@ -180,7 +193,8 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
         facts,
         f"Is {game} what {who} plays on {days[asked]}?",
         [facts[asked]],
-        f"it is {{}}{game}",
+        game,
+        games[asked],
     )
 
 
@@ -201,14 +215,13 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
         return None
-    facts, reasons = (" ".join(map(_sentence, each)) for each in (passage.facts, passage.reasons))
-    target, conclusion = _conclusion(passage, truth)
-    answer = f"{reasons} So {conclusion}.\n#### {target}"
-    return Item(f"{facts} {passage.question}", answer, target)
+    facts = " ".join(map(_sentence, passage.facts))
+    target, answer = _worked(passage)
+    return Item(f"{facts} {passage.question}", f"{answer}\n#### {target}", target)
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Several questions about one passage, answered by their conclusions alone."""
+    """Several questions about one passage, each answered as it would be alone."""
     kind, told = rng.choice(KINDS), rng.random()
     asked: dict[str, tuple[str, str]] = {}
     for _ in range(DRILLED_QUESTIONS):
@@ -216,20 +229,23 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         passage = kind(Random(told), rng, difficulty, truth)
         if not owns(_key(passage)):
             return None
-        asked[passage.question] = _conclusion(passage, truth)
-    targets, conclusions = zip(*asked.values(), strict=True)
+        asked[passage.question] = _worked(passage)
+    targets, answers = zip(*asked.values(), strict=True)
     question = " ".join([*map(_sentence, passage.facts), *asked])
     target = " ".join(targets)
-    return Item(question, f"{' '.join(map(_sentence, conclusions))}\n#### {target}", target)
+    return Item(question, f"{' '.join(answers)}\n#### {target}", target)
 
 
 def _key(passage: Passage) -> str:
     return " ".join([passage.question, *passage.reasons])
 
 
-def _conclusion(passage: Passage, truth: bool) -> tuple[str, str]:
-    """Yes or no, and the sentence that says why."""
-    return "yes" if truth else "no", passage.conclusion.format("" if truth else "not ")
+def _worked(passage: Passage) -> tuple[str, str]:
+    """Yes or no, and how one comes to it."""
+    target = "yes" if passage.asked == passage.found else "no"
+    reasons = " ".join(map(_sentence, passage.reasons))
+    relation = "is" if target == "yes" else "not"
+    return target, f"{reasons} So {passage.found} {relation} {passage.asked}."
 
 
 def _sentence(text: str) -> str:
@@ -244,4 +260,5 @@ TASK = Task(
     default_difficulty=0,
     gen_length=64,
     drill=drill,
+    version=2,
 )
