@@ -127,7 +127,7 @@ def _drawn(
     item = task.item(config.seed, index, "train", difficulty=difficulty)
     if kind < 0:
         retold = _some_sentences(rng, item.question)
-        return retold, retold, None
+        return item.question, retold, None
     return item.question, item.answer, task.gen_length
 
 
@@ -147,7 +147,10 @@ def _one_of(shares: Sequence[TaskShare], rng: Random) -> TaskShare:
 
 
 def _some_sentences(rng: Random, text: str) -> str:
+    """In any order, so that each must be found by what is seen of it."""
     sentences = SENTENCE_END.split(text)
     count = rng.randint(1, len(sentences))
-    start = rng.randint(0, len(sentences) - count)
-    return " ".join(sentences[start : start + count])
+    if rng.random() < 0.5:
+        start = rng.randint(0, len(sentences) - count)
+        return " ".join(sentences[start : start + count])
+    return " ".join(rng.sample(sentences, count))
