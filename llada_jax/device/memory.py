@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.device.profile import MappingPaths, Memory
+from llada_jax.swap.graph import ACTIVATION_BYTES
 
 MIB = 1 << 20
 SLOTS_MIB = 256.0
@@ -146,9 +147,9 @@ def cache_mib(model: ModelConfig, positions: int, bits: int = 16) -> float:
 
 
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
-    """Activations in float32: one layer's where lifetimes share offsets, else all layers'."""
+    """Activations: one layer's where lifetimes share offsets, else all layers'."""
     hidden, attention = 4 * model.width, (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    one = rows * (hidden + attention + 3 * model.ffn_width) * 4 / MIB
+    one = rows * (hidden + attention + 3 * model.ffn_width) * ACTIVATION_BYTES / MIB
     return one if shared else one * model.n_layers
 
 

@@ -14,7 +14,9 @@ from llada_jax.device.memory import (
     layer_mib,
     resident_mib,
     staging_for,
+    temporaries_mib,
 )
+from llada_jax.swap.graph import model_graph
 from tests.device.small import PHONE, SHAPE
 
 LLADA = model_shape("llada_8b")
@@ -94,3 +96,13 @@ def test_a_footprint_says_why_it_does_not_fit():
 def test_a_negative_budget_is_named():
     with pytest.raises(ValueError, match=r"resident budget is -1; allowed: 0 or more"):
         staging_for("swap", LLADA, PHONE.memory, PHONE.mapping, resident_budget_mib=-1)
+
+
+def test_planner_and_runtime_count_the_same_bytes_of_an_activation():
+    """The largest temporary of a plan's graph is one of those that the runtime maps."""
+    graph = model_graph(LLADA, rows=64, weight_bits=4.5, step_ns=1)
+    largest = max(operator.temporary_bytes for operator in graph.operators)
+    assert largest == 64 * LLADA.ffn_width * 2
+    one_layer = sum(8 * [LLADA.width], 3 * LLADA.ffn_width)
+    assert temporaries_mib(LLADA, 64, shared=True) == 64 * one_layer * 2 / MIB
+    assert temporaries_mib(LLADA, 64, shared=False) == 32 * 64 * one_layer * 2 / MIB

@@ -76,9 +76,23 @@ def test_figure_11_is_met_where_it_was_promised(world):
     assert len(rows) == len(chapter.rows) == 3 * 4 * (3 * 4 + 2) + 2
 
 
-def test_the_address_space_and_the_staging_are_met(world):
+UNDECIDED = "table7/no_somr/256"
+"""It hangs on where in its known range the limit of the address space lies."""
+
+
+def test_the_address_space_is_met_where_its_limit_does_not_matter(world):
     memory = claims.table7(world)
-    assert all(row.value == row.reference for row in memory.rows)
+    words = dict(zip([row.name for row in memory.rows], memory.words, strict=False))
+    for row in memory.rows:
+        assert (row.value == row.reference) == (": fails, as" in words[row.name] or
+                                                ": runs, as" in words[row.name])  # fmt: skip
+        told = row.name != UNDECIDED
+        assert ("at both ends of the limit's range" in words[row.name]) == told
+        assert ("fails at 3,840 and runs at 4,096" in words[row.name]) != told
+        assert row.value == row.reference or not told
+
+
+def test_the_staging_is_met(world):
     staging = claims.fig13c(world)
     assert max(errors(staging, fitted=False)) <= 0.15
     assert max(errors(staging, fitted=True)) <= 0.01
