@@ -27,7 +27,8 @@ from experiments.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
 from llada_jax.device.chrome_trace import write_chrome_trace
 from llada_jax.device.dynamics import Decoding
-from llada_jax.device.memory import footprint
+from llada_jax.device.memory import Staging, footprint
+from llada_jax.device.planned import PlannedStaging
 from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import Phone, ScoresOn, Simulated, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
@@ -84,10 +85,13 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     engine = AttachedEngine(config.sampling_engine, graphs.model.vocab_size)
     if config.system.scores_on == "sampling_engine":
         engine.program(max(forward.head_rows for forward in workload.forwards))
+    stagings = [
+        staging_on(profile, config, workload, graphs, planned, engine)
+        for profile, planned in zip(profiles, plans, strict=True)
+    ]
     run.begin()
     rows = []
-    for profile, planned in zip(profiles, plans, strict=True):
-        staging = None if planned is None else planned.staging(profile)
+    for profile, planned, staging in zip(profiles, plans, stagings, strict=True):
         found = simulate(workload, graphs, profile, config.system, staging, engine)
         rows += on_phone(workload, found, graphs, profile, config.system, engine, planned)
         path = run.folder / f"timeline_{profile.soc}.json"
@@ -116,6 +120,23 @@ def plan_of(
     if config.planner is None:
         return None
     return plan_run(config.planner, workload, graphs, profile, config.system)
+
+
+def staging_on(
+    profile: Profile,
+    config: SimulateConfig,
+    workload: Workload,
+    graphs: Graphs,
+    planned: PlannedRun | None,
+    engine: AttachedEngine,
+) -> Staging | PlannedStaging:
+    """What each forward stages. Raises ValueError that names the phone where nothing could run."""
+    if planned is not None:
+        return planned.staging(profile)
+    try:
+        return Phone(graphs, profile, config.system, workload.canvas, engine=engine).staging()
+    except ValueError as error:
+        raise ValueError(f"{profile.soc}: {error}") from error
 
 
 def on_phone(

@@ -70,6 +70,17 @@ def test_what_fits_is_never_staged(runtime):
     assert staging_for(runtime, SHAPE, PHONE.memory, PHONE.mapping).seconds == 0
 
 
+def test_all_mapped_once_must_fit_into_what_a_session_keeps_mapped():
+    with pytest.raises(ValueError, match=r"runtime is 'none'.* 3,\d+ MiB to map .* in 3,200 MiB"):
+        staging_for("none", LLADA, PHONE.memory, PHONE.mapping)
+    needed = footprint("none", LLADA, PHONE.memory, canvas=128, rows=64).total
+    for cap, fits in ((needed - 1, False), (needed + 1, True)):
+        memory = replace(PHONE.memory, mapping_cap_mib=cap)
+        found = footprint("none", LLADA, memory, canvas=128, rows=64)
+        assert (found.limit, found.fits) == (cap, fits)
+    assert staging_for("none", LLADA, memory, PHONE.mapping, canvas=128).seconds == 0
+
+
 def test_64_bit_mappings_never_stage():
     assert staging_for("wide", LLADA, PHONE.memory, PHONE.mapping).seconds == 0
     assert footprint("wide", LLADA, PHONE.memory, canvas=10**6, rows=512).fits

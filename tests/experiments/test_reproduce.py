@@ -11,6 +11,7 @@ from experiments import claims, reproduce, simulate
 from experiments.phones import CONF, Calibrated
 from experiments.run import Run
 from experiments.schema import read_config
+from llada_jax.device.simulate import System
 
 RUNS = 8
 NAMES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -218,6 +219,7 @@ def test_bad_settings_are_named(entry, schema, override, message):
     [
         ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
         ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
+        ({"system": System(runtime="none")}, "SM8750: runtime is 'none'.* in 3,200 MiB; allowed"),
         ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
     ],
 )
