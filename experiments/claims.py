@@ -640,12 +640,12 @@ def dynamics(world: Calibrated) -> Chapter:
     tail = published["fig5a_tail_steps_pct"]["pct"]
     rows = [
         _modelled(f"fig8/position{i + 1}", found.first_commit[i], "forwards", reference=first[i],
-                  source=f"{PAPER}, Figure 8", fitted=True)
+                  source=f"{PAPER}, Figure 8", fitted=True, trace_source=SOURCE)
         for i in (0, 7, 15, 23, 31)
     ]  # fmt: skip
     rows += [
         _modelled(f"fig5a/{k}", 100 * found.tail_share[k - 1], "%", reference=tail[k - 1],
-                  source=f"{PAPER}, Figure 5a", fitted=True)
+                  source=f"{PAPER}, Figure 5a", fitted=True, trace_source=SOURCE)
         for k in (1, 4, 8)
     ]  # fmt: skip
     words = [

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.claims import Chapter
 from experiments.pictures import figure, save
+from experiments.results import traces
 from llada_jax.device.timeline import LANES, Timeline
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     if chapter.parts:
         _stacked(axes[1], chapter.parts)
     name = f"{chapter.name}.png"
-    drawn.suptitle(f"{chapter.title} (modelled)", fontsize=10)
+    title = "\n".join([f"{chapter.title} (modelled)", *traces(chapter.rows)])
+    drawn.suptitle(title, fontsize=10)
     save(drawn, folder / name)
     return name
 

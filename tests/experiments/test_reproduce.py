@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments import claims, reproduce, simulate
+from experiments import claims, phone_pictures, reproduce, simulate
 from experiments.phones import CONF, Calibrated
 from experiments.run import Run
 from experiments.schema import read_config
@@ -136,7 +136,7 @@ def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
     """Every validation figure is raised: the references of fitted rows stay, the others move."""
     monkeypatch.setattr(claims, "SOCS", ("SM8750",))  # nothing is fitted to the other phones
     as_it_is, raised = Calibrated(1), Calibrated(1)
-    raised.published = higher(as_it_is.published)
+    monkeypatch.setitem(vars(raised), "published", higher(as_it_is.published))
     chapters = ("table2", "dynamics", "table6", "fig11", "fig13c", "genie", "ledger3b", "platform")
     fitted = 0
     for name in chapters:
@@ -170,6 +170,7 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "![Figure 13c: staging by resident budget](fig13c.png)" in text
     assert "| fig13c/2816 | 506.2 | ms | 470 | +7.7% | no |" in text
+    assert "traces:" not in text  # neither figure has any
     assert (tmp_path / "fig13c.png").stat().st_size > 5000
     rows = json.loads((tmp_path / "results.json").read_text())
     assert {row["fitted"] for row in rows} == {True, False}
@@ -184,6 +185,19 @@ def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
         "Llama-3-8B",
     ):
         assert choice in text
+
+
+def test_whatever_has_a_trace_names_its_source(world, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        phone_pictures, "save", lambda drawn, path: titles.append(drawn.get_suptitle())
+    )
+    for chapter in (claims.dynamics(world), claims.table6(world), claims.fig13c(world)):
+        sources = [row.trace_source for row in chapter.rows if row.trace_source]
+        assert len(sources) == (0 if chapter.name == "fig13c" else len(chapter.rows))
+        phone_pictures.draw(chapter, tmp_path)
+        assert all(source in titles[-1] for source in sources)
+        assert ("traces: " in titles[-1]) == bool(sources)
 
 
 def test_unknown_operations_are_warned_of_at_the_top():
@@ -204,7 +218,8 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     trace = json.loads((tmp_path / "timeline_SM8750.json").read_text())
     assert any(event["ph"] == "X" for event in trace["traceEvents"])
     assert (tmp_path / "timeline_SM8750.png").exists()
-    assert "SM8750/latency" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "SM8750/latency" in printed and f"traces: {simulate_source()}" in printed
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
