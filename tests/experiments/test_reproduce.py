@@ -113,9 +113,48 @@ def test_what_is_not_met_is_said(world):
     optimum = chapter.rows[0]
     assert optimum.reference == 4
     assert (optimum.error != 0) == chapter.words[0].startswith("Not met")
+    relative = {row.name: row for row in chapter.rows[1:]}
+    assert relative["fig13a/relative/4"].value == 1
+    low, high = relative["fig13a/relative/8"].interval or (0, 0)
+    assert low < relative["fig13a/relative/8"].value < high
     ratio, time_base, powers = claims.fig14(world).rows
     assert ratio.reference and powers.reference and time_base.reference is None
     assert {row.n for row in (ratio, time_base, powers)} == {world.runs}
+
+
+SLOWER = [10.0 + run for run in range(8)]
+FASTER = [each - 1.0 for each in SLOWER]
+AS_FAST = [each + (-1) ** run for run, each in enumerate(FASTER)]
+
+
+def test_what_runs_do_not_tell_apart_is_not_told():
+    curve = {0: SLOWER, 2: [each + 0.01 for each in AS_FAST], 4: FASTER}
+    assert claims._best(curve) == (4, [2])
+    said = "The best trigger is 4; 2 is not told apart from it (paired, 8 runs, 95 %)."
+    assert claims._told_apart(curve) == said
+    assert "all others are slower" in claims._told_apart({0: SLOWER, 4: FASTER})
+    assert claims._met(4, [], 4) == "Met"
+    assert claims._met(4, [2], 4).startswith("Met, though not told apart")
+    assert claims._met(0, [4], 4).startswith("Not met, but")
+    assert claims._met(0, [], 4) == "Not met"
+
+
+def test_means_of_runs_have_intervals_and_single_runs_none(world):
+    rows = {row.name: row for row in (*claims.table6(world).rows, *claims.whatif(world).rows)}
+    for row in rows.values():
+        assert (row.interval is not None) == (row.n == RUNS), row.name
+        assert row.n in (1, RUNS)
+    low, high = rows["table6/scr"].interval or (0, 0)
+    assert low < rows["table6/scr"].value < high < 1.2 * low
+
+
+def test_the_largest_speed_up_is_explained_by_the_cells(world):
+    chapter = claims.fig11(world)
+    rows = {row.name: row for row in chapter.rows}
+    (said,) = [words for words in chapter.words if words.startswith("`speedup_max`")]
+    assert f"is {rows['fig11/SM8750/speedup_max'].value:.1f}, of " in said
+    assert "41.9, at BoolQ/128" in said
+    assert f"{rows['fig11/SM8750/BoolQ/128/cpu_cache'].error:+.0%} off there" in said
 
 
 def test_every_row_says_what_it_is(world):
@@ -169,7 +208,7 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     reproduce.reproduce(reproduce.ReproduceConfig(chapters=("fig13c", "table7"), runs=1), run)
     text = (tmp_path / "report.md").read_text()
     assert "![Figure 13c: staging by resident budget](fig13c.png)" in text
-    assert "| fig13c/2816 | 506.2 | ms | 470 | +7.7% | no |" in text
+    assert "| fig13c/2816 | 506.2 |  | ms | 470 | +7.7% | no |" in text
     assert "traces:" not in text  # neither figure has any
     assert (tmp_path / "fig13c.png").stat().st_size > 5000
     rows = json.loads((tmp_path / "results.json").read_text())
