@@ -4,9 +4,11 @@ A chapter is rows with references and errors, the reasons in words, and what a p
 values are modelled; `fitted` says of each row whether its reference went into the calibration.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from experiments.means import Estimate, difference, mean_of, ratio
@@ -160,7 +162,7 @@ def table6(world: Calibrated) -> Chapter:
         found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
         words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
-    words.append(_order([row.value for row in rows], [float(row.reference or 0) for row in rows]))
+    words.append(f"{_order(rows)} {_revision(parts['scr'])}")
     words.append(
         "`cpu` and `scr` share their figures with the fit (prompt length, forwards per block). "
         "The rows with a cache come out low by about as much: Table 2's step is one step alone, "
@@ -175,11 +177,35 @@ def _largest(parts: dict[str, float], count: int = 3) -> str:
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in largest)
 
 
-def _order(modelled: list[float], published: list[float]) -> str:
-    """Which steps of the ladder go the same way as in the paper."""
-    pairs = list(zip(modelled, modelled[1:], published, published[1:], strict=False))
-    same = sum((b < a) == (d < c) for a, b, c, d in pairs)
-    return f"Of {len(pairs)} steps from row to row, {same} go the way they go in the paper."
+def _order(rows: list[ResultRow]) -> str:
+    """Which steps of the ladder go the same way as in the paper, and which do not."""
+    steps = [
+        (after.name.split("/")[1], after.value - before.value,
+         (after.reference or 0.0) - (before.reference or 0.0))
+        for before, after in pairwise(rows)
+    ]  # fmt: skip
+    other = [step for step in steps if _sign(step[1]) != _sign(step[2])]
+    text = (
+        f"Of {len(steps)} steps from row to row, {len(steps) - len(other)} go the way they go in "
+        "the paper."
+    )
+    differing = [
+        f"`{name}`: {here:+.2f} s here, {there:+.2f} s there" for name, here, there in other
+    ]
+    return f"{text} Not so {'; '.join(differing)}." if differing else text
+
+
+def _sign(change: float) -> int:
+    """0 for what is no more than rounding."""
+    return 0 if abs(change) < 1e-9 else int(math.copysign(1, change))
+
+
+def _revision(parts: Mapping[str, float]) -> str:
+    """How much of the CPU's revision a run waits for."""
+    waited = parts.get("revision (not hidden)", 0.0)
+    if not waited:
+        return "In the model the CPU's revision is fully hidden behind the NPU's work."
+    return f"In the model {waited:.2f} s of the CPU's revision are not hidden."
 
 
 def fig11(world: Calibrated) -> Chapter:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from experiments import claims, phone_pictures, reproduce, simulate
 from experiments.phones import CONF, Calibrated
+from experiments.results import ResultRow
 from experiments.run import Run
 from experiments.schema import read_config
 from llada_jax.device.simulate import System
@@ -53,6 +54,10 @@ def test_table6_is_met_in_its_order(world):
     assert max(errors(chapter)) <= 0.15
     values = [row.value for row in chapter.rows]
     assert values[:8] == sorted(values[:8], reverse=True)
+    (said,) = [words for words in chapter.words if words.startswith("Of 8 steps")]
+    assert values[8] == pytest.approx(values[7])  # revision hides, and so costs nothing
+    assert said.startswith("Of 8 steps from row to row, 7 go the way they go in the paper.")
+    assert "`scr`: +0.00 s here, +0.30 s there" in said and "fully hidden" in said
     assert all(sum(parts.values()) > 0 for parts in chapter.parts.values())
 
 
@@ -120,6 +125,25 @@ def test_what_is_not_met_is_said(world):
     ratio, time_base, powers = claims.fig14(world).rows
     assert ratio.reference and powers.reference and time_base.reference is None
     assert {row.n for row in (ratio, time_base, powers)} == {world.runs}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((3, 2, 1), "Of 2 steps from row to row, 2 go the way they go in the paper."),
+        ((3, 2, 2), "Of 2 steps from row to row, 1 go the way they go in the paper. "
+         "Not so `c`: +0.00 s here, -1.00 s there."),
+        ((2, 3, 2), "Of 2 steps from row to row, 1 go the way they go in the paper. "
+         "Not so `b`: +1.00 s here, -2.00 s there."),
+    ],
+)  # fmt: skip
+def test_a_flat_step_is_no_agreement(values, told):
+    rows = [
+        ResultRow(name=f"table6/{name}", value=value, unit="s", kind="modelled",
+                  reference=reference, source="a test")
+        for name, value, reference in zip("abc", values, (6, 4, 3), strict=True)
+    ]  # fmt: skip
+    assert claims._order(rows) == told
 
 
 SLOWER = [10.0 + run for run in range(8)]
