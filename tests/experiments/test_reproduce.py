@@ -285,6 +285,21 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     assert "SM8750/latency" in printed and f"traces: {simulate_source()}" in printed
 
 
+def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(3))
+    config = composed(
+        "simulate", simulate.SimulateConfig, "phones=[SM8750]", "pictures=false", "tokens=32",
+        "system.scores_on=npu",
+    )  # fmt: skip
+    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    mean = rows["SM8750/mean_latency"]
+    assert mean["n"] == 3 and mean["interval"][0] < mean["value"] < mean["interval"][1]
+    assert mean["value"] != rows["SM8750/latency"]["value"]
+    assert rows["SM8750/scores_on/npu/mean_latency"]["value"] == mean["value"]
+    assert rows["SM8750/scores_on/cpu/mean_latency"]["value"] != mean["value"]
+
+
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
     config = composed(
