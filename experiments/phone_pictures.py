@@ -1,6 +1,7 @@
 """Pictures: modelled beside published, where time goes, and a timeline."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from experiments.claims import Chapter
@@ -29,7 +30,8 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     if chapter.parts:
         _stacked(axes[1], chapter.parts)
     name = f"{chapter.name}.png"
-    title = "\n".join([f"{chapter.title} (modelled)", *traces(chapter.rows)])
+    lines = [f"{chapter.title} (modelled)", *traces(chapter.rows)]
+    title = "\n".join(fill(line, int(12 * wide)) for line in lines)
     drawn.suptitle(title, fontsize=10)
     save(drawn, folder / name)
     return name

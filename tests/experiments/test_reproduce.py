@@ -253,7 +253,9 @@ def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
 def test_whatever_has_a_trace_names_its_source(world, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(
-        phone_pictures, "save", lambda drawn, path: titles.append(drawn.get_suptitle())
+        phone_pictures,
+        "save",
+        lambda drawn, path: titles.append(" ".join(drawn.get_suptitle().split())),
     )
     for chapter in (claims.dynamics(world), claims.table6(world), claims.fig13c(world)):
         sources = [row.trace_source for row in chapter.rows if row.trace_source]
