@@ -4,18 +4,20 @@ A chapter is rows with references and errors, the reasons in words, and what a p
 values are modelled; `fitted` says of each row whether its reference went into the calibration.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+from experiments.means import Estimate, difference, mean_of, ratio
 from experiments.phones import Calibrated, graphs_of, phone_profile
 from experiments.results import ResultRow
 from llada_jax.device.cost import price_on_npu
 from llada_jax.device.dynamics import SOURCE, Decoding, statistics
-from llada_jax.device.energy import total_energy
 from llada_jax.device.fit import product_step, residuals_of, vendor_pass
-from llada_jax.device.memory import Runtime, footprint, staging_for
+from llada_jax.device.memory import Footprint, Runtime, footprint, staging_for
 from llada_jax.device.profile import CpuClass
 from llada_jax.device.simulate import Phone, System, simulate
 from llada_jax.device.timeline import Task, run
@@ -25,6 +27,9 @@ from llada_jax.lowered import LoweredWeight
 PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
 LENGTHS = (32, 64, 128)
+ADDRESS_SPACE_MIB = (3840, 4096)
+"""What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one
+time (Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and more than 32 bits cannot be."""
 FITTED_LENGTH = 128
 """Both of its cells of each task, on the CPU and with llada.cpp, went into the calibration."""
 SOCS = ("SM8750", "SM8850", "SM8650")
@@ -42,6 +47,10 @@ CHOICES = (
     "with Figure 11's Llama cells in view.",
     "Paging gives every temporary an offset of its own: the paper does not say why paging fails, "
     "and this was chosen with Table 7 in view.",
+    "What a session can map at one time is only known to lie between 3,840 and 4,096 MiB; the "
+    "middle was chosen with Table 7 in view.",
+    "Temporaries are 16 bits wide, as the paper's kernels keep them. They were 32 bits wide in an "
+    "earlier version, with which the first row of Table 7 failed as published.",
 )
 """Of structure, not numbers, that were made while figures were known which the report then calls
 predictions."""
@@ -71,7 +80,11 @@ class Rung(NamedTuple):
     why: str
 
 
-def _modelled(name: str, value: float, unit: str, **more: Any) -> ResultRow:
+def _modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
+    """A mean has the interval and the number of its runs."""
+    if isinstance(value, Estimate):
+        more |= {"n": value.n, "interval": value.interval}
+        value = value.value
     return ResultRow(name=name, value=value, unit=unit, kind="modelled", **more)
 
 
@@ -135,20 +148,21 @@ def ladder(world: Calibrated, kernels: str = "llada_cpp", cpu: str = "plain") ->
 
 def table6(world: Calibrated) -> Chapter:
     """The cumulative ablation, and why each row costs what it costs."""
-    published = dict(world.published["table6_s"]["rows"])
+    cells = world.figures["fig11_cells_SM8750_128"]["GSM8K"]
+    fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
+    published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
     for rung in ladder(world):
         phone = world.phone("SM8750", rung.system)
-        seconds = world.seconds(phone, rung.workloads)
+        seconds = mean_of(world.seconds(phone, rung.workloads))
         rows.append(
             _modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
-                      source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source,
-                      n=len(rung.workloads))
+                      source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
         )  # fmt: skip
         found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
         words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
-    words.append(_order([row.value for row in rows], [float(row.reference or 0) for row in rows]))
+    words.append(f"{_order(rows)} {_revision(parts['scr'])}")
     words.append(
         "`cpu` and `scr` share their figures with the fit (prompt length, forwards per block). "
         "The rows with a cache come out low by about as much: Table 2's step is one step alone, "
@@ -163,11 +177,35 @@ def _largest(parts: dict[str, float], count: int = 3) -> str:
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in largest)
 
 
-def _order(modelled: list[float], published: list[float]) -> str:
-    """Which steps of the ladder go the same way as in the paper."""
-    pairs = list(zip(modelled, modelled[1:], published, published[1:], strict=False))
-    same = sum((b < a) == (d < c) for a, b, c, d in pairs)
-    return f"Of {len(pairs)} steps from row to row, {same} go the way they go in the paper."
+def _order(rows: list[ResultRow]) -> str:
+    """Which steps of the ladder go the same way as in the paper, and which do not."""
+    steps = [
+        (after.name.split("/")[1], after.value - before.value,
+         (after.reference or 0.0) - (before.reference or 0.0))
+        for before, after in pairwise(rows)
+    ]  # fmt: skip
+    other = [step for step in steps if _sign(step[1]) != _sign(step[2])]
+    text = (
+        f"Of {len(steps)} steps from row to row, {len(steps) - len(other)} go the way they go in "
+        "the paper."
+    )
+    differing = [
+        f"`{name}`: {here:+.2f} s here, {there:+.2f} s there" for name, here, there in other
+    ]
+    return f"{text} Not so {'; '.join(differing)}." if differing else text
+
+
+def _sign(change: float) -> int:
+    """0 for what is no more than rounding."""
+    return 0 if abs(change) < 1e-9 else int(math.copysign(1, change))
+
+
+def _revision(parts: Mapping[str, float]) -> str:
+    """How much of the CPU's revision a run waits for."""
+    waited = parts.get("revision (not hidden)", 0.0)
+    if not waited:
+        return "In the model the CPU's revision is fully hidden behind the NPU's work."
+    return f"In the model {waited:.2f} s of the CPU's revision are not hidden."
 
 
 def fig11(world: Calibrated) -> Chapter:
@@ -196,7 +234,9 @@ def fig11(world: Calibrated) -> Chapter:
         "Llama on the NPU takes the kernel for single rows, bound by memory; on the CPU the "
         "published runs are slower than Figure 3b's rate for single rows would have them.",
     ]
-    return Chapter("fig11", "Figure 11: latency on three phones", [*rows, *_speedups(rows)], words)
+    gains = _gains(rows)
+    words.append(_largest_gain(gains))
+    return Chapter("fig11", "Figure 11: latency on three phones", [*rows, *_speedups(gains)], words)
 
 
 def _cells(world: Calibrated, soc: str) -> Iterator[ResultRow]:
@@ -220,13 +260,12 @@ def _cells(world: Calibrated, soc: str) -> Iterator[ResultRow]:
                 is_fitted = column not in known
                 yield _modelled(
                     f"fig11/{soc}/{name}/{tokens}/{column}",
-                    world.seconds(world.phone(soc, system), workloads),
+                    mean_of(world.seconds(world.phone(soc, system), workloads)),
                     "s",
                     reference=fitted[name][column] if is_fitted else known[column],
                     source=f"{PAPER}, Figure 11",
                     fitted=is_fitted,
                     trace_source=source,
-                    n=len(workloads),
                 )
         yield from _llama(world, soc, name, published[name]["llama_128"])
 
@@ -253,51 +292,111 @@ def _llama_phone(soc: str, system: System) -> Phone:
     return Phone(graphs_of("llama3_8b"), phone_profile(soc), system, canvas=256)
 
 
-def _speedups(rows: list[ResultRow]) -> Iterator[ResultRow]:
-    """llada.cpp over the CPU with a cache, on SM8750: the abstract's range."""
-    values = {row.name: row.value for row in rows}
-    gains = [
-        (
-            values[f"fig11/SM8750/{task}/{n}/cpu_cache"]
-            / values[f"fig11/SM8750/{task}/{n}/llada_cpp"],
-            n,
-        )
+class _Gain(NamedTuple):
+    """llada.cpp over the CPU with a cache, in one cell."""
+
+    task: str
+    tokens: int
+    cached: ResultRow
+    whole: ResultRow
+
+    @property
+    def modelled(self) -> float:
+        return self.cached.value / self.whole.value
+
+    @property
+    def published(self) -> float:
+        return (self.cached.reference or 0.0) / (self.whole.reference or 1.0)
+
+    @property
+    def fitted(self) -> bool:
+        return bool(self.whole.fitted)
+
+
+def _gains(rows: list[ResultRow]) -> list[_Gain]:
+    named = {row.name: row for row in rows}
+    return [
+        _Gain(task, n, named[f"{cell}/cpu_cache"], named[f"{cell}/llada_cpp"])
         for task in TASKS
         for n in LENGTHS
+        if (cell := f"fig11/SM8750/{task}/{n}")
     ]
-    for name, (value, n), reference in (("min", min(gains), 17.0), ("max", max(gains), 42.0)):
+
+
+def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
+    """On SM8750: the abstract's range."""
+    for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
+        gain = choose(gains, key=lambda each: each.modelled)
         yield _modelled(
-            f"fig11/SM8750/speedup_{name}", value, "times", reference=reference,
-            fitted=n == FITTED_LENGTH, source=f"{PAPER}, abstract", trace_source=SOURCE,
+            f"fig11/SM8750/speedup_{name}", gain.modelled, "times", reference=reference,
+            fitted=gain.fitted, source=f"{PAPER}, abstract", trace_source=SOURCE,
         )  # fmt: skip
+
+
+def _largest_gain(gains: list[_Gain]) -> str:
+    """Which cells the two largest speed-ups are of, and what makes them differ."""
+    theirs = max(gains, key=lambda each: each.published)
+    ours = max(gains, key=lambda each: each.modelled)
+    low = sum((gain.cached.error or 0.0) < 0 for gain in gains)
+    return (
+        f"`speedup_max` is {ours.modelled:.1f}, of {ours.task}/{ours.tokens}. The published cells "
+        f"have their largest, {theirs.published:.1f}, at {theirs.task}/{theirs.tokens}, where the "
+        f"model has {theirs.modelled:.1f}: the CPU with a cache is {theirs.cached.error:+.0%} off "
+        f"there, llada.cpp {theirs.whole.error:+.0%}. Of the {len(gains)} cells of the CPU with a "
+        f"cache {low} are low."
+    )
 
 
 def table7(world: Calibrated) -> Chapter:
     """Which settings fit into the address space."""
     runtimes: dict[str, Runtime] = {"No SOMR": "remap", "Paging only": "paging", "SOMR": "swap"}
-    prompt = world.task("GSM8K").prompt
+    memory, prompt = phone_profile("SM8750").memory, world.task("GSM8K").prompt
     rows, words = [], []
-    for setting, batch, target, outcome in world.published["table7"]["rows"]:
+    for setting, batch, target, published in world.published["table7"]["rows"]:
         found = footprint(
-            runtimes[setting],
-            world.graphs.model,
-            phone_profile("SM8750").memory,
-            canvas=prompt + target,
-            rows=batch,
+            runtimes[setting], world.graphs.model, memory, canvas=prompt + target, rows=batch
         )
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
             _modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
-                      reference=-1 if outcome == "failed" else 1, source=f"{PAPER}, Table 7")
+                      reference=-1 if published == "failed" else 1, source=f"{PAPER}, Table 7")
         )  # fmt: skip
-        words.append(f"`{name}`: {'runs' if found.fits else 'fails'}, {found.reason}.")
+        words.append(f"`{name}`: {_outcome(found, published == 'failed')}.")
+    low, high = ADDRESS_SPACE_MIB
     words.append(
-        "The limit is the middle of what is known (3,840 MiB were mapped at once, 4,096 cannot "
-        "be), and the first row misses it by few MiB: read it as what must not grow, not as a "
-        "threshold. Temporaries are float32; paging, which knows no lifetimes, gives each an "
-        "offset of its own (an inference: the paper does not say why paging fails)."
+        f"The limit is only known to lie between {low:,} MiB, which were mapped at one time, and "
+        f"{high:,}, which 32 bits cannot hold; the profile has {memory.address_space_mib:,.0f}. A "
+        "row that changes within that range is not predicted, whatever the table says. Gaps "
+        "between buffers and what the NPU's own software maps are not published and not counted: "
+        "tens of MiB of them would make the first row fail, as it did on the paper's phone."
+    )
+    words.append(
+        "Paging, which knows no lifetimes, gives each temporary an offset of its own (an "
+        "inference: the paper does not say why paging fails)."
     )
     return Chapter("table7", "Table 7: what the address space holds", rows, words)
+
+
+def _outcome(found: Footprint, failed: bool) -> str:
+    """Whether a setting runs, by how much, and whether that hangs on the limit's place."""
+    low, high = (found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB)
+    met = "as published" if found.fits != failed else "not as published"
+    margin = found.limit - found.total
+    text = (
+        f"{_runs(found.fits)}, {met}: {found.reason}, {abs(margin):,.0f} MiB "
+        f"({abs(margin) / found.limit:.1%}) {'under' if margin >= 0 else 'over'} the limit"
+    )
+    if low == high:
+        return f"{text}; {_runs(low)} at both ends of the limit's range"
+    ends = " and ".join(
+        f"{_runs(fits)} at {limit:,}" for fits, limit in zip((low, high), ADDRESS_SPACE_MIB,
+                                                             strict=True)
+    )  # fmt: skip
+    return f"{text}; it {ends}, the ends of the limit's range, so the model does not tell"
+
+
+def _runs(fits: bool) -> str:
+    return "runs" if fits else "fails"
 
 
 def fig13a(world: Calibrated) -> Chapter:
@@ -308,44 +407,77 @@ def fig13a(world: Calibrated) -> Chapter:
         trigger: world.seconds(phone, world.workloads("GSM8K", 128, Decoding(trigger=trigger)))
         for trigger in figure["masks_left"]
     }
-    best = min(found, key=lambda trigger: found[trigger])
+    best, alike = _best(found)
     source = f"{PAPER}, Figure 13a (its task is not named)"
     published = dict(zip(figure["masks_left"], figure["seconds"], strict=True))
+    optimum = min(published, key=lambda trigger: published[trigger])
     rows = [
-        _modelled("fig13a/optimum", best, "masks left", reference=4, source=source, fitted=False,
-                  trace_source=SOURCE, n=world.runs)
+        _modelled("fig13a/optimum", best, "masks left", reference=optimum, source=source,
+                  fitted=False, trace_source=SOURCE, n=world.runs)
     ]  # fmt: skip
     rows += [
-        _modelled(f"fig13a/relative/{trigger}", seconds / found[4], "of the time at 4",
-                  reference=published[trigger] / published[4], source=source, fitted=False,
-                  trace_source=SOURCE)
+        _modelled(f"fig13a/relative/{trigger}", ratio(seconds, found[optimum]),
+                  f"of the time at {optimum}", reference=published[trigger] / published[optimum],
+                  source=source, fitted=False, trace_source=SOURCE)
         for trigger, seconds in found.items()
     ]  # fmt: skip
-    spread = max(found.values()) / min(found.values()) - 1
     words = [
-        f"{'Met' if best == 4 else 'Not met'}. The modelled curve is flat (all within "
-        f"{spread:.0%}), and {_traded(world)}, so that not looking ahead is best by little. In "
-        "the published curve looking ahead at 4 saves "
-        "16 %: either drafts settle blocks better than a process fitted to single blocks knows, or "
-        "the sliding window drafts less. Its task is not named and its points scatter by more than "
-        "their reading error.",
+        f"{_met(best, alike, optimum)}. The modelled curve spans "
+        f"{_span(mean_of(seconds).value for seconds in found.values()):.0%}, the published one "
+        f"{_span(published.values()):.0%}. {_told_apart(found)}",
+        f"{_traded(world, optimum)}. In the published curve looking ahead at {optimum} saves "
+        f"{1 - published[optimum] / published[0]:.0%}, in the modelled one it takes "
+        f"{difference(found[optimum], found[0])} s more than not to look ahead: either drafts "
+        "settle blocks better than a process fitted to single blocks knows, or the sliding window "
+        "drafts less. The published task is not named, and its points scatter by more than their "
+        "reading error.",
     ]
     return Chapter("fig13a", "Figure 13a: when to look ahead", rows, words)
 
 
-def _traded(world: Calibrated) -> str:
-    """What looking ahead at 4 masks costs in second tiles and saves in forwards."""
+Curve = Mapping[int, list[float]]
+"""Latencies of the same runs, by the trigger."""
+
+
+def _best(curve: Curve) -> tuple[int, list[int]]:
+    """The quickest trigger on average, and the others that paired runs do not tell from it."""
+    best = min(curve, key=lambda trigger: mean_of(curve[trigger]).value)
+    others = {t: difference(seconds, curve[best]) for t, seconds in curve.items() if t != best}
+    return best, [trigger for trigger, more in others.items() if not more.is_told_from_zero]
+
+
+def _met(best: int, alike: list[int], published: int) -> str:
+    if best == published:
+        return "Met" if not alike else "Met, though not told apart from others"
+    return "Not met" + (", but not told apart either" if published in alike else "")
+
+
+def _told_apart(curve: Curve) -> str:
+    """The best trigger, and which others are as good as far as the runs can tell."""
+    best, alike = _best(curve)
+    runs = len(curve[best])
+    which = f"{', '.join(map(str, alike))} {'is' if len(alike) == 1 else 'are'}" if alike else ""
+    apart = f"{which} not told apart from it" if alike else "all others are slower"
+    return f"The best trigger is {best}; {apart} (paired, {runs} runs, 95 %)."
+
+
+def _span(values: Iterable[float]) -> float:
+    """How much larger the largest is than the smallest."""
+    known = list(values)
+    return max(known) / min(known) - 1
+
+
+def _traded(world: Calibrated, trigger: int) -> str:
+    """What looking ahead costs in second tiles and saves in forwards."""
     without, with_it = (
-        world.workloads("GSM8K", 128, Decoding(trigger=trigger)) for trigger in (0, 4)
+        world.workloads("GSM8K", 128, Decoding(trigger=each)) for each in (0, trigger)
     )
-    saved = _mean(
-        [len(a.forwards) - len(b.forwards) for a, b in zip(without, with_it, strict=True)]
-    )
-    grown = _mean([sum(f.rows == 64 and f.cache > 0 for f in w.forwards) for w in with_it])
+    saved = difference(*([len(w.forwards) for w in each] for each in (without, with_it)))
+    grown = mean_of([sum(f.rows == 64 and f.cache > 0 for f in w.forwards) for w in with_it])
     phone = world.phone("SM8750", System())
     small, large = (phone.step(Forward(n, 128, n // 2)).seconds for n in (32, 64))
     return (
-        f"looking ahead at 4 masks saves {saved:.1f} forwards of {small:.2f} s for {grown:.1f} "
+        f"Looking ahead at {trigger} masks saves {saved} forwards of {small:.2f} s for {grown} "
         f"second tiles of {large - small:.2f} s"
     )
 
@@ -375,26 +507,29 @@ def fig13c(world: Calibrated) -> Chapter:
 
 def fig14(world: Calibrated) -> Chapter:
     """Energy of LLaDA on the CPU over llada.cpp."""
-    published = world.published["fig14"]["energy_J"]
-    ratio = published["LLaDA CPU"] / published["LLaDA llada.cpp"]
+    figure = world.published["fig14"]
+    joules, watts = ((part["LLaDA CPU"], part["LLaDA llada.cpp"])
+                     for part in (figure["energy_J"], figure["power_W"]))  # fmt: skip
+    published = joules[0] / joules[1]
+    implied = published * watts[1] / watts[0]
     profile, prompt = phone_profile("SM8750"), world.task("GSM8K").prompt
     cpu = simulate(blockwise(prompt, 128), world.graphs, profile, System(body="cpu")).energy
-    workloads = world.workloads("GSM8K", 128, Decoding())
-    npu = total_energy((simulate(each, world.graphs, profile, System()).energy, 1)
-                       for each in workloads)  # fmt: skip
-    joules = npu.above_idle / len(workloads)
-    watts = world.published["fig14"]["power_W"]
-    implied = ratio * watts["LLaDA llada.cpp"] / watts["LLaDA CPU"]
-    power_ratio = (cpu.above_idle / cpu.seconds) / (npu.above_idle / npu.seconds)
-    source = f"{PAPER}, Figure 14"
+    runs = [
+        simulate(each, world.graphs, profile, System()).energy
+        for each in world.workloads("GSM8K", 128, Decoding())
+    ]
+    above_idle, seconds = [run.above_idle for run in runs], [run.seconds for run in runs]
+    cpu_alone = cpu.above_idle / cpu.seconds
+    more: Any = {"fitted": False, "trace_source": SOURCE, "source": f"{PAPER}, Figure 14"}
     rows = [
-        _modelled("fig14/energy_ratio", cpu.above_idle / joules, "times", reference=ratio,
-                  source=source, fitted=False, trace_source=SOURCE, n=len(workloads)),
-        _modelled("fig14/energy_ratio_on_the_papers_time_base", implied * power_ratio, "times",
-                  fitted=False, trace_source=SOURCE, n=len(workloads)),
-        _modelled("fig14/power_ratio", cpu.watts / npu.watts, "times", fitted=False,
-                  reference=watts["LLaDA CPU"] / watts["LLaDA llada.cpp"], source=source,
-                  trace_source=SOURCE, n=len(workloads)),
+        _modelled("fig14/energy_ratio", ratio([cpu.above_idle] * len(runs), above_idle), "times",
+                  reference=published, **more),
+        _modelled("fig14/energy_ratio_on_the_papers_time_base",
+                  ratio([implied * cpu_alone * each for each in seconds], above_idle), "times",
+                  **more),
+        _modelled("fig14/power_ratio",
+                  ratio([cpu.watts * each for each in seconds], [run.joules for run in runs]),
+                  "times", reference=watts[0] / watts[1], **more),
     ]  # fmt: skip
     words = [
         "The paper's joules do not match its watts and seconds: 581 J at 3.8 W is 153 s, while "
@@ -402,7 +537,7 @@ def fig14(world: Calibrated) -> Chapter:
         "8.6 s, not 16.1 s. Its ratio of 23 therefore implies a ratio of times of "
         f"{implied:.0f}, where its own Figure 11 has 38. The first row is the model's: times of "
         "Figure 11 and the power of a OnePlus 12. The second, no prediction, puts the model's "
-        f"powers on the time base that the paper's numbers imply; the paper has {ratio:.0f}.",
+        f"powers on the time base that the paper's numbers imply; the paper has {published:.0f}.",
     ]
     return Chapter("fig14", "Figure 14: energy", rows, words)
 
@@ -446,16 +581,19 @@ LEDGER_CLASSES = {
 def ledger3b(world: Calibrated) -> Chapter:
     """Passes of native kernels that llada.cpp's figures know nothing of."""
     ledger, profile = world.published["ledger"], phone_profile("SM8750")
+    # Attention and norms of the 3B's first column are platform constants.
+    known = {("llama32_3b", "w16a16"): world.figures["platform_ledger_3b_w16a16"]}
     rows = []
     for shape, prefix in (("llama32_3b", "ledger3b"), ("llama32_1b", "ledger1b"),
                           ("qwen3_1_7b", "ledger_qwen")):  # fmt: skip
-        for precision, cells in ledger[shape].items():
-            quant, kernels = LEDGER_CLASSES[precision]
+        for precision, (quant, kernels) in LEDGER_CLASSES.items():
+            fitted = (shape, precision) in known
+            cells = known.get((shape, precision), ledger[shape].get(precision))
+            if cells is None:
+                continue
             graphs = graphs_of(shape, quant)  # pyright: ignore[reportArgumentType]
             for count in (64, 1):
                 seconds = _native_pass(graphs, profile, kernels, count)
-                # Attention and norms of the 3B's first column are platform constants.
-                fitted = (shape, precision) == ("llama32_3b", "w16a16")
                 rows.append(
                     _modelled(f"{prefix}/{precision}/rows{count}", seconds * 1e3, "ms",
                               reference=cells[f"rows{count}_ms"], source=ledger["source"],
@@ -485,15 +623,17 @@ def platform(world: Calibrated) -> Chapter:
     sweep, profile = world.published["fc_sweep"], phone_profile("SM8750")
     weight = LoweredWeight((sweep["outputs"], sweep["inputs"]), 4)
     rows = []
-    for count, wanted in zip(sweep["rows"], sweep["us"], strict=True):
+    fitted = {64: world.figures["platform_fc_64_rows"]["us"]}
+    measured = dict(zip(sweep["rows"], sweep["us"], strict=True)) | fitted
+    for count, wanted in sorted(measured.items()):
         step = product_step(count, sweep["inputs"], sweep["outputs"], weight, "fc")
         seconds = price_on_npu(step, profile.npu["hexkl"], profile.memory).seconds
         rows.append(
             _modelled(f"fc/rows{count}", seconds * 1e6, "us", reference=wanted,
-                      source=sweep["source"], fitted=count == 64)
+                      source=sweep["source"], fitted=count in fitted)
         )  # fmt: skip
-    rows += _bandwidths(world.published["bandwidth_gbps"])
-    remap = world.published["remap_sweep"]
+    rows += _bandwidths(world)
+    remap = world.figures["platform_remap_sweep"]
     moved = remap["buffers"] * remap["buffer_mib"] / 1024
     rows.append(
         _modelled("remap/delayed", moved * profile.mapping.delayed_ms_per_gib, "ms",
@@ -507,7 +647,8 @@ def platform(world: Calibrated) -> Chapter:
     return Chapter("platform", "Parts of a phone", rows, words)
 
 
-def _bandwidths(published: dict[str, Any]) -> Iterator[ResultRow]:
+def _bandwidths(world: Calibrated) -> Iterator[ResultRow]:
+    fitted, published = world.figures["platform_bandwidth_gbps"], world.published["bandwidth_gbps"]
     profile = phone_profile("SM8650")
     cpu = profile.cpu["tuned"].gemv_gweights * 4.5 / 8
     npu = profile.npu["llada_cpp"].dma_gbps
@@ -520,69 +661,94 @@ def _bandwidths(published: dict[str, Any]) -> Iterator[ResultRow]:
     values = {"npu": npu, "cpu": cpu, "together": drawn / overlap / 1e9}
     for name, value in values.items():
         yield _modelled(
-            f"bandwidth/SM8650/{name}", value, "GB/s", reference=published[name],
-            source=published["source"], fitted=name != "npu",
+            f"bandwidth/SM8650/{name}", value, "GB/s", reference=(fitted | published)[name],
+            source=published["source"], fitted=name in fitted,
         )  # fmt: skip
 
 
 def whatif(world: Calibrated) -> Chapter:
     """What no paper has: other kernels, another CPU, wider mappings, larger windows."""
     rows, parts = [], {}
+    seconds: dict[str, list[float]] = {}
     for rung in ladder(world, kernels="vendor", cpu="tuned"):
         phone = world.phone("SM8750", rung.system)
-        seconds = world.seconds(phone, rung.workloads)
-        rows.append(_what(f"vendor_kernels_tuned_cpu/{rung.name}", seconds, rung.source))
+        seconds[rung.name] = world.seconds(phone, rung.workloads)
+        name = f"vendor_kernels_tuned_cpu/{rung.name}"
+        rows.append(_what(name, seconds[rung.name], rung.source))
         found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
-    rows += [
-        _what(
-            f"vendor_kernels_tuned_cpu/scr_{runtime}",
-            world.seconds(
-                world.phone("SM8750", System(kernels="vendor", cpu="tuned", runtime=runtime)),
-                world.workloads("GSM8K", 128, Decoding()),
-            ),
-            SOURCE,
+    workloads = world.workloads("GSM8K", 128, Decoding())
+    vendor = System(kernels="vendor", cpu="tuned")
+    for runtime in ("remap", "delayed"):
+        name = f"scr_{runtime}"
+        seconds[name] = world.seconds(
+            world.phone("SM8750", replace(vendor, runtime=runtime)), workloads
         )
-        for runtime in ("remap", "delayed")
-    ]
+        rows.append(_what(f"vendor_kernels_tuned_cpu/{name}", seconds[name], SOURCE))
     for runtime in ("swap", "wide"):
         for kernels in ("llada_cpp", "vendor"):
             system = System(runtime=runtime, kernels=kernels, cpu=_beside(kernels))
-            phone = world.phone("SM8850", system)
-            seconds = world.seconds(phone, world.workloads("GSM8K", 128, Decoding()))
-            rows.append(_what(f"SM8850/{runtime}/{kernels}", seconds, SOURCE))
-    best = {}
+            name = f"SM8850/{runtime}/{kernels}"
+            seconds[name] = world.seconds(world.phone("SM8850", system), workloads)
+            rows.append(_what(name, seconds[name], SOURCE))
+    curves = dict(_windows(world))
+    rows += [
+        _what(f"window/{name}/trigger{trigger}", found, SOURCE)
+        for name, curve in curves.items()
+        for trigger, found in curve.items()
+    ]
+    words = [f"Windows, `{name}`: {_told_apart(curve)}" for name, curve in curves.items()]
+    words += [_whole_gain(world, seconds), _staged_beside(world, vendor, seconds)]
+    words += [
+        f"64-bit mappings on SM8850 (`wide`) save {saved} s of what swapping takes behind "
+        f"{kernels} kernels."
+        for kernels in ("llada_cpp", "vendor")
+        if (saved := difference(*(seconds[f"SM8850/{r}/{kernels}"] for r in ("swap", "wide"))))
+    ]
+    return Chapter("whatif", "What if", rows, words, parts)
+
+
+def _windows(world: Calibrated) -> Iterator[tuple[str, Curve]]:
+    """Latency by the trigger, for two classes of kernels and two lengths of windows."""
     for kernels in ("llada_cpp", "vendor"):
         system = System(kernels=kernels, runtime="delayed", cpu=_beside(kernels))
         phone = world.phone("SM8750", system)
         for ahead in (32, 96):
-            curve = {
-                trigger: world.seconds(
-                    phone, world.workloads("GSM8K", 128, Decoding(trigger=trigger, ahead=ahead))
-                )
-                for trigger in (0, 2, 4, 8, 16, 32)
-            }
-            rows += [
-                _what(f"window/{kernels}/{32 + ahead}_rows/trigger{t}", s, SOURCE)
-                for t, s in curve.items()
-            ]
-            best[kernels, 32 + ahead] = min(curve, key=lambda trigger: curve[trigger])
-    words = [
-        f"With {kernels} kernels and windows of up to {size} rows, the best trigger is {trigger}."
-        for (kernels, size), trigger in best.items()
-    ]
-    values = {row.name.removeprefix("whatif/vendor_kernels_tuned_cpu/"): row.value for row in rows}
-    gain = values["cpu_prefix_kv"] / values["scr_delayed"]
-    words += [
+            yield (
+                f"{kernels}/{32 + ahead}_rows",
+                {
+                    trigger: world.seconds(
+                        phone, world.workloads("GSM8K", 128, Decoding(trigger=trigger, ahead=ahead))
+                    )
+                    for trigger in (0, 2, 4, 8, 16, 32)
+                },
+            )
+
+
+def _whole_gain(world: Calibrated, seconds: Mapping[str, list[float]]) -> str:
+    """All of the vendor's against its own baseline, beside the paper's."""
+    cached = mean_of(seconds["cpu_prefix_kv"]).value
+    gain = cached / mean_of(seconds["scr_delayed"]).value
+    published = dict(world.published["table6_s"]["rows"])["CPU+prefixKV"]
+    whole = world.figures["fig11_cells_SM8750_128"]["GSM8K"]["llada_cpp"]
+    return (
         "With the vendor's kernels, a tuned CPU and mappings from the NPU's side, the whole system "
-        f"is {gain:.0f} times faster than the tuned CPU with a cache, where the paper's is 38 "
-        "times faster than the plain one.",
-        "Once a step takes 0.1 s, copying 672 MiB at 2.2 GB/s no longer hides behind it: the swap "
-        f"runtime costs {values['scr']:.1f} s, mapping again {values['scr_remap']:.1f} s, and "
-        f"mapping from the NPU's side {values['scr_delayed']:.1f} s.",
-        "64-bit mappings on SM8850 (`wide`) take the copies away altogether.",
-    ]
-    return Chapter("whatif", "What if", rows, words, parts)
+        f"is {gain:.0f} times faster than the tuned CPU with a cache, where the paper's is "
+        f"{published / whole:.0f} times faster than the plain one."
+    )
+
+
+def _staged_beside(world: Calibrated, vendor: System, seconds: Mapping[str, list[float]]) -> str:
+    """Whether copies hide behind the vendor's steps, and what the three ways to map cost."""
+    alone = world.phone("SM8750", replace(vendor, runtime="wide"))
+    step = alone.step(Forward(32, 128, 16)).seconds
+    staged = world.phone("SM8750", vendor).staging().seconds
+    swap, remap, delayed = (mean_of(seconds[n]) for n in ("scr", "scr_remap", "scr_delayed"))
+    return (
+        f"A step of 32 rows takes {step:.2f} s with these kernels and its copies {staged:.2f} s, "
+        f"which {'do not hide' if staged > step else 'hide'} behind it: the swap runtime costs "
+        f"{swap} s, mapping again {remap} s, and mapping from the NPU's side {delayed} s."
+    )
 
 
 def _beside(kernels: str) -> CpuClass:
@@ -590,8 +756,8 @@ def _beside(kernels: str) -> CpuClass:
     return "tuned" if kernels == "vendor" else "plain"
 
 
-def _what(name: str, seconds: float, source: str) -> ResultRow:
-    return _modelled(f"whatif/{name}", seconds, "s", fitted=False, trace_source=source)
+def _what(name: str, seconds: list[float], source: str) -> ResultRow:
+    return _modelled(f"whatif/{name}", mean_of(seconds), "s", fitted=False, trace_source=source)
 
 
 def dynamics(world: Calibrated) -> Chapter:
@@ -601,12 +767,12 @@ def dynamics(world: Calibrated) -> Chapter:
     tail = published["fig5a_tail_steps_pct"]["pct"]
     rows = [
         _modelled(f"fig8/position{i + 1}", found.first_commit[i], "forwards", reference=first[i],
-                  source=f"{PAPER}, Figure 8", fitted=True)
+                  source=f"{PAPER}, Figure 8", fitted=True, trace_source=SOURCE)
         for i in (0, 7, 15, 23, 31)
     ]  # fmt: skip
     rows += [
         _modelled(f"fig5a/{k}", 100 * found.tail_share[k - 1], "%", reference=tail[k - 1],
-                  source=f"{PAPER}, Figure 5a", fitted=True)
+                  source=f"{PAPER}, Figure 5a", fitted=True, trace_source=SOURCE)
         for k in (1, 4, 8)
     ]  # fmt: skip
     words = [

@@ -1,10 +1,12 @@
 """Pictures: modelled beside published, where time goes, and a timeline."""
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from experiments.claims import Chapter
 from experiments.pictures import figure, save
+from experiments.results import traces
 from llada_jax.device.timeline import LANES, Timeline
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     if chapter.parts:
         _stacked(axes[1], chapter.parts)
     name = f"{chapter.name}.png"
-    drawn.suptitle(f"{chapter.title} (modelled)", fontsize=10)
+    lines = [f"{chapter.title} (modelled)", *traces(chapter.rows)]
+    title = "\n".join(fill(line, int(12 * wide)) for line in lines)
+    drawn.suptitle(title, fontsize=10)
     save(drawn, folder / name)
     return name
 

@@ -102,7 +102,6 @@ class Calibrated:
             for seed in range(self.runs)
         )
 
-    def seconds(self, phone: Phone, workloads: Iterable[Workload]) -> float:
-        """Mean latency."""
-        found = [phone.latency(workload) for workload in workloads]
-        return sum(found) / len(found)
+    def seconds(self, phone: Phone, workloads: Iterable[Workload]) -> list[float]:
+        """Latency of each."""
+        return [phone.latency(workload) for workload in workloads]

@@ -7,7 +7,8 @@
     python -m experiments.plan lowered=step.json architecture=small
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
-weights, and from the published cost of a way to stage. A planner that finds no plan says why.
+weights, and from the cost of a way to stage, which the profile of a phone has. A
+planner that finds no plan says why.
 """
 
 import math
@@ -19,14 +20,16 @@ from typing import NamedTuple
 import hydra
 from omegaconf import DictConfig
 
+from experiments.phones import phone_profile
 from experiments.plan_figure import draw
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from experiments.timers import best_of
 from llada_jax.config import ModelConfig, require
+from llada_jax.device.mapping import mapping_path
 from llada_jax.lowered import Lowered
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token, mapping_path
+from llada_jax.swap.budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph, Operator, model_graph
 from llada_jax.swap.greedy import Greedy
@@ -48,6 +51,7 @@ class PlanConfig:
     rows: int = 32
     weight_bits: float = 4.5
     step_ms: float = 478.1
+    phone: str = "SM8750"
     path: str = "copy"
     planners: tuple[str, ...] = ("none", "paging", "greedy", "steady")
     greedy_slot_mib: int | None = 128
@@ -67,8 +71,11 @@ class PlanConfig:
         require(bool(self.planners), "planners is empty; allowed: at least one")
         for name in self.planners:
             planner(name)
-        mapping_path(self.path)
-        _ = self.greedy
+        _ = self.way, self.greedy
+
+    @property
+    def way(self) -> MappingPath:
+        return mapping_path(phone_profile(self.phone), self.path)
 
     @property
     def greedy(self) -> Greedy:
@@ -95,7 +102,7 @@ class PlanConfig:
             graph = model_graph(
                 self.architecture, rows=self.rows, weight_bits=self.weight_bits, step_ns=step_ns
             )
-        return mapping_path(self.path).price(graph)
+        return self.way.price(graph)
 
 
 class Planned(NamedTuple):
@@ -103,6 +110,8 @@ class Planned(NamedTuple):
 
     name: str
     plan: Plan
+    graph: Graph
+    """With all that the plan's transfers cost."""
     seconds: float
 
 
@@ -142,7 +151,7 @@ def plan(config: PlanConfig, run: Run) -> None:
     for name in config.planners:
         planner_of_name = config.greedy if name == "greedy" else planner(name)
         try:
-            planned.append(_planned(name, planner_of_name, graph, budget))
+            planned.append(_planned(name, planner_of_name, graph, config))
         except PlanError as error:
             failed[name] = str(error)
     require(bool(planned), f"no planner finds a plan: {failed}")
@@ -150,24 +159,24 @@ def plan(config: PlanConfig, run: Run) -> None:
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
     for each in planned:
-        rows += _rows(config, graph, each)
+        rows += _rows(config, each)
     for row in rows:
         run.record(row.as_dict())
     print(_described(graph, config))
-    print(table_of(graph, planned, bound_ns, config.steps))
+    print(table_of(planned, bound_ns, config.steps))
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
     if config.figure:
-        draw(run.folder / "plan.png", graph, {each.name: each.plan for each in planned})
+        draw(run.folder / "plan.png", {each.name: (each.graph, each.plan) for each in planned})
     run.finish(rows)
 
 
-def _planned(name: str, planner_of_name: Planner, graph: Graph, budget: Budget) -> Planned:
-    made, seconds = best_of(partial(planner_of_name, graph, budget))
-    found = problems(graph, budget, made)
+def _planned(name: str, planner_of_name: Planner, graph: Graph, config: PlanConfig) -> Planned:
+    made, seconds = best_of(partial(planner_of_name, graph, config.budget))
+    found = problems(graph, config.budget, made)
     if found:
         raise RuntimeError(f"the plan of {name} is invalid: {found[0]}")
-    return Planned(name, made, seconds)
+    return Planned(name, made, config.way.price(graph, len(made.transfers)), seconds)
 
 
 def makespan_ns(graph: Graph, made: Plan, steps: int) -> int:
@@ -179,8 +188,8 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
     return ResultRow(name=f"plan/{config.path}/{name}", value=value, unit=unit, kind="modelled")
 
 
-def _rows(config: PlanConfig, graph: Graph, planned: Planned) -> Iterator[ResultRow]:
-    name, made = planned.name, planned.plan
+def _rows(config: PlanConfig, planned: Planned) -> Iterator[ResultRow]:
+    name, made, graph = planned.name, planned.plan, planned.graph
     stall_ns = float(stall_of(graph, made))
     makespan = makespan_ns(graph, made, config.steps)
     yield _row(config, f"{name}/step", (graph.compute_ns + stall_ns) / 1e6, "ms")
@@ -192,19 +201,19 @@ def _rows(config: PlanConfig, graph: Graph, planned: Planned) -> Iterator[Result
 
 
 def _described(graph: Graph, config: PlanConfig) -> str:
-    path = mapping_path(config.path)
+    path = config.way
     return (
         f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
         f"{config.session_mib:,} MiB; all times are modelled\n"
-        f"path {config.path!r} ({path.tag}): {path.source}"
+        f"path {config.path!r} on {config.phone} ({path.tag}): {path.source}"
     )
 
 
-def table_of(graph: Graph, planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
+def table_of(planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     """A line for each planner."""
     head = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
     lines: list[tuple[str, ...]] = [head]
-    for name, made, _ in planned:
+    for name, made, graph, _ in planned:
         stall = float(stall_of(graph, made))
         lines.append(
             (

@@ -15,7 +15,7 @@ PARTS = {"keys, values": "#b279a2", "temporaries": "#72b7b2", "always mapped": C
          "shared": "#ff9da6", "slots": STAGES}  # fmt: skip
 
 
-def draw(path: Path, graph: Graph, plans: Mapping[str, Plan]) -> None:
+def draw(path: Path, plans: Mapping[str, tuple[Graph, Plan]]) -> None:
     """Write a PNG. Raises ImportError where the extra `plots` is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def draw(path: Path, graph: Graph, plans: Mapping[str, Plan]) -> None:
         raise ImportError("a figure needs matplotlib: install llada_jax[plots]") from error
     figure = Figure(figsize=(11, 1.2 + 1.5 * len(plans)), layout="constrained")
     axes = figure.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
-    for (lanes, addresses), (name, plan) in zip(axes, plans.items(), strict=True):
+    for (lanes, addresses), (name, (graph, plan)) in zip(axes, plans.items(), strict=True):
         _draw_step(lanes, graph, plan)
         _draw_addresses(addresses, plan)
         lanes.set_title(name, loc="left")

@@ -8,8 +8,9 @@ from experiments.phones import model_shape, phone_profile
 from experiments.results import ResultRow
 from experiments.timers import best_of
 from llada_jax.device.cost import StepCost, price_on_cpu, price_on_npu
+from llada_jax.device.mapping import mapping_path
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import PATHS, Budget, kv_bytes_per_token
+from llada_jax.swap.budget import Budget, kv_bytes_per_token
 from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.layout import room_for_weights
 from llada_jax.swap.plan import Plan
@@ -61,7 +62,7 @@ def time_planners(repeats: int) -> Iterator[ResultRow]:
     for name, step_ns in STEP_NS.items():
         model = model_shape(name)
         graph = model_graph(model, rows=32, weight_bits=4.5, step_ns=step_ns)
-        graph = PATHS["copy"].price(graph)
+        graph = mapping_path(phone_profile(SOC), "copy").price(graph)
         budget = Budget(kv_bytes_per_token=kv_bytes_per_token(model), tokens=208)
         least = least_step_ns(graph, budget)
         yield ResultRow(name=f"plan/{name}/operators", value=len(graph), unit="operators")

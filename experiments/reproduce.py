@@ -62,7 +62,9 @@ def report(
         "",
         "Every value is modelled; references are published (arXiv 2606.13740 unless a row says",
         "otherwise). *fitted*: the reference, or a figure that shares it, went into the",
-        "calibration. All other rows are predictions.",
+        "calibration. All other rows are predictions. *Mean's interval*: 95 %, where a value is a",
+        "mean over runs that differ by chance, and so is what follows a ±; the doubt of the device",
+        "model is not in it.",
         "",
         *_summary(chapters),
         "",
@@ -109,14 +111,15 @@ def _groups(chapters: Sequence[Chapter]) -> Iterator[tuple[str, list[ResultRow]]
 
 def _table(rows: Sequence[ResultRow]) -> list[str]:
     lines = [
-        "| name | modelled | unit | published | error | fitted | trace |",
-        "|---|--:|---|--:|--:|---|---|",
+        "| name | modelled | mean's interval | unit | published | error | fitted | trace |",
+        "|---|--:|---|---|--:|--:|---|---|",
     ]
     for row in rows:
         published = "" if row.reference is None else _shown(row.reference)
         error = "" if row.error is None else f"{row.error:+.1%}"
         fitted = "yes" if row.fitted else "no"
-        cells = (row.name, _shown(row.value), row.unit, published, error, fitted)
+        interval = " to ".join(map(_shown, row.interval or ()))
+        cells = (row.name, _shown(row.value), interval, row.unit, published, error, fitted)
         lines.append(f"| {' | '.join((*cells, row.trace_source or ''))} |")
     return lines
 

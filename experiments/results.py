@@ -71,13 +71,13 @@ def _number(name: str, value: Any) -> float:
 
 
 def table(rows: Sequence[ResultRow]) -> str:
-    """Aligned text, with the columns that at least one row fills."""
+    """Aligned text, with the columns that at least one row fills; below, where traces are from."""
     cells = [_cells(row) for row in rows]
     columns = [name for name in cells[0] if any(row[name] for row in cells)] if cells else []
     lines = [dict(zip(columns, columns, strict=True)), *cells]
     widths = {name: max(len(line[name]) for line in lines) for name in columns}
     to_the_right = ("value", "reference", "error", "n", "interval")
-    return "\n".join(
+    aligned = "\n".join(
         "  ".join(
             line[name].rjust(widths[name])
             if name in to_the_right
@@ -86,6 +86,13 @@ def table(rows: Sequence[ResultRow]) -> str:
         ).rstrip()
         for line in lines
     )
+    return "\n".join([aligned, *traces(rows)])
+
+
+def traces(rows: Sequence[ResultRow]) -> list[str]:
+    """A line that names the sources of all traces; none where no row has one."""
+    sources = dict.fromkeys(row.trace_source for row in rows if row.trace_source)
+    return [f"traces: {'; '.join(sources)}"] if sources else []
 
 
 def _cells(row: ResultRow) -> dict[str, str]:

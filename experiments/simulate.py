@@ -6,11 +6,13 @@
     python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
 
-Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens). All numbers are
-modelled. The run folder gets `timeline_<SoC>.json`, which ui.perfetto.dev opens.
+Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): all rows are of
+the first run that is drawn from them, but for `mean_latency`, which is over the 24 runs that the
+calibration takes. All numbers are modelled. The run folder gets `timeline_<SoC>.json`, which
+ui.perfetto.dev opens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -19,6 +21,7 @@ from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.graphs import Graphs
+from experiments.means import mean_of
 from experiments.phone_pictures import draw_timeline
 from experiments.phones import Calibrated, model_shape, phone_profile
 from experiments.results import ResultRow
@@ -27,7 +30,8 @@ from experiments.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
 from llada_jax.device.chrome_trace import write_chrome_trace
 from llada_jax.device.dynamics import Decoding
-from llada_jax.device.memory import footprint
+from llada_jax.device.memory import Staging, footprint
+from llada_jax.device.planned import PlannedStaging
 from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import Phone, ScoresOn, Simulated, System, simulate
 from llada_jax.device.uncertainty import with_uncertainty
@@ -79,17 +83,21 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     profiles = [phone_profile(soc) for soc in config.phones]
     for profile in profiles:
         profile.kernels(config.system.kernels)
-    workload = workload_of(config, graphs)
+    workloads = workloads_of(config, graphs)
+    workload = workloads[0]
     plans = [plan_of(config, workload, graphs, profile) for profile in profiles]
     engine = AttachedEngine(config.sampling_engine, graphs.model.vocab_size)
     if config.system.scores_on == "sampling_engine":
         engine.program(max(forward.head_rows for forward in workload.forwards))
+    stagings = [
+        staging_on(profile, config, workload, graphs, planned, engine)
+        for profile, planned in zip(profiles, plans, strict=True)
+    ]
     run.begin()
     rows = []
-    for profile, planned in zip(profiles, plans, strict=True):
-        staging = None if planned is None else planned.staging(profile)
+    for profile, planned, staging in zip(profiles, plans, stagings, strict=True):
         found = simulate(workload, graphs, profile, config.system, staging, engine)
-        rows += on_phone(workload, found, graphs, profile, config.system, engine, planned)
+        rows += on_phone(workloads, found, graphs, profile, config.system, engine, planned)
         path = run.folder / f"timeline_{profile.soc}.json"
         title = f"{config.shape} on {profile.soc}, modelled ({workload.source})"
         shown = found.timeline(config.drawn_from, config.drawn_from + config.drawn_forwards)
@@ -101,12 +109,12 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def workload_of(config: SimulateConfig, graphs: Graphs) -> Workload:
-    """The forwards of the trace, or of the paper's statistics."""
+def workloads_of(config: SimulateConfig, graphs: Graphs) -> tuple[Workload, ...]:
+    """The forwards of the trace, or of runs by the paper's statistics."""
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
-        return from_trace(trace, graphs.model, config.row, as_if=config.as_if)
-    return Calibrated().workloads(config.task, config.tokens, Decoding())[0]
+        return (from_trace(trace, graphs.model, config.row, as_if=config.as_if),)
+    return Calibrated().workloads(config.task, config.tokens, Decoding())
 
 
 def plan_of(
@@ -118,8 +126,25 @@ def plan_of(
     return plan_run(config.planner, workload, graphs, profile, config.system)
 
 
-def on_phone(
+def staging_on(
+    profile: Profile,
+    config: SimulateConfig,
     workload: Workload,
+    graphs: Graphs,
+    planned: PlannedRun | None,
+    engine: AttachedEngine,
+) -> Staging | PlannedStaging:
+    """What each forward stages. Raises ValueError that names the phone where nothing could run."""
+    if planned is not None:
+        return planned.staging(profile)
+    try:
+        return Phone(graphs, profile, config.system, workload.canvas, engine=engine).staging()
+    except ValueError as error:
+        raise ValueError(f"{profile.soc}: {error}") from error
+
+
+def on_phone(
+    workloads: Sequence[Workload],
     found: Simulated,
     graphs: Graphs,
     profile: Profile,
@@ -127,7 +152,9 @@ def on_phone(
     engine: AttachedEngine,
     planned: PlannedRun | None = None,
 ) -> Iterator[ResultRow]:
-    """Latency with its uncertainty, breakdown, energy and memory."""
+    """Latency with its uncertainty, breakdown, energy and memory of the first run, which was
+    `found`; of all runs, where there are several, the mean latency."""
+    workload = workloads[0]
 
     def row(name: str, value: float, unit: str, **more) -> ResultRow:
         return ResultRow(
@@ -135,14 +162,24 @@ def on_phone(
             trace_source=workload.source, **more,
         )  # fmt: skip
 
-    def latency(moved: Profile, system: System) -> float:
+    def phone(moved: Profile, system: System) -> Phone:
         staging = None if planned is None else planned.staging(moved)
-        return Phone(graphs, moved, system, workload.canvas, staging, engine).latency(workload)
+        return Phone(graphs, moved, system, workload.canvas, staging, engine)
+
+    def latency(moved: Profile, system: System) -> float:
+        return phone(moved, system).latency(workload)
+
+    def means(prefix: str, system: System) -> Iterator[ResultRow]:
+        if len(workloads) > 1:
+            mean = mean_of([*map(phone(profile, system).latency, workloads)])
+            name = f"{prefix}mean_latency"
+            yield row(name, mean.value, "s, of all runs", interval=mean.interval, n=mean.n)
 
     sure = with_uncertainty(profile, lambda moved: latency(moved, system))
     spread = 1.96 * sure.deviation
     bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
     yield row("latency", found.seconds, "s", interval=bounds)
+    yield from means("", system)
     yield row("tokens_per_second", workload.tokens / found.seconds, "tokens/s")
     for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
         yield row(f"part/{name}", seconds, "s")
@@ -157,6 +194,7 @@ def on_phone(
         for where in get_args(ScoresOn):
             seconds = latency(profile, replace(system, scores_on=where))
             yield row(f"scores_on/{where}/latency", seconds, "s")
+            yield from means(f"scores_on/{where}/", replace(system, scores_on=where))
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")

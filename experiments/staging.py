@@ -1,14 +1,14 @@
 """A planner's plan for a run on a phone, with the phone's own costs of making weights visible."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
 from experiments.graphs import Graphs
 from llada_jax.config import require
 from llada_jax.device.cost import price_on_npu, stored_bits
+from llada_jax.device.mapping import mapping_path
 from llada_jax.device.planned import PlannedStaging, planned_staging
-from llada_jax.device.profile import MappingPaths, Profile
+from llada_jax.device.profile import Profile
 from llada_jax.device.simulate import System
 from llada_jax.device.workload import Workload
 from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
@@ -17,15 +17,14 @@ from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.plan import Plan
 from llada_jax.swap.planners import planner
 
-GIB = 1 << 30
-STAGES = ("remap", "swap", "delayed")
-"""Runtimes whose way to make weights visible a plan can use: mapping while the NPU waits for the
-call, copies, and mappings of registered buffers."""
+PATHS = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
+"""Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU
+waits for the call, copies, and mappings of registered buffers."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A plan, and the graph it was made for."""
+    """A plan, and the graph it was made for, with all that staging costs."""
 
     graph: Graph
     plan: Plan
@@ -33,7 +32,8 @@ class PlannedRun:
 
     def staging(self, profile: Profile) -> PlannedStaging:
         """The plan's transfers, as long as they take on this phone."""
-        graph = _staged(self.graph, profile.mapping, self.runtime)
+        path = mapping_path(profile, PATHS[self.runtime])
+        graph = path.price(self.graph, len(self.plan.transfers))
         return planned_staging(graph, self.plan, copies=self.runtime == "swap")
 
 
@@ -47,12 +47,13 @@ def plan_run(
     """
     plan_with = planner(name)
     require(system.body == "npu", f"body is {system.body!r}; allowed with a planner: 'npu'")
-    allowed = ", ".join(map(repr, STAGES))
+    allowed = ", ".join(map(repr, PATHS))
     require(
-        system.runtime in STAGES,
+        system.runtime in PATHS,
         f"runtime is {system.runtime!r}; allowed with a planner: {allowed}",
     )
-    graph = _staged(_graph(workload, graphs, profile, system), profile.mapping, system.runtime)
+    path = mapping_path(profile, PATHS[system.runtime])
+    graph = path.price(_graph(workload, graphs, profile, system))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
@@ -66,7 +67,7 @@ def plan_run(
     found = problems(graph, budget, plan)
     if found:
         raise RuntimeError(f"the plan of {name!r} is invalid: {found[0]}")
-    return PlannedRun(graph, plan, system.runtime)
+    return PlannedRun(path.price(graph, len(plan.transfers)), plan, system.runtime)
 
 
 def _graph(workload: Workload, graphs: Graphs, profile: Profile, system: System) -> Graph:
@@ -81,11 +82,3 @@ def _graph(workload: Workload, graphs: Graphs, profile: Profile, system: System)
         weight_bits=max(stored_bits(weight) for weight in matrices),
         step_ns=round(graphs.n_layers * cost.seconds * 1e9),
     )
-
-
-def _staged(graph: Graph, paths: MappingPaths, runtime: str) -> Graph:
-    if runtime == "swap":
-        return graph.staged_at(paths.copy_gbps * 1e9, 0)
-    if runtime == "remap":
-        return graph.staged_at(math.inf, round(paths.event_ms * 1e6))
-    return graph.staged_at(GIB / (paths.delayed_ms_per_gib * 1e-3), 0)

@@ -9,9 +9,13 @@
 First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then,
 for each share, the plan runs, and its tokens, memory and stalls are compared with what they should
 be. A model of some architecture has random int8 weights, which are never in memory twice.
+
+Each share runs in a process of its own, which compiles first. `memory` is the bytes that hold
+layers, by count, beside what the plan says; `peak` is measured: the most that the process held in
+its memory while it decoded, less what it held when all was compiled and no layer was there. What is
+in `peak` and not in `memory` are the arrays of a forward, XLA's own included.
 """
 
-import gc
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,23 +25,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import hydra
-import jax
 import numpy as np
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.random_weights import RandomWeights
+from experiments.own_process import in_own_process
 from experiments.results import ResultRow
 from experiments.run import Run, launch
+from experiments.streamed_share import Share, Source, Subject, run_share
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
-from llada_jax.backend.protocol import Weights
-from llada_jax.backend.resources import require_disk, require_memory, resident_memory
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
-from llada_jax.backend.weights import InMemory
 from llada_jax.build import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.model.params import abstract_params, param_count, parameter_name
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan import Plan
@@ -46,8 +46,6 @@ from llada_jax.swap.timing import stall_of
 
 WARM_UP = 2
 """Forwards that compile, or start with empty slots; they do not count."""
-PROMPT_LENGTH = 16
-"""Tokens, where there is no tokenizer."""
 PREDICTED = "the plan's own prediction, from the compute and the copies that were measured here"
 
 
@@ -79,13 +77,14 @@ class StreamConfig:
     def bytes_per_second(self) -> float | None:
         return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
 
-
-class Subject(NamedTuple):
-    """What is decoded: `model` has what stays in memory, `weights` has the layers."""
-
-    model: lj.Model
-    weights: Weights
-    prompt: list[list[int]]
+    @property
+    def source(self) -> Source:
+        return Source(
+            model=self.model,
+            dtype=self.dtype,
+            prompt=self.prompt,
+            architecture=self.architecture,
+        )
 
 
 class Times(NamedTuple):
@@ -121,7 +120,7 @@ class Timed(StreamedWeights):
 
 def stream(config: StreamConfig, run: Run) -> None:
     """All shares, against the model with all layers in memory."""
-    subject = _loaded(config) if config.architecture is None else _random(config.architecture)
+    subject = config.source.subject()
     run.begin()
     with TemporaryDirectory(dir=run.folder) as folder:
         path = Path(folder) / "layers.bin"
@@ -130,44 +129,15 @@ def stream(config: StreamConfig, run: Run) -> None:
         wanted = tokens if config.architecture else _unstreamed(subject, config)
         rows = list(_times_as_rows(stored, times))
         for share in config.shares:
-            opened = LayerFile(path, stored)
-            for row in _one_share(subject, config, opened, times, wanted, share):
+            for row in _one_share(config, stored, path, times, wanted, share):
                 run.record(row.as_dict())
                 rows.append(row)
     run.finish(rows)
 
 
-def _loaded(config: StreamConfig) -> Subject:
-    model = lj.load(config.model, config.dtype)
-    if model.tokenizer is None:
-        raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
-    require(
-        model.artifact is None, f"{config.model} is an export; allowed: a model with parameters"
-    )
-    prompt = [model.tokenizer.encode_chat([{"role": "user", "content": config.prompt}])]
-    return Subject(model, InMemory(model.params), prompt)
-
-
-def _random(architecture: ModelConfig) -> Subject:
-    """A model of this shape. Its layers are made as they are written."""
-    weights = RandomWeights(architecture, "int8")
-    size = param_count(architecture)
-    require_disk(Path(), size, "the layers")
-    require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
-    specs = abstract_params(architecture)._replace(layers=())
-    params = jax.tree.map_with_path(lambda path, _: _whole(weights, parameter_name(path)), specs)
-    prompt = [list(range(PROMPT_LENGTH))]
-    return Subject(lj.Model(architecture, params, None), weights, prompt)
-
-
 def _unstreamed(subject: Subject, config: StreamConfig) -> np.ndarray:
     """Tokens of the model as it is."""
     return lj.generate(subject.model, subject.prompt, config.sampler, loop="host").tokens
-
-
-def _whole(weights: Weights, name: str) -> Any:
-    pieces = list(weights.rows(name))
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
 def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[ResultRow]:
@@ -231,37 +201,39 @@ def planned(
 
 
 def _one_share(
-    subject: Subject,
     config: StreamConfig,
-    file: LayerFile,
+    stored: tuple[StoredLayer, ...],
+    path: Path,
     times: Times,
     wanted: np.ndarray,
     share: float,
 ) -> Iterator[ResultRow]:
-    model, prompt = subject.model, subject.prompt
-    graph, plan = planned(config, file.layers, times, share)
-    gc.collect()  # of the share before
-    before = resident_memory()
-    with StreamedWeights(file, staging_of(plan), config.bytes_per_second) as weights:
-        program = StreamedProgram(model.config, model.params, weights)
-        lj.generate(model, prompt, config.sampler, backend=program)  # compiles
-        compiled = len(weights.stalls)
-        result = lj.generate(model, prompt, config.sampler, backend=program)
-        stalls = weights.stalls[compiled + WARM_UP :]
-        memory, after = weights.memory_bytes, resident_memory()
+    graph, plan = planned(config, stored, times, share)
+    speed = config.bytes_per_second
+    ran = in_own_process(
+        run_share,
+        Share(config.source, config.sampler, path, stored, staging_of(plan), speed),
+    )
+    stalls = ran.stalls[WARM_UP:]
     name = f"stream/{share:g}"
-    same = float((result.tokens == wanted).mean())
+    same = float((ran.tokens == wanted).mean())
     yield ResultRow(name=f"{name}/same_tokens", value=same, unit="of tokens")
     yield ResultRow(
         name=f"{name}/memory",
-        value=memory / 1e6,
+        value=ran.layer_bytes / 1e6,
         unit="MB of layers",
         reference=_expected_memory(graph, plan) / 1e6,
         source="the plan",
     )
-    if before is not None and after is not None:
-        grown = (after - before) / 1e6
-        yield ResultRow(name=f"{name}/process", value=grown, unit="MB more, XLA's own included")
+    if ran.peak_bytes is not None:
+        unit = "MB more" + (", compilation included" if ran.with_compilation else "")
+        yield ResultRow(
+            name=f"{name}/peak",
+            value=ran.peak_bytes / 1e6,
+            unit=unit,
+            reference=ran.layer_bytes / 1e6,
+            source="the layers alone, by count",
+        )
     yield ResultRow(
         name=f"{name}/stall",
         value=1e3 * fmean(stalls),
@@ -270,7 +242,7 @@ def _one_share(
         source=PREDICTED,
         n=len(stalls),
     )
-    yield ResultRow(name=f"{name}/seconds", value=result.seconds, unit="s for all tokens")
+    yield ResultRow(name=f"{name}/seconds", value=ran.seconds, unit="s for all tokens")
 
 
 def _expected_memory(graph: Graph, plan: Plan) -> int:

@@ -8,6 +8,7 @@ from llada_jax.config import require
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def require_disk(folder: Path, size: int, what: str) -> None:
@@ -46,7 +47,26 @@ def available_memory() -> int | None:
 
 def resident_memory() -> int | None:
     """Bytes of memory that this process holds; None where the system does not tell."""
+    return _status("VmRSS")
+
+
+def peak_memory() -> int | None:
+    """The most that this process held since it began, or since `restart_peak`; None where the
+    system does not tell."""
+    return _status("VmHWM")
+
+
+def restart_peak() -> bool:
+    """Let `peak_memory` count from now on. False where the system does not allow it."""
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(name: str) -> int | None:
     if not _STATUS.exists():
         return None
     fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-    return 1024 * int(fields["VmRSS"].split()[0])
+    return 1024 * int(fields[name].split()[0])

@@ -1,7 +1,7 @@
 """A model whose layers run one by one, with weights that are streamed from a file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,24 @@ from llada_jax.backend.program import ROW_BUCKETS, bucket_size
 from llada_jax.backend.protocol import Bucket, Executable, Step
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps
-from llada_jax.backend.streamed_weights import StreamedWeights
 from llada_jax.backend.weights import InMemory, pieces_of
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams, named_specs
 from llada_jax.model.quantize import QuantArray
 
 Function = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Layers(Protocol):
+    """Weights of layers when they are due, as `StreamedWeights` has them."""
+
+    def acquire(self, layer: int, /) -> Mapping[str, Any]:
+        """The weights of a layer, valid until `release`."""
+        ...
+
+    def release(self, layer: int, /) -> None:
+        """The layer has run."""
+        ...
 
 
 class StreamedProgram:
@@ -29,7 +40,7 @@ class StreamedProgram:
 
     largest_head = ROW_BUCKETS[-1]
 
-    def __init__(self, config: ModelConfig, params: ModelParams, weights: StreamedWeights):
+    def __init__(self, config: ModelConfig, params: ModelParams, weights: Layers):
         self.config = config
         self.head_chunks = head_chunks(config)
         self._weights = weights
@@ -105,7 +116,7 @@ class _StreamedLayer:
         step: Step,
         function: Function,
         outside: Mapping[str, Any],
-        weights: StreamedWeights,
+        weights: Layers,
         layer: int,
         alike: int,
     ):

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.device.profile import MappingPaths, Memory
+from llada_jax.swap.graph import ACTIVATION_BYTES
 
 MIB = 1 << 20
 SLOTS_MIB = 256.0
@@ -110,13 +111,21 @@ def staging_for(
     """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged.
 
     What stays must leave room for keys and values of the canvas, for the activations of
-    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too.
+    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too. Raises ValueError
+    where the runtime is "none" and all does not stay mapped.
     """
     budget = resident_budget_mib
     require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
     weights = weights_mib(model, head=head)
     buffers = buffers_mib(weights, memory.buffer_mib)
     needed = weights + cache_mib(model, canvas)
+    if runtime == "none":
+        found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
+        require(
+            found.fits,
+            f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "
+            "a session keeps mapped, or a runtime that stages",
+        )
     if runtime in ("none", "wide") or needed <= memory.mapping_cap_mib:
         return Staging()
     if runtime in ("remap", "paging"):
@@ -127,9 +136,6 @@ def staging_for(
         return Staging(events=len(buffers), event_seconds=seconds / len(buffers))
     taken = SLOTS_MIB + cache_mib(model, canvas) + temporaries_mib(model, LARGEST_ROWS, shared=True)
     room = max(0.0, memory.address_space_mib - taken)
-    require(
-        resident_budget_mib >= 0, f"resident budget is {resident_budget_mib}; allowed: 0 or more"
-    )
     moved = weights - resident_mib(buffers, min(budget, room))
     return Staging(
         copied_bytes=moved * MIB,
@@ -146,9 +152,9 @@ def cache_mib(model: ModelConfig, positions: int, bits: int = 16) -> float:
 
 
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
-    """Activations in float32: one layer's where lifetimes share offsets, else all layers'."""
+    """Activations: one layer's where lifetimes share offsets, else all layers'."""
     hidden, attention = 4 * model.width, (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    one = rows * (hidden + attention + 3 * model.ffn_width) * 4 / MIB
+    one = rows * (hidden + attention + 3 * model.ffn_width) * ACTIVATION_BYTES / MIB
     return one if shared else one * model.n_layers
 
 
@@ -164,9 +170,11 @@ def footprint(
 ) -> Footprint:
     """What must be mapped at one time for forwards of `rows` on a canvas.
 
-    Without a runtime that stages, that is all weights. Paging holds two buffers, the one in use and
-    the one that comes, and gives every temporary an offset of its own; swapping holds its slots
-    (and resident buffers only as far as there is room). `head`: whether the head is the NPU's too.
+    Without a runtime that stages, that is all weights: where each keeps its mapping (`none`), they
+    must fit into what a session keeps mapped, else into what can be mapped at all. Paging holds two
+    buffers, the one in use and the one that comes, and gives every temporary an offset of its own;
+    swapping holds its slots (and resident buffers only as far as there is room). `head`: whether
+    the head is the NPU's too.
     """
     weights = weights_mib(model, head=head)
     cache = cache_mib(model, canvas)
@@ -180,4 +188,5 @@ def footprint(
         "swap": min(weights, staging_mib),
     }.get(runtime, min(weights, memory.buffer_mib))
     temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
-    return Footprint(held, cache, temporaries, memory.address_space_mib)
+    limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
+    return Footprint(held, cache, temporaries, limit)

@@ -11,6 +11,8 @@ FIT_FIGURES = (
     *("table2_step_ms", "fig3a_ffn_down_ms", "fig3b_ffn_down_32_rows_ms", "fig5d_ffn_op_ms"),
     *("fig13c_ends_ms", "fig11_cells_SM8750_128", "genie_llama_3b"),
     *("fig5a_tail_steps_pct", "fig5b", "fig5c_skippable_decision_pct", "fig8_first_commit_step"),
+    *("platform_ledger_3b_w16a16", "platform_fc_64_rows"),
+    *("platform_bandwidth_gbps", "platform_remap_sweep"),
 )
 """All that `fit.json` may hold: what the calibration is allowed to know."""
 

@@ -158,18 +158,23 @@ class Phone:
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
         self._head = profile.cpu_kernels(system.head)
-        self._staging = staging or staging_for(
+        on_npu = system.body == "npu"
+        self._staging = staging or (self._by_rule(canvas) if on_npu else Staging())
+        self._engine = engine if attached else None
+        self._unknown: dict[UnknownOperation, None] = {}
+        self._steps: dict[Forward, Timeline] = {}
+
+    def _by_rule(self, canvas: int) -> Staging:
+        profile, system = self._profile, self._system
+        return staging_for(
             system.runtime,
-            graphs.model,
+            self._graphs.model,
             profile.memory,
             profile.mapping,
             resident_budget_mib=system.resident_mib,
             canvas=canvas,
             head=system.scores_on != "cpu",
         )
-        self._engine = engine if attached else None
-        self._unknown: dict[UnknownOperation, None] = {}
-        self._steps: dict[Forward, Timeline] = {}
 
     def unknown(self) -> tuple[UnknownOperation, ...]:
         """Operations that were priced as something else, in all steps so far."""

@@ -1,6 +1,5 @@
 """The NPU's address space as a budget of bytes and mappings, and what a mapping costs."""
 
-import math
 from dataclasses import dataclass
 
 from llada_jax.config import ModelConfig, require
@@ -71,43 +70,19 @@ class MappingPath:
 
     map_ns: int
     """Each mapping."""
+    step_ns: int
+    """Once in each step that stages anything, whatever its size."""
     bytes_per_second: float
     """`math.inf` where the bytes stay where they are."""
     tag: str
     source: str
 
-    def price(self, graph: Graph) -> Graph:
-        """The graph with this way's transfer times."""
-        return graph.staged_at(self.bytes_per_second, self.map_ns)
+    def price(self, graph: Graph, transfers: int = 0) -> Graph:
+        """The graph with this way's transfer times.
 
-
-PATHS = {
-    "immediate": MappingPath(
-        map_ns=25_200_000,
-        bytes_per_second=math.inf,
-        tag="measured, digitised",
-        source="llada.cpp (arXiv 2606.13740) Figure 5d: an operator of 1.6 ms takes 29.2 and 24.4 "
-        "ms where a mapping of unknown size is triggered; the mean difference",
-    ),
-    "copy": MappingPath(
-        map_ns=0,
-        bytes_per_second=2.12e9,
-        tag="derived",
-        source="llada.cpp (arXiv 2606.13740) Figure 13c, its two ends: 672 MiB in 335 ms and "
-        "3744 MiB in 1830 ms; the mean",
-    ),
-    "delayed": MappingPath(
-        map_ns=91_000,
-        bytes_per_second=math.inf,
-        tag="measured, unreviewed log",
-        source="Dan1un1u/qwen3-block-htp L32-0048: HAP_mmap2 and HAP_munmap2 of 768 MiB that the "
-        "host registered once, on SM8750: 30 to 35 us and 56 to 65 us; the means of three",
-    ),
-}
-"""Published costs differ by a factor of thousands, so every result names its path."""
-
-
-def mapping_path(name: str) -> MappingPath:
-    """A path by name; raises ValueError for an unknown one."""
-    require(name in PATHS, f"path is {name!r}; allowed: {', '.join(map(repr, PATHS))}")
-    return PATHS[name]
+        Args:
+          transfers: those of a plan, over which `step_ns` is spread; 0 before there is one, since
+            a planner does not know how many it will make.
+        """
+        once = self.step_ns // transfers if transfers else 0
+        return graph.staged_at(self.bytes_per_second, self.map_ns + once)

@@ -4,10 +4,18 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from llada_jax.backend import resources
-from llada_jax.backend.resources import available_memory, require_disk, require_memory
+from llada_jax.backend.resources import (
+    available_memory,
+    peak_memory,
+    require_disk,
+    require_memory,
+    resident_memory,
+    restart_peak,
+)
 
 
 def test_the_disk_of_a_folder_that_does_not_exist_yet(
@@ -58,3 +66,26 @@ def test_what_linux_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_this_machine_has_some_memory() -> None:
     found = available_memory()
     assert found is not None and found > 1 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_peak_of_this_process_starts_again() -> None:
+    def peak() -> int:
+        found = peak_memory()
+        assert found is not None
+        return found
+
+    before = resident_memory()
+    assert before is not None and peak() >= before
+    np.ones(4_000_000)  # 32 MB, gone at once
+    high = peak()
+    assert high > before + 30_000_000
+    assert restart_peak()
+    assert peak() < high - 20_000_000
+
+
+def test_a_system_without_a_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_STATUS", tmp_path / "absent")
+    monkeypatch.setattr(resources, "_CLEAR_REFS", tmp_path / "no" / "folder")
+    assert resident_memory() is None and peak_memory() is None
+    assert not restart_peak()

@@ -55,6 +55,10 @@ def test_the_two_files_share_no_number():
     for task, cells in FIGURES["fig11_cells_SM8750_128"].items():
         if task != "kind":
             assert not set(cells) & set(validation["fig11_s"]["values"]["SM8750"][task]["128"])
+    assert "w16a16" not in validation["ledger"]["llama32_3b"]
+    assert 64 not in validation["fc_sweep"]["rows"]
+    assert not {"cpu", "together"} & set(validation["bandwidth_gbps"])
+    assert not {"CPU", "+SCR"} & set(dict(validation["table6_s"]["rows"]))
     ends = set(FIGURES["fig13c_ends_ms"]["resident_mib"])
     assert not ends & set(validation["fig13c_ms"]["resident_mib"])
 

@@ -14,7 +14,9 @@ from llada_jax.device.memory import (
     layer_mib,
     resident_mib,
     staging_for,
+    temporaries_mib,
 )
+from llada_jax.swap.graph import model_graph
 from tests.device.small import PHONE, SHAPE
 
 LLADA = model_shape("llada_8b")
@@ -68,6 +70,17 @@ def test_what_fits_is_never_staged(runtime):
     assert staging_for(runtime, SHAPE, PHONE.memory, PHONE.mapping).seconds == 0
 
 
+def test_all_mapped_once_must_fit_into_what_a_session_keeps_mapped():
+    with pytest.raises(ValueError, match=r"runtime is 'none'.* 3,\d+ MiB to map .* in 3,200 MiB"):
+        staging_for("none", LLADA, PHONE.memory, PHONE.mapping)
+    needed = footprint("none", LLADA, PHONE.memory, canvas=128, rows=64).total
+    for cap, fits in ((needed - 1, False), (needed + 1, True)):
+        memory = replace(PHONE.memory, mapping_cap_mib=cap)
+        found = footprint("none", LLADA, memory, canvas=128, rows=64)
+        assert (found.limit, found.fits) == (cap, fits)
+    assert staging_for("none", LLADA, memory, PHONE.mapping, canvas=128).seconds == 0
+
+
 def test_64_bit_mappings_never_stage():
     assert staging_for("wide", LLADA, PHONE.memory, PHONE.mapping).seconds == 0
     assert footprint("wide", LLADA, PHONE.memory, canvas=10**6, rows=512).fits
@@ -94,3 +107,13 @@ def test_a_footprint_says_why_it_does_not_fit():
 def test_a_negative_budget_is_named():
     with pytest.raises(ValueError, match=r"resident budget is -1; allowed: 0 or more"):
         staging_for("swap", LLADA, PHONE.memory, PHONE.mapping, resident_budget_mib=-1)
+
+
+def test_planner_and_runtime_count_the_same_bytes_of_an_activation():
+    """The largest temporary of a plan's graph is one of those that the runtime maps."""
+    graph = model_graph(LLADA, rows=64, weight_bits=4.5, step_ns=1)
+    largest = max(operator.temporary_bytes for operator in graph.operators)
+    assert largest == 64 * LLADA.ffn_width * 2
+    one_layer = sum(8 * [LLADA.width], 3 * LLADA.ffn_width)
+    assert temporaries_mib(LLADA, 64, shared=True) == 64 * one_layer * 2 / MIB
+    assert temporaries_mib(LLADA, 64, shared=False) == 32 * 64 * one_layer * 2 / MIB

@@ -74,8 +74,13 @@ def test_a_planner_s_plan_prices_a_run():
     phone = phone_profile("SM8750")
     model = GRAPHS.model
     layers = model.n_layers * model.width * (2 * 96 + 3 * model.ffn_width) * 4.5 / 8 / (1 << 20)
+    # What a step's copies cost once is of gigabytes, and no planner sees it.
     small = phone.with_values(
-        {"memory.mapping_cap_mib": 0.6 * layers + 0.1, "mapping.copy_gbps": 0.05}
+        {
+            "memory.mapping_cap_mib": 0.6 * layers + 0.1,
+            "mapping.copy_gbps": 0.05,
+            "mapping.copy_ms": 0.0,
+        }
     )
     workload, system = blockwise(8, 32), System()
     seconds = {}

@@ -126,3 +126,11 @@ def test_unknown_names_list_what_there_is():
         phone.kernels("mine")
     with pytest.raises(ValueError, match="cpu is 'mine'; allowed: plain, tuned"):
         phone.cpu_kernels("mine")
+
+
+@pytest.mark.parametrize("soc", ["SM8550", "SM8650", "SM8750", "SM8850"])
+def test_what_is_absent_was_not_measured(soc):
+    """A zero says that a stage is missing or counted elsewhere, which is somebody's reasoning."""
+    numbers = phone_profile(soc).numbers
+    zeros = {path: entry.tag for path, entry in numbers.items() if entry.value == 0}
+    assert zeros and "measured" not in zeros.values()

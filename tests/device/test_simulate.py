@@ -38,16 +38,16 @@ def test_a_part_of_the_timeline_starts_at_zero():
 
 
 def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
-    bare = seconds(runtime="none")
+    bare = seconds(runtime="wide")
     staged = Phone(LLADA, PHONE, SWAP).staging().seconds
     assert bare < seconds() < bare + 0.1 * staged
-    fast = seconds(kernels="vendor", runtime="none")
+    fast = seconds(kernels="vendor", runtime="wide")
     assert seconds(kernels="vendor") > fast + 0.5 * staged
 
 
 def test_a_plan_can_say_what_a_forward_stages():
     plan = Staging(copied_bytes=1e9, copy_bytes_per_second=1e9, overlapped=False)
-    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="none"))
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="wide"))
     planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
     assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
     assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
@@ -55,7 +55,7 @@ def test_a_plan_can_say_what_a_forward_stages():
 
 def test_mapping_again_stops_the_npu():
     events = Phone(LLADA, PHONE, System(runtime="remap")).staging().seconds
-    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="none") + events)
+    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + events)
 
 
 def test_revision_hides_beside_the_npu_and_shares_its_memory():
@@ -70,13 +70,20 @@ def test_a_body_on_the_cpu_leaves_the_npu_idle():
     assert timeline.seconds > 5 * seconds()
 
 
+def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
+    phone = Phone(LLADA, PHONE, System(body="cpu", runtime="none"))
+    assert phone.staging() == Staging()
+    with pytest.raises(ValueError, match="runtime is 'none'"):
+        Phone(LLADA, PHONE, System(runtime="none"))
+
+
 def test_no_head_rows_no_head():
     without = Phone(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
     assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
 
 
 def head_event(scores_on: ScoresOn, forward=STEP):
-    system = System(runtime="none", scores_on=scores_on)
+    system = System(runtime="wide", scores_on=scores_on)
     phone = Phone(LLADA, PHONE, system, engine=FixedEngine())
     (event,) = [e for e in phone.step(forward).events if e.task.name == "head"]
     return event
@@ -107,11 +114,11 @@ def test_a_head_on_the_npu_is_staged_with_the_layers():
     more = staged("swap", scores_on="npu").copied_bytes - staged("swap").copied_bytes
     model = LLADA.model
     assert more == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
-    assert staged("none", scores_on="npu") == Staging()
+    assert staged("wide", scores_on="npu") == Staging()
 
 
 def test_no_head_rows_no_head_on_the_npu():
-    system = System(runtime="none", scores_on="npu")
+    system = System(runtime="wide", scores_on="npu")
     events = Phone(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
     assert all(event.task.name != "head" for event in events)
 

@@ -88,6 +88,7 @@ def test_a_weight_with_two_users_is_refused():
     [
         ("planners=[best]", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
         ("planners=[]", "planners is empty; allowed: at least one"),
+        ("phone=SM1", "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
         ("path=fast", "path is 'fast'; allowed: 'immediate', 'copy', 'delayed'"),
         ("session_mib=20", "no planner finds a plan: .* take 110,886,912 bytes in 2 buffers"),
         ("session_mib=-1", "session_bytes is -1048576; allowed: above 0"),

@@ -68,3 +68,12 @@ def test_a_table_is_aligned_and_has_no_empty_columns():
         "change         0  tokens    measured",
     ]
     assert table([]) == ""
+
+
+def test_a_table_names_the_sources_of_its_traces_once():
+    def row(name: str, source: str | None) -> ResultRow:
+        return ResultRow(name=name, value=1, unit="s", kind="modelled", trace_source=source)
+
+    rows = [row("a", "mine"), row("b", None), row("c", "theirs"), row("d", "mine")]
+    assert table(rows).splitlines()[-1] == "traces: mine; theirs"
+    assert "traces" not in table([rows[1]])

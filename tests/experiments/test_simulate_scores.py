@@ -16,7 +16,7 @@ from tests.device.small import GRAPHS, PHONE, SHAPE
 def rows_of(system: System) -> dict[str, float]:
     engine, workload = AttachedEngine(AttachedConfig(), SHAPE.vocab_size), blockwise(8, 32)
     found = simulate.simulate(workload, GRAPHS, PHONE, system, engine=engine)
-    rows = simulate.on_phone(workload, found, GRAPHS, PHONE, system, engine)
+    rows = simulate.on_phone([workload], found, GRAPHS, PHONE, system, engine)
     return {row.name.removeprefix("SM8750/"): row.value for row in rows}
 
 
@@ -31,7 +31,7 @@ def test_a_head_elsewhere_is_compared_with_all_places():
 
 
 def test_rows_that_the_engine_cannot_hold_are_named_before_a_folder_appears(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulate, "workload_of", lambda config, graphs: blockwise(8, 32))
+    monkeypatch.setattr(simulate, "workloads_of", lambda config, graphs: (blockwise(8, 32),))
     config = SimpleNamespace(
         **{
             **vars(simulate.SimulateConfig()),

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments import stream
 from experiments.run import REPOSITORY, Run
 from experiments.schema import read_config
+from experiments.streamed_share import Ran
 from llada_jax.backend.layer_file import PAGE, StoredLayer
 from llada_jax.swap.timing import stall_of
 
@@ -31,6 +33,8 @@ def test_the_tokens_stay_and_slow_copies_show(tmp_path):
         assert rows[f"stream/{share}/same_tokens"]["value"] == 1
         memory = rows[f"stream/{share}/memory"]
         assert memory["value"] == memory["reference"]
+        if (peak := rows.get(f"stream/{share}/peak")) is not None:
+            assert peak["value"] > peak["reference"] == memory["value"]
     assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
     assert rows["stream/copy"]["value"] < 101
     assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
@@ -41,11 +45,22 @@ def test_the_tokens_stay_and_slow_copies_show(tmp_path):
 
 def test_a_shape_with_random_weights(tmp_path):
     shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=3"]
-    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,0.4]")
-    for share in ("0", "0.4"):
-        assert rows[f"stream/{share}/same_tokens"]["value"] == 1
-    memory = [rows[f"stream/{share}/memory"]["value"] for share in ("0", "0.4")]
-    assert memory == sorted(memory)
+    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0.4]")
+    assert rows["stream/0.4/same_tokens"]["value"] == 1
+    memory = rows["stream/0.4/memory"]
+    assert memory["value"] == memory["reference"]
+
+
+def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):
+    ran = Ran(np.zeros(8), 1.0, [0.0] * 8, 10_000_000, 90_000_000, with_compilation=True)
+    monkeypatch.setattr(stream, "in_own_process", lambda function, share: ran)
+    config = read_config(stream.StreamConfig, composed())
+    stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
+    times = stream.Times([2e-3] * 6, 1e-3, [5e-3] * 6)
+    rows = stream._one_share(config, stored, tmp_path, times, ran.tokens, 0.5)
+    peak = {row.name: row for row in rows}["stream/0.5/peak"]
+    assert (peak.value, peak.reference) == (90, 10)
+    assert peak.unit == "MB more, compilation included"
 
 
 def test_a_plan_is_made_for_what_was_measured():

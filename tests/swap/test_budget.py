@@ -2,7 +2,8 @@
 
 import pytest
 
-from llada_jax.swap.budget import MIB, PATHS, Budget, kv_bytes_per_token, mapping_path
+from llada_jax.swap.budget import MIB, Budget, MappingPath, kv_bytes_per_token
+from llada_jax.swap.graph import chain
 from tests.swap.test_graph import LLADA_8B
 
 
@@ -21,13 +22,12 @@ def test_what_is_fixed_takes_whole_alignments_and_buffers():
     assert budget.fixed_buffers == 2 + 1
 
 
-def test_paths_cost_what_their_sources_say():
-    assert PATHS["immediate"].map_ns == pytest.approx(((29.2 + 24.4) / 2 - 1.6) * 1e6)
-    ends = [672 * MIB / 0.335, 3744 * MIB / 1.830]
-    assert PATHS["copy"].bytes_per_second == pytest.approx(sum(ends) / 2, rel=0.01)
-    maps, unmaps = (34.7, 29.8, 30.1), (65.3, 56.1, 57.0)
-    assert PATHS["delayed"].map_ns == pytest.approx((sum(maps) + sum(unmaps)) / 3 * 1e3, rel=0.01)
-    assert all(path.source and path.tag for path in PATHS.values())
+def test_what_a_step_costs_once_is_spread_over_its_transfers():
+    path = MappingPath(3, 100, 1e9, "measured", "a test")
+    graph = chain([1000, 500], [5, 5], [0, 0])
+    planned, priced = path.price(graph), path.price(graph, 4)
+    assert planned.transfer_ns([0]) == 1003 and planned.transfer_ns([1]) == 503
+    assert sum(priced.transfer_ns([0]) - planned.transfer_ns([0]) for _ in range(4)) == 100
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,6 @@ def test_paths_cost_what_their_sources_say():
         (lambda: Budget(max_buffers=-1), "max_buffers is -1; allowed: above 0"),
         (lambda: Budget(tokens=-5), "tokens is -5; allowed: 0 or more"),
         (lambda: Budget(session_bytes=2.5), "session_bytes is 2.5; allowed: above 0"),
-        (lambda: mapping_path("fast"), "path is 'fast'; allowed: 'immediate', 'copy', 'delayed'"),
     ],
 )
 def test_bad_input(make, message):

@@ -3,14 +3,16 @@
 import pytest
 from hypothesis import given, settings
 
+from llada_jax.device.mapping import mapping_path
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import MIB, PATHS, Budget, PlanError, kv_bytes_per_token
+from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
 from llada_jax.swap.graph import Graph, Operator, chain, model_graph
 from llada_jax.swap.greedy import Greedy, ResidentRegion, alternate
 from llada_jax.swap.planners import PLANNERS, planner
 from llada_jax.swap.steady import Steady
 from llada_jax.swap.timing import stall_of
+from tests.device.small import PHONE
 from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
 
@@ -124,12 +126,12 @@ def test_bad_settings():
         Steady(evaluations=-1)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["immediate", "copy", "delayed"])
 def test_llada_8b_runs_without_a_stall(path: str):
     """In llama.cpp's 3,200 MiB with 208 tokens, where the paper's plan stalls unless mappings are
     nearly free: its temporaries come all at once, and two slots hold back what could hide."""
     graph = model_graph(LLADA_8B, rows=32, weight_bits=4.5, step_ns=478_100_000)
-    graph = PATHS[path].price(graph)
+    graph = mapping_path(PHONE, path).price(graph)
     budget = Budget(kv_bytes_per_token=kv_bytes_per_token(LLADA_8B), tokens=208)
     plans = {name: planner(name)(graph, budget) for name in ("greedy", "steady")}
     assert problems(graph, budget, plans["steady"]) == []

@@ -1,0 +1,74 @@
+"""Means over runs that differ by chance, and differences and ratios of paired runs, each with its
+standard error."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from llada_jax.config import require
+from llada_jax.evaluation.metrics import Z
+
+
+class Estimate(NamedTuple):
+    """A mean over `n` runs."""
+
+    value: float
+    error: float
+    """Its standard error; infinite for a single run."""
+    n: int
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, by Student's distribution; None for a single run."""
+        if self.n < 2:
+            return None
+        half = _student(self.n - 1) * self.error
+        return self.value - half, self.value + half
+
+    @property
+    def is_told_from_zero(self) -> bool:
+        """Whether 0 lies outside of the interval."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    def __str__(self) -> str:
+        """With half of the interval."""
+        if self.interval is None:
+            return f"{self.value:.2f} (one run)"
+        return f"{self.value:.2f} ± {self.interval[1] - self.value:.2f}"
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean of runs. Raises ValueError where there are none."""
+    n, value = len(values), fmean(_some(values))
+    if n < 2:
+        return Estimate(value, math.inf, n)
+    variance = math.fsum((each - value) ** 2 for each in values) / (n - 1)
+    return Estimate(value, math.sqrt(variance / n), n)
+
+
+def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """Mean of the differences of runs that share their seeds."""
+    return mean_of([a - b for a, b in zip(values, others, strict=True)])
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """The ratio of two means over runs that share their seeds (its error to first order)."""
+    below = fmean(_some(others))
+    value = fmean(_some(values)) / below
+    left = [(a - value * b) / below for a, b in zip(values, others, strict=True)]
+    return mean_of(left)._replace(value=value)
+
+
+def _some(values: Sequence[float]) -> Sequence[float]:
+    require(len(values) > 0, "there are no runs; allowed: 1 or more")
+    return values
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's distribution, by its expansion around the normal one (G. W.
+    Hill, Communications of the ACM 13, 1970): 1 % low at 3 degrees of freedom, exact for many."""
+    first = (Z**3 + Z) / 4
+    second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + first / freedom + second / freedom**2 + third / freedom**3

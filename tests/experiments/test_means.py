@@ -1,0 +1,58 @@
+"""Means of runs, their errors, and what they tell apart."""
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.means import _student, difference, mean_of, ratio
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(3, 3.182), (7, 2.365), (23, 2.069), (200, 1.972)]
+)
+def test_students_quantile_golden(freedom, quantile):
+    assert _student(freedom) == pytest.approx(quantile, rel=0.012)
+
+
+def test_a_mean_golden():
+    found = mean_of([1.0, 2.0, 3.0, 4.0])
+    assert (found.value, found.n) == (2.5, 4)
+    assert found.error == pytest.approx(math.sqrt(5 / 3 / 4))
+    assert found.is_told_from_zero
+    assert str(found).startswith("2.50 ± 2.0")
+
+
+def test_one_run_tells_nothing():
+    found = mean_of([5.0])
+    assert found.interval is None and not found.is_told_from_zero
+    assert str(found) == "5.00 (one run)"
+    with pytest.raises(ValueError, match="there are no runs"):
+        mean_of([])
+
+
+def test_pairs_tell_apart_what_means_alone_do_not():
+    rng = np.random.default_rng(0)
+    common = rng.normal(10, 3, 24)
+    slower = common + 0.2 + rng.normal(0, 0.1, 24)
+    assert difference(slower.tolist(), common.tolist()).is_told_from_zero
+    assert not difference(common.tolist(), common.tolist()).is_told_from_zero
+    alone = mean_of(slower.tolist()).interval
+    assert alone is not None and alone[0] < common.mean() < alone[1]
+
+
+def test_intervals_hold_the_truth_nineteen_times_of_twenty():
+    rng = np.random.default_rng(1)
+    held = {"mean": 0, "ratio": 0}
+    for _ in range(2000):
+        below = rng.normal(10, 1, 24)
+        above = 1.2 * below + rng.normal(0, 1, 24)
+        estimates = {
+            "mean": mean_of(above.tolist()),
+            "ratio": ratio(above.tolist(), below.tolist()),
+        }
+        for name, truth in (("mean", 12.0), ("ratio", 1.2)):
+            low, high = estimates[name].interval or (0, 0)
+            held[name] += low <= truth <= high
+    assert held["mean"] / 2000 == pytest.approx(0.95, abs=0.02)
+    assert held["ratio"] / 2000 == pytest.approx(0.95, abs=0.02)
