@@ -8,11 +8,14 @@ from experiments.on_phones import as_if_llada_8b, mean_latency
 from experiments.results import ResultRow
 from experiments.score import Score, score
 from llada_jax.config import require
-from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from llada_jax.evaluation.generations import SETTINGS, Batch, Generation, GenerationStore
 from llada_jax.evaluation.metrics import Paired, paired
+from llada_jax.evaluation.stored import require_object
 from llada_jax.evaluation.tasks import load_task
 
 GENERATIONS = "generations"
+_SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
+_TASK = {"name": str, "difficulty": int, "seed": int}
 
 
 class Judged(NamedTuple):
@@ -42,6 +45,8 @@ class Judged(NamedTuple):
 def judged(folder: Path, items: int | None = None) -> Judged:
     """The generations of a run, judged anew; with `items`, only of the first ones."""
     store = GenerationStore.load(folder / GENERATIONS)
+    path = store.folder / SETTINGS
+    require_object(require_object(store.settings, path, _SETTINGS)["task"], path, _TASK)
     task = load_task(store.settings["task"]["name"])
     batches = store.batches()
     require(len(batches) > 0, f"{folder} has no generations yet; allowed: at least one batch")
@@ -127,8 +132,13 @@ def phone_rows(found: Judged, socs: Sequence[str]) -> Iterator[ResultRow]:
 def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
     """The difference to a baseline on the same items, and whether it could be chance."""
     require_same_items(baseline, found.settings["task"], 0)
-    indices = [index for index in found.right if index in baseline.right]
-    require(len(indices) == len(found.right), f"the baseline has {len(indices)} of the items")
+    indices = list(found.right)
+    lacking = sorted(found.right.keys() - baseline.right.keys())
+    require(
+        not lacking,
+        f"the baseline, {baseline.store.folder.parent}, lacks items {lacking[:3]} that "
+        f"{found.store.folder.parent} has; allowed: a baseline with all of them",
+    )
     name = f"{found.name}/against/{baseline.settings['sampler_name']}"
     result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
     difference, p_value = difference_rows(name, result, len(indices))

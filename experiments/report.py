@@ -10,7 +10,6 @@ shown, and of a training the loss. The page is `report.md` in the run folder, it
 it, its own numbers in `results.json`.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -26,8 +25,22 @@ from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require
 from llada_jax.evaluation.metrics import Point, area_under_parallelism
+from llada_jax.evaluation.stored import (
+    parsed,
+    parsed_object,
+    require_object,
+    stored_object,
+    stored_text,
+)
 
 Table = Sequence[Mapping[str, str]]
+_RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
+_ENVIRONMENT = {
+    "git_dirty": (bool, type(None)),
+    "git_sha": (str, type(None)),
+    "packages": dict,
+    "processor": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +102,11 @@ class Decoder:
 
 
 class Page:
-    """Markdown that grows, with pictures beside it."""
+    """Markdown that grows, with pictures beside it; nothing is written before all is there."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._parts: list[str] = []
+        self._pictures: dict[str, Any] = {}
 
     def add(self, *paragraphs: str) -> None:
         self._parts += paragraphs
@@ -104,15 +117,17 @@ class Page:
     def add_picture(self, name: str, drawn: Any, alt: str) -> None:
         """A picture under a file name made of `name`."""
         file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
-        save(drawn, self._run.folder / file)
+        self._pictures[file] = drawn
         self.add(f"![{alt}]({file})")
 
-    def write(self) -> None:
-        self._run.write("report.md", "\n\n".join(self._parts) + "\n")
+    def write(self, run: Run) -> None:
+        for file, drawn in self._pictures.items():
+            save(drawn, run.folder / file)
+        run.write("report.md", "\n\n".join(self._parts) + "\n")
 
 
 def report(config: ReportConfig, run: Run) -> None:
-    """Reads all runs, then writes the page."""
+    """Reads and compares all runs, then writes the page."""
     folders = config.folders
     decoders = [Decoder(folder) for folder in folders if (folder / GENERATIONS).is_dir()]
     others = [(folder, _results(folder)) for folder in folders if not _is_evaluation(folder)]
@@ -121,15 +136,15 @@ def report(config: ReportConfig, run: Run) -> None:
         config.baseline is None or config.baseline in samplers,
         f"baseline is {config.baseline!r}; allowed: {', '.join(sorted(samplers))}",
     )
-    run.begin()
-    page = Page(run)
+    page = Page()
     page.add(f"# {config.title}")
     rows = list(_tasks(page, decoders, config.baseline))
     for folder, results in others:
         _other_run(page, folder, results)
     page.add("## Runs")
     page.add_table([_provenance(folder) for folder in folders])
-    page.write()
+    run.begin()
+    page.write(run)
     run.finish(rows)
 
 
@@ -214,13 +229,16 @@ def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -
     if metrics:
         drawn = training_curve(folder.name, metrics)
         page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
-    page.add_table([_result_line(row) for row in results])
+    if results:
+        page.add_table([_result_line(row) for row in results])
+    else:
+        page.add("The run finished without numbers of its own.")
 
 
 def _training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    lines = stored_text(path).splitlines() if path.is_file() else []
+    rows = [parsed_object(line, path, {}) for line in lines]
     return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
 
 
@@ -236,12 +254,12 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _provenance(folder: Path) -> dict[str, str]:
-    env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    env = stored_object(folder / "env.json", _ENVIRONMENT)
     changed = ", changed" if env["git_dirty"] else ""
     return {
         "run": str(folder),
         "commit": f"{(env['git_sha'] or 'unknown')[:10]}{changed}",
-        "jax": env["packages"]["jax"],
+        "jax": env["packages"].get("jax", "unknown"),
         "machine": env["processor"],
     }
 
@@ -264,10 +282,9 @@ def _is_evaluation(folder: Path) -> bool:
 def _results(folder: Path) -> list[dict[str, Any]]:
     path = folder / "results.json"
     require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}; allowed: the file as written") from error
+    rows = parsed(stored_text(path), path)
+    require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
+    return [require_object(row, path, _RESULT) for row in rows]
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="report")

@@ -17,11 +17,11 @@ from tests.experiments.in_process import run_experiment
 ITEMS = 20
 
 
-def evaluation(folder: Path, sampler: str, right: int, nfe: int, task: str = "yes_no") -> Path:
+def evaluation(folder: Path, sampler: str, right: int, nfe: int, items: int = ITEMS) -> Path:
     """A run of `experiments.evaluate`, as it would be found; the first `right` items are right."""
     settings = {
         "model": "tiny",
-        "task": {"name": task, "difficulty": 1, "seed": 5},
+        "task": {"name": "yes_no", "difficulty": 1, "seed": 5},
         "sampler_name": sampler,
         "backend": "xla",
     }
@@ -29,7 +29,7 @@ def evaluation(folder: Path, sampler: str, right: int, nfe: int, task: str = "ye
     generations = [
         Generation(i, Item("Is it?", "#### yes", "yes"), f"#### {'yes' if i < right else 'no'}",
                    [1], 12, nfe)
-        for i in range(ITEMS)
+        for i in range(items)
     ]  # fmt: skip
     store.add(Batch(generations, seconds=2.0, compiled=False))
     (folder / "env.json").write_text(json.dumps(environment()))
@@ -128,6 +128,43 @@ def test_bad_input_is_named_before_a_page_is_written(runs, tmp_path, damage, arg
     with pytest.raises(SystemExit, match=message):
         run(tmp_path / "page", *(argument.format(runs=runs) for argument in arguments))
     assert not any((tmp_path / "page").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("small/results.json", b"{}", r"small/results\.json is damaged: it has \{\}"),
+        ("small/results.json", b'[{"name": "a"}]', r"results\.json is damaged: value is 'absent'"),
+        ("small/results.json", b'[{"name": "\xfc"}]', r"results\.json is damaged: 'utf-8'"),
+        ("small/metrics.jsonl", b'{"step": 1}\n{"st', r"small/metrics\.jsonl is damaged"),
+        ("small/env.json", b'{"git_dirty', r"small/env\.json is damaged"),
+        ("small/env.json", b"{}", r"small/env\.json is damaged: git_dirty is 'absent'"),
+        ("sweep/0/env.json", b"\xff", r"0/env\.json is damaged"),
+        (
+            "sweep/0/generations/settings.json",
+            b'{"format": 1, "settings": {}}',
+            r"settings\.json is damaged: model is 'absent'",
+        ),
+        ("sweep/0/generations/000000.jsonl", b"{}\n", r"000000\.jsonl is damaged: count"),
+    ],
+)
+def test_a_damaged_file_is_named_before_anything_is_written(runs, tmp_path, file, content, message):
+    (runs / file).write_bytes(content)
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/small]")
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_a_baseline_of_fewer_items_is_named_before_anything_is_written(runs, tmp_path):
+    evaluation(runs / "short", "short", right=1, nfe=2, items=3)
+    with pytest.raises(SystemExit, match=r"baseline, .*/short, lacks items \[3, 4, 5\] that .*/0"):
+        run(tmp_path / "page", f"runs=[{runs}/short,{runs}/sweep]", "baseline=short")
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_a_run_without_numbers_of_its_own_says_so(runs, tmp_path):
+    (runs / "small" / "results.json").write_text("[]")
+    assert "without numbers" in run(tmp_path / "page", f"runs=[{runs}/small]")
 
 
 def test_a_run_of_another_version_is_refused(runs, tmp_path):
