@@ -8,7 +8,7 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
-from experiments import cell
+from experiments import cell, report
 from experiments import evaluate as entry
 from experiments.on_phones import on_phones
 from llada_jax.evaluation.generations import GenerationStore
@@ -34,6 +34,10 @@ def run(folder: Path, *arguments: str) -> dict[str, dict]:
 def texts(folder: Path) -> list[str]:
     store = GenerationStore.load(folder / "generations")
     return [generation.text for generation in store.generations()]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +108,24 @@ def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
 
 def test_other_settings_are_refused_and_overwrite_nothing(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
-    before = (tmp_path / "run" / "results.json").read_bytes()
+    before = contents(tmp_path / "run")
     with pytest.raises(SystemExit, match=r"sampler\.threshold is 0\.9 there and 0\.8 here"):
         run(tmp_path / "run", *CELL, "sampler.threshold=0.8")
-    assert (tmp_path / "run" / "results.json").read_bytes() == before
+    assert contents(tmp_path / "run") == before
+
+
+def test_the_folder_of_another_experiment_is_refused_and_kept(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(SystemExit, match=r"holds a run of another experiment"):
+        arguments = [f"runs=[{finished}]", f"hydra.run.dir={tmp_path / 'run'}"]
+        run_experiment(report.main, arguments)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_has_the_files_that_it_says_and_no_others(finished):
+    files = {path.name for path in finished.iterdir()}
+    assert files == {"config.yaml", "env.json", "metrics.jsonl", "results.json", "generations"}
 
 
 def test_a_run_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
