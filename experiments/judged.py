@@ -24,6 +24,7 @@ class Judged(NamedTuple):
     store: GenerationStore
     batches: list[Batch]
     right: dict[int, bool]  # by index of the item
+    timed: list[Batch]  # those that are whole: of a part of one, nobody knows the seconds
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -48,17 +49,19 @@ def judged(folder: Path, items: int | None = None) -> Judged:
     path = store.folder / SETTINGS
     require_object(require_object(store.settings, path, _SETTINGS)["task"], path, _TASK)
     task = load_task(store.settings["task"]["name"])
-    batches = store.batches()
-    require(len(batches) > 0, f"{folder} has no generations yet; allowed: at least one batch")
-    if items is not None:
-        kept = ([g for g in batch.generations if g.index < items] for batch in batches)
-        batches = [
-            batch._replace(generations=generations)
-            for batch, generations in zip(batches, kept, strict=True)
-            if generations
-        ]
+    stored = store.batches()
+    require(len(stored) > 0, f"{folder} has no generations yet; allowed: at least one batch")
+    batches = [first_items(batch, items) for batch in stored]
+    timed = [whole for whole, part in zip(stored, batches, strict=True) if part == whole]
+    batches = [batch for batch in batches if batch.generations]
     right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
-    return Judged(store, batches, right)
+    return Judged(store, batches, right, timed)
+
+
+def first_items(batch: Batch, items: int | None) -> Batch:
+    """Of a batch what belongs to the first items; all of it where `items` is None."""
+    kept = [each for each in batch.generations if items is None or each.index < items]
+    return batch._replace(generations=kept)
 
 
 def score_rows(found: Judged) -> list[ResultRow]:
@@ -92,10 +95,13 @@ def score_of(parts: Sequence[Judged]) -> Score:
 
 
 def _speed_rows(found: Judged) -> Iterator[ResultRow]:
-    """Answer tokens a second, of the batches that needed no compilation where there are such."""
-    warm = [batch for batch in found.batches if not batch.compiled]
+    """Answer tokens a second, of the batches that needed no compilation where there are such; none
+    where no batch is whole."""
+    if not found.timed:
+        return
+    warm = [batch for batch in found.timed if not batch.compiled]
     name = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
-    timed = warm or found.batches
+    timed = warm or found.timed
     tokens = sum(generation.length for batch in timed for generation in batch.generations)
     seconds = sum(batch.seconds for batch in timed)
     yield ResultRow(name=f"{found.name}/{name}", value=tokens / seconds, unit="tokens/s")

@@ -10,6 +10,7 @@ from hydra.errors import ConfigCompositionException
 import llada_jax as lj
 from experiments import cell, report
 from experiments import evaluate as entry
+from experiments.judged import judged, score_rows
 from experiments.on_phones import on_phones
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
@@ -104,6 +105,20 @@ def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     assert run(tmp_path / "run", *CELL, "task.items=4")["threshold/exact_match"]["n"] == 4
     assert run(tmp_path / "run", *CELL, "task.items=7")["threshold/exact_match"]["n"] == 7
+
+
+def test_seconds_of_a_batch_count_only_with_all_its_items(finished):
+    def speed(items: int) -> dict[str, float]:
+        rows = score_rows(judged(finished, items))
+        return {row.name: row.value for row in rows if "tokens_per_second" in row.name}
+
+    first, second = GenerationStore.load(finished / "generations").batches()
+    assert first.compiled and not second.compiled
+    name = "word_problems/threshold/tokens_per_second"
+    tokens = [sum(each.length for each in batch.generations) for batch in (first, second)]
+    assert speed(6) == {name: pytest.approx(tokens[1] / second.seconds)}
+    assert speed(5) == {f"{name}_with_compilation": pytest.approx(tokens[0] / first.seconds)}
+    assert speed(2) == {}
 
 
 def test_other_settings_are_refused_and_overwrite_nothing(finished, tmp_path):
