@@ -10,8 +10,9 @@ shown, and of a training the loss. The page is `report.md` in the run folder, it
 it, its own numbers in `results.json`.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.labels import labels
 from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.results import ResultRow
 from experiments.run import Run, launch
@@ -70,29 +72,22 @@ class Decoder:
     """One run of `experiments.evaluate`, with the numbers that the tables show."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.judged: Judged = judged(folder)
         self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.judged)}
 
     @property
     def task(self) -> str:
-        task = self.judged.settings["task"]
+        task = self.settings["task"]
         return f"{task['name']}, difficulty {task['difficulty']}, seed {task['seed']}"
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.judged.settings
+
+    @property
     def sampler(self) -> str:
-        return self.judged.settings["sampler_name"]
-
-    @property
-    def label(self) -> str:
-        """What tells it from the others of its task."""
-        settings = self.judged.settings
-        backend = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
-        return f"{settings['model']}: {self.sampler}{backend}"
-
-    @property
-    def family(self) -> str:
-        """The label without what the command line changed in the sampler."""
-        return self.label.replace(self.sampler, self.sampler.partition("@")[0])
+        return self.settings["sampler_name"]
 
     @property
     def share(self) -> Share:
@@ -159,27 +154,37 @@ def markdown_table(rows: Table) -> str:
 def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Iterator[ResultRow]:
     """A section for each task; yields the report's own numbers."""
     for task in dict.fromkeys(decoder.task for decoder in decoders):
-        here = [decoder for decoder in decoders if decoder.task == task]
-        base = next((decoder for decoder in here if decoder.sampler == baseline), None)
+        here = {each.folder: each for each in decoders if each.task == task}
+        names = labels({folder: each.settings for folder, each in here.items()})
+        base = next((each for each in here.values() if each.sampler == baseline), None)
         page.add(f"## {task}")
-        page.add_table([_decoder_line(decoder, base) for decoder in here])
+        page.add_table([_decoder_line(names[f].text, each, base) for f, each in here.items()])
         page.add_picture(
             f"{task} scores",
-            scores(task, {decoder.label: decoder.share for decoder in here}),
+            scores(task, {names[folder].text: each.share for folder, each in here.items()}),
             f"Exact match of each decoder on {task}",
         )
-        for decoder in here:
-            yield from decoder.rows.values()
+        for folder, decoder in here.items():
+            rows = list(decoder.rows.values())
             if base is not None and decoder is not base:
-                yield from comparison_rows(base.judged, decoder.judged)
-        yield from _curves(page, task, here)
+                rows += comparison_rows(base.judged, decoder.judged)
+            yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
+        families: dict[str, list[Decoder]] = {}
+        for folder, decoder in here.items():
+            families.setdefault(names[folder].family, []).append(decoder)
+        yield from _curves(page, task, families)
 
 
-def _decoder_line(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+def _renamed(row: ResultRow, decoder: Decoder, name: str) -> ResultRow:
+    """The row of a decoder under a name that no other of the page has."""
+    return replace(row, name=name + row.name.removeprefix(decoder.judged.name))
+
+
+def _decoder_line(name: str, decoder: Decoder, base: Decoder | None) -> dict[str, str]:
     match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
     low, high = match.interval or (0, 0)
     line = {
-        "decoder": decoder.label,
+        "decoder": name,
         "items": str(match.n),
         "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
         "forwards": f"{decoder.rows['nfe'].value:.1f}",
@@ -197,14 +202,14 @@ def _decoder_line(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
     return line | {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
 
 
-def _curves(page: Page, task: str, decoders: Sequence[Decoder]) -> Iterator[ResultRow]:
-    """Curves of all decoders, where at least one was run with several settings, and their areas."""
-    families: dict[str, list[Share]] = {}
-    for decoder in decoders:
-        families.setdefault(decoder.family, []).append(decoder.share)
+def _curves(
+    page: Page, task: str, decoders: Mapping[str, Sequence[Decoder]]
+) -> Iterator[ResultRow]:
+    """Curves of all families, where at least one was run with several settings, and their areas."""
+    families = {family: _points(group) for family, group in decoders.items()}
     if all(len(points) == 1 for points in families.values()):
         return
-    best = 100 * max(decoder.share.value for decoder in decoders)
+    best = 100 * max(point.value for points in families.values() for point in points)
     areas = {
         family: area_under_parallelism([Point(p.parallelism, 100 * p.value) for p in points], best)
         for family, points in families.items()
@@ -221,6 +226,14 @@ def _curves(page: Page, task: str, decoders: Sequence[Decoder]) -> Iterator[Resu
     page.add_table([{"decoder": name, "AUP": f"{area:.0f}"} for name, area in areas.items()])
     for family, area in areas.items():
         yield ResultRow(name=f"{task}/{family}/aup", value=area, unit="percent x tokens/forward")
+
+
+def _points(decoders: Sequence[Decoder]) -> list[Share]:
+    """A point for each setting of the sampler: of several runs of one, the run of most items."""
+    points: dict[str, Share] = {}
+    for decoder in sorted(decoders, key=lambda each: len(each.judged.right)):
+        points[json.dumps(decoder.settings.get("sampler", decoder.sampler))] = decoder.share
+    return list(points.values())
 
 
 def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:

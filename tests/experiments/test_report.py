@@ -17,13 +17,16 @@ from tests.experiments.in_process import run_experiment
 ITEMS = 20
 
 
-def evaluation(folder: Path, sampler: str, right: int, nfe: int, items: int = ITEMS) -> Path:
+def evaluation(
+    folder: Path, sampler: str, right: int, nfe: int, items: int = ITEMS, seed: int = 0
+) -> Path:
     """A run of `experiments.evaluate`, as it would be found; the first `right` items are right."""
     settings = {
         "model": "tiny",
         "task": {"name": "yes_no", "difficulty": 1, "seed": 5},
         "sampler_name": sampler,
         "backend": "xla",
+        "seed": seed,
     }
     store = GenerationStore.begin(folder / "generations", settings)
     generations = [
@@ -102,6 +105,22 @@ def test_other_runs_show_their_results(runs, tmp_path):
     assert (
         "| yes_no/exact_match | 0.9 share | 0.85 to 0.95 | measured | 0.8 (a \\| table) |" in page
     )
+
+
+def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path):
+    for seed in (0, 1):
+        evaluation(runs / f"seed{seed}", "threshold", right=9 * (1 + seed), nfe=4, seed=seed)
+    evaluation(runs / "again", "threshold", right=18, nfe=4, seed=1)
+    page = run(tmp_path / "page", f"runs=[{runs}/seed*,{runs}/again]")
+    lines = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| tiny:")]
+    assert lines == [
+        "| tiny: threshold, seed 0",
+        "| tiny: threshold, seed 1, run seed1",
+        "| tiny: threshold, seed 1, run again",
+    ]
+    assert "AUP" not in page
+    names = [row["name"] for row in json.loads((tmp_path / "page" / "results.json").read_text())]
+    assert len(set(names)) == len(names) == 12
 
 
 def test_runs_without_a_curve_have_no_area(runs, tmp_path):
