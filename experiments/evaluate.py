@@ -5,6 +5,7 @@
     python -m experiments.evaluate sampler=threshold baseline=outputs/evaluate/llada
     python -m experiments.evaluate rescore=outputs/evaluate/llada 'phones=[SM8750]'
     python -m experiments.evaluate suite=decoding task.items=100
+    python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
 settings, and the traces, from which `rescore` judges again without decoding. A suite puts many such
@@ -13,6 +14,7 @@ folder (`hydra.run.dir`) goes on where an interrupted run stopped. `metrics.json
 each item; `python -m experiments.report` makes a page with tables and pictures from many runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from omegaconf import DictConfig
 
 from experiments.cell import Cell, TaskConfig
 from experiments.judged import (
+    CELLS,
     GENERATIONS,
     Judged,
     comparison_rows,
@@ -35,7 +38,7 @@ from experiments.judged import (
 from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from experiments.suite import SuiteConfig, evaluate_suite
+from experiments.suite import SuiteConfig, evaluate_suite, rescore_suite
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.tasks import load_task, task_names
@@ -73,17 +76,34 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
-        for name in ("baseline", "rescore"):
-            folder = getattr(self, name)
-            require(
-                folder is None or (Path(folder) / GENERATIONS).is_dir(),
-                f"{name} is {folder!r}, which has no {GENERATIONS}; "
-                "allowed: the folder of a run of experiments.evaluate",
-            )
+        require(
+            self.baseline is None or (Path(self.baseline) / GENERATIONS).is_dir(),
+            f"baseline is {self.baseline!r}, which has no {GENERATIONS}; allowed: the folder of a "
+            "run of experiments.evaluate; of a suite, that of one of its cells",
+        )
+        require(
+            self.rescore is None or (Path(self.rescore) / GENERATIONS).is_dir() or self.is_suite,
+            f"rescore is {self.rescore!r}, which has no {GENERATIONS} and no {CELLS}; allowed: the "
+            "folder of a run of experiments.evaluate",
+        )
         for soc in self.phones:
             _ = phone_profile(soc)
-        alone = self.suite is None or (self.baseline, self.rescore) == (None, None)
-        require(alone, "a suite has a baseline of its own; allowed: no baseline, no rescore")
+        require(
+            self.suite is None or self.rescore is None,
+            f"suite is given with rescore={self.rescore!r}; allowed: rescore alone, which finds "
+            "the suite in that folder",
+        )
+        require(
+            self.baseline is None or not self.is_suite,
+            "a suite has a baseline of its own; allowed: no baseline",
+        )
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether many decoders are decoded, or judged again."""
+        return self.suite is not None or (
+            self.rescore is not None and (Path(self.rescore) / CELLS).is_dir()
+        )
 
     @property
     def cell(self) -> Cell:
@@ -101,8 +121,8 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig, run: Run) -> None:
     """Decodes what is not decoded yet, or reads what another run decoded; judges and compares."""
-    if config.suite:
-        run.finish(evaluate_suite(config.suite, config.cell, run))
+    if config.is_suite:
+        run.finish(_suite_rows(config, run))
         return
     baseline = judged(Path(config.baseline)) if config.baseline else None
     if config.rescore:
@@ -117,8 +137,37 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     run.finish(rows)
 
 
+def _suite_rows(config: EvaluateConfig, run: Run) -> list[ResultRow]:
+    if config.suite is None:
+        rows = rescore_suite(Path(config.rescore or ""), config.phones)
+        run.begin()
+        return rows
+    changes = HydraConfig.get().overrides.task
+    require_for_suite(changes)
+    asked = any(name_of(change) == "task.difficulty" for change in changes)
+    difficulty = config.task.difficulty if asked else None
+    return evaluate_suite(config.suite, config.cell, run, config.phones, difficulty)
+
+
+def require_for_suite(changes: Sequence[str]) -> None:
+    """Raises ValueError where the command line sets what a suite decides."""
+    for change in changes:
+        name = name_of(change)
+        own = name in ("task", "task.name", "task.gen_length") or name.split(".")[0] == "sampler"
+        require(
+            not own,
+            f"{change} with a suite, which has tasks and samplers of its own; allowed: task.seed, "
+            "task.items, task.difficulty, suite.tasks, suite.decoders",
+        )
+
+
+def name_of(change: str) -> str:
+    """Of `+sampler.threshold=0.9`: `sampler.threshold`."""
+    return change.partition("=")[0].lstrip("+~")
+
+
 def _rows(config: EvaluateConfig, found: Judged, baseline: Judged | None) -> list[ResultRow]:
-    rows = [*score_rows(found), *phone_rows(found, config.phones)]
+    rows = [*score_rows(found), *phone_rows(found.name, [found], config.phones)]
     return rows + (comparison_rows(baseline, found) if baseline else [])
 
 

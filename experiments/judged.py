@@ -8,12 +8,14 @@ from experiments.on_phones import as_if_llada_8b, mean_latency
 from experiments.results import ResultRow
 from experiments.score import Score, score
 from llada_jax.config import require
+from llada_jax.device.workload import Workload
 from llada_jax.evaluation.generations import SETTINGS, Batch, Generation, GenerationStore
 from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.stored import require_object
 from llada_jax.evaluation.tasks import load_task
 
 GENERATIONS = "generations"
+CELLS = "cells"  # of a suite's run: a folder with generations for each decoder and task
 _SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
 _TASK = {"name": str, "difficulty": int, "seed": int}
 
@@ -66,7 +68,7 @@ def first_items(batch: Batch, items: int | None) -> Batch:
 
 def score_rows(found: Judged) -> list[ResultRow]:
     """Quality and speed of one decoder."""
-    return [*pooled_rows(found.name, [found]), *_speed_rows(found)]
+    return [*pooled_rows(found.name, [found]), *speed_rows(found.name, [found])]
 
 
 def pooled_rows(name: str, parts: Sequence[Judged]) -> list[ResultRow]:
@@ -94,38 +96,29 @@ def score_of(parts: Sequence[Judged]) -> Score:
     )
 
 
-def _speed_rows(found: Judged) -> Iterator[ResultRow]:
+def speed_rows(name: str, parts: Sequence[Judged]) -> Iterator[ResultRow]:
     """Answer tokens a second, of the batches that needed no compilation where there are such; none
     where no batch is whole."""
-    if not found.timed:
+    whole = [batch for part in parts for batch in part.timed]
+    if not whole:
         return
-    warm = [batch for batch in found.timed if not batch.compiled]
-    name = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
-    timed = warm or found.timed
+    warm = [batch for batch in whole if not batch.compiled]
+    what = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
+    timed = warm or whole
     tokens = sum(generation.length for batch in timed for generation in batch.generations)
     seconds = sum(batch.seconds for batch in timed)
-    yield ResultRow(name=f"{found.name}/{name}", value=tokens / seconds, unit="tokens/s")
+    yield ResultRow(name=f"{name}/{what}", value=tokens / seconds, unit="tokens/s")
 
 
-def phone_rows(found: Judged, socs: Sequence[str]) -> Iterator[ResultRow]:
+def phone_rows(name: str, parts: Sequence[Judged], socs: Sequence[str]) -> Iterator[ResultRow]:
     """Mean latency of an item on each phone: the same forwards, of a model of LLaDA-8B's shape."""
     if not socs:
         return
-    workloads = [
-        as_if_llada_8b(trace, row)
-        for batch, trace in found.store.traces()
-        for row, generation in enumerate(batch.generations)
-        if generation.index in found.right
-    ]
-    folder = found.store.folder
-    require(
-        len(workloads) == len(found.right),
-        f"{folder} has traces of {len(workloads)} items; allowed: of all {len(found.right)}",
-    )
+    workloads = [workload for part in parts for workload in _workloads(part)]
     for soc in socs:
         seconds, interval = mean_latency(workloads, soc)
         yield ResultRow(
-            name=f"{found.name}/phone/{soc}",
+            name=f"{name}/phone/{soc}",
             value=seconds,
             unit="s",
             kind="modelled",
@@ -133,6 +126,22 @@ def phone_rows(found: Judged, socs: Sequence[str]) -> Iterator[ResultRow]:
             interval=interval,
             trace_source=workloads[0].source,
         )
+
+
+def _workloads(found: Judged) -> list[Workload]:
+    """Of each item. Raises ValueError where a batch has no trace."""
+    workloads = [
+        as_if_llada_8b(trace, row)
+        for batch, trace in found.store.traces()
+        for row, generation in enumerate(batch.generations)
+        if generation.index in found.right
+    ]
+    require(
+        len(workloads) == len(found.right),
+        f"{found.store.folder} has traces of {len(workloads)} items; "
+        f"allowed: of all {len(found.right)}",
+    )
+    return workloads
 
 
 def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:

@@ -1,12 +1,14 @@
 """One Markdown page with tables and pictures from any set of runs.
 
     python -m experiments.report 'runs=[outputs/evaluate/sweep/*]' baseline=llada
+    python -m experiments.report 'runs=[outputs/evaluate/of_a_suite/cells]' baseline=llada
     python -m experiments.report 'runs=[outputs/small,outputs/reliability/a]' hydra.run.dir=docs/x
 
 Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
 differences against the baseline on the same items, and, where a sampler was run with several
 settings, its accuracy-parallelism curve and the area under it. Of any other run the results are
-shown, and of a training the loss. The page is `report.md` in the run folder, its pictures beside
+shown, and of a training the loss. A suite shows its table; its
+`cells` are runs to compare. The page is `report.md` in the run folder, its pictures beside
 it, its own numbers in `results.json`.
 """
 
@@ -20,7 +22,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.judged import CELLS, GENERATIONS, Judged, comparison_rows, judged, score_rows
 from experiments.labels import labels
 from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.results import ResultRow
@@ -267,7 +269,7 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _provenance(folder: Path) -> dict[str, str]:
-    env = stored_object(folder / "env.json", _ENVIRONMENT)
+    env = stored_object(_environment(folder), _ENVIRONMENT)
     changed = ", changed" if env["git_dirty"] else ""
     return {
         "run": str(folder),
@@ -285,7 +287,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "env.json").is_file()
+    return _environment(folder).is_file()
+
+
+def _environment(folder: Path) -> Path:
+    """Where the versions of a run are; those of a suite's cell are the suite's."""
+    of_cell = _is_evaluation(folder) and folder.absolute().parent.name == CELLS
+    return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
 
 
 def _is_evaluation(folder: Path) -> bool:

@@ -1,14 +1,28 @@
-"""Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`."""
+"""Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
 
-from collections.abc import Sequence
+The run folder gets `cells/<decoder>-<task>/generations`, from which the table can be made again.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from experiments.cell import Cell, TaskConfig
-from experiments.judged import Judged, difference_rows, pooled_rows
+from experiments.judged import (
+    CELLS,
+    Judged,
+    difference_rows,
+    judged,
+    phone_rows,
+    pooled_rows,
+    speed_rows,
+)
 from experiments.results import ResultRow
-from experiments.run import Run
+from experiments.run import CONFIG, Run, stored_settings
+from experiments.schema import read_config
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tasks import load_task
@@ -44,46 +58,93 @@ class SuiteConfig:
                 _ = decoder.sampler_for(load_task(task).gen_length)  # which checks both
 
 
-def evaluate_suite(suite: SuiteConfig, cell: Cell, run: Run) -> list[ResultRow]:
+def evaluate_suite(
+    suite: SuiteConfig, cell: Cell, run: Run, socs: Sequence[str], difficulty: int | None
+) -> list[ResultRow]:
     """Each decoder's score over all tasks, then its score on each.
 
     Args:
       cell: everything else, items included; its task and its sampler give way to the suite's.
+      difficulty: of every task; None: the default of each.
+
+    Raises:
+      ValueError: a task has no such difficulty; a cell's folder is of other settings, or damaged.
     """
-    model = cell.load()
     cells = {
-        (decoder.name, task): _cell(cell, decoder, task)
+        (decoder.name, task): _cell(cell, decoder, task, difficulty)
         for decoder in suite.decoders
         for task in suite.tasks
     }
-    stores = {
-        key: each.store(run.folder / "cells" / "-".join(key), model) for key, each in cells.items()
-    }
+    model = cell.load()
+    stores = {key: each.store(_folder(run.folder, *key), model) for key, each in cells.items()}
     run.begin()
     found = {
         key: cells[key].decode(model, stores[key])
         for key in tqdm(cells, desc=suite.name, unit="cell")
     }
+    return _rows(suite, found, socs)
+
+
+def rescore_suite(folder: Path, socs: Sequence[str]) -> list[ResultRow]:
+    """The rows of a suite that another run decoded, judged anew.
+
+    Raises:
+      ValueError, FileNotFoundError: it did not finish, is of another version, or is damaged.
+    """
+    path = folder / CONFIG
+    require(path.is_file(), f"{folder} has no {CONFIG}; allowed: the run of a suite that began")
+    stored = stored_settings(path)
+    try:
+        suite = read_config(SuiteConfig, stored["suite"])
+        items = int(stored.task["items"])
+    except (ValueError, TypeError, KeyError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {error}; allowed: a suite of this version") from error
+    found = {
+        (decoder.name, task): judged(_folder(folder, decoder.name, task), items)
+        for decoder in suite.decoders
+        for task in suite.tasks
+    }
+    for key, part in found.items():
+        have = len(part.right)
+        require(
+            have == items,
+            f"{_folder(folder, *key)} has {have} of {items} items; allowed: a suite that finished",
+        )
+    return _rows(suite, found, socs)
+
+
+def _folder(run: Path, decoder: str, task: str) -> Path:
+    return run / CELLS / f"{decoder}-{task}"
+
+
+def _rows(
+    suite: SuiteConfig, found: Mapping[tuple[str, str], Judged], socs: Sequence[str]
+) -> list[ResultRow]:
     baseline = suite.decoders[0].name
     rows: list[ResultRow] = []
     for decoder in suite.decoders:
         parts = [found[decoder.name, task] for task in suite.tasks]
         before = [found[baseline, task] for task in suite.tasks]
-        rows += pooled_rows(f"{suite.name}/{decoder.name}", parts)
+        rows += _scores(f"{suite.name}/{decoder.name}", parts, socs)
         if decoder.name != baseline:
             rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
     for (decoder, task), part in found.items():
-        rows += pooled_rows(f"{suite.name}/{decoder}/{task}", [part])
+        rows += _scores(f"{suite.name}/{decoder}/{task}", [part], socs)
     return rows
 
 
-def _cell(cell: Cell, decoder: DecoderConfig, name: str) -> Cell:
+def _scores(name: str, parts: Sequence[Judged], socs: Sequence[str]) -> list[ResultRow]:
+    """Quality, speed, and latency on phones over all items of all parts."""
+    return [*pooled_rows(name, parts), *speed_rows(name, parts), *phone_rows(name, parts, socs)]
+
+
+def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None) -> Cell:
     task = load_task(name)
     items = TaskConfig(
         name=name,
         seed=cell.task.seed,
         items=cell.task.items,
-        difficulty=task.default_difficulty,
+        difficulty=task.default_difficulty if difficulty is None else difficulty,
         gen_length=task.gen_length,
     )
     sampler = decoder.sampler_for(task.gen_length)

@@ -1,13 +1,16 @@
 """`python -m experiments.evaluate suite=decoding`: one table of many decoders on many tasks."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from experiments import cell
+import llada_jax as lj
+from experiments import cell, report
 from experiments import evaluate as entry
 from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
 
 TASKS = {"word_problems": 1, "yes_no": 1}
@@ -25,6 +28,10 @@ SUITE = [
 
 def run(folder: Path, *changes: str) -> dict[str, dict]:
     run_experiment(entry.main, [*SUITE, *changes, f"hydra.run.dir={folder}"])
+    return results(folder)
+
+
+def results(folder: Path) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
 
 
@@ -69,6 +76,54 @@ def test_a_finished_suite_decodes_nothing_again(finished, monkeypatch):
     assert run(folder) == rows
 
 
+def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
+    finished, tmp_path, monkeypatch
+):
+    folder, rows = finished
+    monkeypatch.setattr(lj, "load", None)
+    arguments = [f"rescore={folder}", "phones=[SM8750]", f"hydra.run.dir={tmp_path}"]
+    run_experiment(entry.main, arguments)
+    again = results(tmp_path)
+    phones = {name: row for name, row in again.items() if "/phone/" in name}
+    assert {name: row for name, row in again.items() if name not in phones} == rows
+    assert {name.removesuffix("/phone/SM8750"): row["n"] for name, row in phones.items()} == {
+        f"decoding/{decoder}{task}": 8 if task == "" else 4
+        for decoder in ("llada", "hasty")
+        for task in ("", "/word_problems", "/yes_no")
+    }
+    parts = [phones[f"decoding/llada/{task}/phone/SM8750"]["value"] for task in TASKS]
+    assert phones["decoding/llada/phone/SM8750"]["value"] == pytest.approx(sum(parts) / 2)
+    assert sum("/tokens_per_second" in name for name in rows) == len(phones)
+
+
+def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "half")
+    (tmp_path / "half" / "cells" / "hasty-yes_no" / "generations" / "000002.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"hasty-yes_no has 2 of 4 items; allowed: a suite that"):
+        run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
+    assert not any((tmp_path / "new").iterdir())
+
+
+def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
+    folder, _ = finished
+    arguments = [f"runs=[{folder},{folder}/cells]", "baseline=llada", f"hydra.run.dir={tmp_path}"]
+    run_experiment(report.main, arguments)
+    page = (tmp_path / "report.md").read_text()
+    assert page.count("| tiny: llada |") == page.count("| tiny: hasty |") == 2
+    assert "| decoding/hasty/exact_match |" in page
+
+
+def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
+    changes = [f"model={random_model}", "task.difficulty=2", "task.items=1"]
+    rows = run(tmp_path, *changes, "suite.decoders=[{name: a, sampler: {threshold: 0.001}}]")
+    for task in TASKS:
+        store = GenerationStore.load(tmp_path / "cells" / f"a-{task}" / "generations")
+        assert store.settings["task"]["difficulty"] == 2
+        item = load_task(task).item(5, 0, "test", difficulty=2)
+        assert [each.item for each in store.generations()] == [item]
+    assert "decoding/a/tokens_per_second_with_compilation" in rows
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -77,7 +132,13 @@ def test_a_finished_suite_decodes_nothing_again(finished, monkeypatch):
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
-        ("rescore=outputs/nowhere", "has no generations"),
+        ("rescore=outputs/nowhere", "suite is given with rescore="),
+        ("task.difficulty=3", "difficulty of yes_no is 3; allowed: 0, 1, 2"),
+        ("task=yes_no", "task=yes_no with a suite, which has tasks and samplers of its own"),
+        ("task.gen_length=64", "task.gen_length=64 with a suite"),
+        ("sampler=threshold", "sampler=threshold with a suite"),
+        ("sampler.threshold=0.5", r"sampler\.threshold=0\.5 with a suite"),
+        ("phones=[SM1]", "SM1"),
     ],
 )
 def test_bad_suites_are_refused_before_work(change, message, tmp_path):
