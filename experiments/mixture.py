@@ -91,6 +91,14 @@ class MixtureConfig:
         share = self.full_length_share
         require(0 <= share <= 1, f"full_length_share is {share}; allowed: 0 to 1")
 
+    @property
+    def task_names(self) -> list[str]:
+        """Of all tasks that are drawn from, in any stage."""
+        shares = [*self.tasks]
+        for stage in self.stages:
+            shares += [*stage.tasks, *stage.drills]
+        return sorted({share.name for share in shares})
+
     def stage_at(self, step: int) -> Stage:
         ends = accumulate(stage.steps for stage in self.stages)
         running = (stage for stage, end in zip(self.stages, ends, strict=True) if step < end)

@@ -3,15 +3,16 @@
     python -m experiments.train hydra.run.dir=outputs/small
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
 
-The same command resumes a run that was stopped, from its last checkpoint. The run folder gets
-`config.yaml`, `env.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the
-model, `model/`.
+The same command resumes a run that was stopped, from its last checkpoint; with more steps it is
+prolonged, and other settings are refused. The run folder gets `config.yaml`, `env.json`,
+`training.json`, `metrics.jsonl`, `results.json`, `tokenizer/`, `checkpoints/` and the model,
+`model/`.
 """
 
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from experiments.mixture import MixtureConfig, example_source, mixture_texts
 from experiments.model_card import Score, model_card
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.resume import TRAINING, Training
+from experiments.run import CONFIG, Run, launch, stored_settings
+from experiments.schema import read_config
 from llada_jax.build import Model
 from llada_jax.checkpoint import bundled_folder, bundled_names
 from llada_jax.checkpoint.atomic import new_folder
@@ -154,18 +157,43 @@ def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evalua
 
 
 def train_and_export(config: RunConfig, run: Run) -> None:
-    """Trains from the last checkpoint in the run folder, scores the model and exports it."""
+    """Trains from the last checkpoint in the run folder, scores the model and exports it.
+
+    Raises ValueError, before anything is written, where the folder's training is another one.
+    """
+    training = training_of(config).resumed(run.folder, earlier_training(run.folder))
     run.begin()
+    run.write(TRAINING, training.as_json())
     folder = tokenizer_folder(config, run)
     tokenizer = Tokenizer.from_folder(folder)
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config, model_config, tokenizer)
     state = train(run.folder, model_config, config.train, source, evaluate)
-    finish(config, run, Model(model_config, state.best_params, tokenizer), folder)
+    model = Model(model_config, state.best_params, tokenizer)
+    finish(config, run, model, folder, training.commands)
 
 
-def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
+def training_of(config: RunConfig) -> Training:
+    return Training.of(asdict(config), config.data, _command())
+
+
+def earlier_training(folder: Path) -> Training | None:
+    """The training that a folder holds, also one of a version that wrote nothing but `config.yaml`,
+    which then says all but the tasks' versions."""
+    path = folder / CONFIG
+    if (folder / TRAINING).exists() or not path.exists():
+        return Training.load(folder)
+    try:
+        config = read_config(RunConfig, stored_settings(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; allowed: a training of this version") from error
+    return Training.of(asdict(config), config.data, _command())
+
+
+def finish(
+    config: RunConfig, run: Run, model: Model, tokenizer: Path, commands: Sequence[str]
+) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
     tasks = [load_task(share.name) for share in config.data.tasks]
     scores = [
@@ -182,10 +210,9 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     )
     metrics = read_metrics(run.folder)
     env = json.loads((run.folder / "env.json").read_text())
-    hydra_config = HydraConfig.get()
     card = model_card(
-        name=hydra_config.runtime.choices["architecture@model"],
-        command=_command(hydra_config.job.config_name, hydra_config.overrides.task),
+        name=HydraConfig.get().runtime.choices["architecture@model"],
+        command="\n    ".join(commands),  # an indented block of the card
         model=model.config,
         train=config.train,
         data=config.data,
@@ -213,8 +240,10 @@ def finish(config: RunConfig, run: Run, model: Model, tokenizer: Path) -> None:
     )
 
 
-def _command(config_name: str | None, overrides: Sequence[str]) -> str:
-    named = [] if config_name == "train" else ["--config-name", str(config_name)]
+def _command() -> str:
+    """That this run was started by."""
+    name, overrides = HydraConfig.get().job.config_name, HydraConfig.get().overrides.task
+    named = [] if name == "train" else ["--config-name", str(name)]
     return shlex.join(["python", "-m", "experiments.train", *named, *overrides])
 
 

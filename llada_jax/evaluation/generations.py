@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.evaluation.stored import parsed_object, stored_object, stored_text
+from llada_jax.evaluation.stored import first_difference, parsed_object, stored_object, stored_text
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
 
@@ -92,7 +92,7 @@ class GenerationStore:
         store = cls(folder, settings)
         if (folder / SETTINGS).exists():
             existing = cls.load(folder).settings
-            difference = _first_difference(existing, json.loads(json.dumps(settings)))
+            difference = first_difference(existing, json.loads(json.dumps(settings)))
             require(
                 difference is None,
                 f"{folder} holds generations with other settings: {difference}; "
@@ -157,17 +157,6 @@ def _read(path: Path) -> Batch:
 def _generation(line: dict[str, Any]) -> Generation:
     item = line.pop("item")
     return Generation(item=Item(**{**item, "choices": tuple(item["choices"])}), **line)
-
-
-def _first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
-    """`sampler.threshold is 0.9 there and 0.8 here`, or None."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted({*theirs, *ours}):
-            found = _first_difference(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
-            if found:
-                return found
-        return None
-    return None if theirs == ours else f"{name} is {theirs!r} there and {ours!r} here"
 
 
 def _sha256(lines: Sequence[str]) -> str:

@@ -48,3 +48,17 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
 def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
     """A file that is one object with these keys."""
     return parsed_object(stored_text(path), path, keys)
+
+
+def first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
+    """`sampler.threshold is 0.9 there and 0.8 here`, or None where both are alike."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = sorted({*theirs, *ours})
+        pairs = [(f"{name}.{key}".lstrip("."), theirs.get(key), ours.get(key)) for key in keys]
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        both = zip(theirs, ours, strict=True)
+        pairs = [(f"{name}[{index}]", *pair) for index, pair in enumerate(both)]
+    else:
+        return None if theirs == ours else f"{name} is {theirs!r} there and {ours!r} here"
+    found = (first_difference(old, new, inner) for inner, old, new in pairs)
+    return next((each for each in found if each), None)

@@ -97,11 +97,15 @@ def test_bad_values_are_errors_before_the_run(override, message):
         read_config(entry.RunConfig, composed(override))
 
 
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.train", *arguments],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
 def test_a_run_leaves_a_model_that_loads(tmp_path):
-    command = [sys.executable, "-m", "experiments.train", *TINY, f"hydra.run.dir={tmp_path}"]
-    output = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True
-    )
+    output = command(*TINY, f"hydra.run.dir={tmp_path}")
     assert "exact_match" in output.stdout
     assert OmegaConf.load(tmp_path / "config.yaml").train.steps == 4
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["jax"]
@@ -125,3 +129,15 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     log = (tmp_path / "model" / "training_log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["step"] == 4
     assert 0 <= json.loads(log[-1])["word_problems/exact_match"] <= 1
+    refused_with_another_rate(tmp_path)
+
+
+def refused_with_another_rate(folder):
+    """In a folder of this version, and of one that kept its settings nowhere but in config.yaml."""
+    before = (folder / "config.yaml").read_bytes()
+    for _ in range(2):
+        output = command(*TINY, "train.peak_lr=0.1", f"hydra.run.dir={folder}")
+        assert "train.peak_lr is 0.002 there and 0.1 here" in output.stderr
+        assert (folder / "config.yaml").read_bytes() == before
+        assert (folder / "results.json").exists()
+        (folder / "training.json").unlink(missing_ok=True)

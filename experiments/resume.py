@@ -1,0 +1,73 @@
+"""A training that is resumed is the one that was begun: same settings, same versions of its tasks.
+
+The run folder keeps both in `training.json`, with the commands that it was trained by.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.mixture import MixtureConfig
+from llada_jax.config import require
+from llada_jax.evaluation.stored import first_difference, stored_object
+from llada_jax.evaluation.tasks import load_task
+
+TRAINING = "training.json"
+FORMAT = 1
+FREE = (
+    *("steps", "decay_steps", "log_every", "checkpoint_every", "keep_checkpoints"),
+    "evaluate_every",
+)
+"""Of `train`: a run may be prolonged, and watched otherwise. So may `score`."""
+_KEYS = {"settings": dict, "commands": list}
+
+
+class Training(NamedTuple):
+    """What made a model: settings of all that went into it, and the commands in their order."""
+
+    settings: Mapping[str, Any]
+    commands: Sequence[str]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], data: MixtureConfig, command: str) -> "Training":
+        """A training that begins.
+
+        Args:
+          config: sections of plain values.
+        """
+        fixed = {name: section for name, section in config.items() if name != "score"}
+        fixed["train"] = {key: each for key, each in fixed["train"].items() if key not in FREE}
+        fixed["versions"] = {name: load_task(name).version for name in data.task_names}
+        return cls(json.loads(json.dumps(fixed)), [command])
+
+    @classmethod
+    def load(cls, folder: Path) -> "Training | None":
+        """The one of a folder. Raises ValueError where it is damaged or of another format."""
+        path = folder / TRAINING
+        if not path.exists():
+            return None
+        found = stored_object(path, {"format": object})["format"]
+        require(found == FORMAT, f"{path} has format {found!r}; allowed: {FORMAT}")
+        stored = stored_object(path, _KEYS)
+        return cls(stored["settings"], stored["commands"])
+
+    def resumed(self, folder: Path, earlier: "Training | None") -> "Training":
+        """This training as what goes on with an earlier one.
+
+        Raises:
+          ValueError: its settings are others; it names the first that differs.
+        """
+        if earlier is None:
+            return self
+        difference = first_difference(earlier.settings, self.settings)
+        require(
+            difference is None,
+            f"{folder} holds a training with other settings: {difference}; allowed: another folder "
+            f"(hydra.run.dir), the same settings, or a change of score or of {', '.join(FREE)}",
+        )
+        return Training(self.settings, list(dict.fromkeys([*earlier.commands, *self.commands])))
+
+    def as_json(self) -> str:
+        """The content of its file."""
+        return json.dumps({"format": FORMAT, **self._asdict()}, indent=2) + "\n"
