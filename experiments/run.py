@@ -14,8 +14,9 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,8 @@ from llada_jax.evaluation.stored import stored_text
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
+OF_EXTRAS = ("litert-converter", "ai-edge-litert", "onnxruntime-qnn")
+"""Those that decide what a backend computes; named where they are installed."""
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
@@ -147,10 +150,18 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "processor": _processor(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES} | _versions_of_extras(),
         "git_sha": _git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else status != "",
     }
+
+
+def _versions_of_extras() -> dict[str, str]:
+    versions = {}
+    for name in OF_EXTRAS:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _processor() -> str:

@@ -1,7 +1,9 @@
 """A run folder: empty until something happened, whole afterwards."""
 
 import json
+import re
 import subprocess
+import tomllib
 
 import pytest
 from omegaconf import OmegaConf
@@ -78,6 +80,19 @@ def test_the_environment_names_versions_and_the_commit():
     assert told["packages"]["jax"] and told["python"] and "CPU cores" in told["machine"]
     assert told["git_sha"] is None or len(told["git_sha"]) == 40
     assert json.loads(json.dumps(told)) == told
+
+
+def test_versions_of_extras_are_named_where_they_are_installed(monkeypatch):
+    monkeypatch.setattr(module, "OF_EXTRAS", ("pytest", "no-such-package"))
+    packages = environment()["packages"]
+    assert packages["pytest"] == pytest.__version__ and "no-such-package" not in packages
+
+
+def test_the_extras_are_those_of_the_backends():
+    extras = tomllib.loads((module.REPOSITORY / "pyproject.toml").read_text())
+    stated = extras["project"]["optional-dependencies"]
+    backends = [re.split("[<>=]", each)[0] for name in ("npu", "qnn") for each in stated[name]]
+    assert set(module.OF_EXTRAS) == {each for each in backends if "[" not in each}
 
 
 def test_no_git_is_no_problem(monkeypatch, tmp_path):
