@@ -58,7 +58,8 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
 
     Raises ValueError for shapes that have no room for them.
     """
-    _check(config)
+    check_shape(config)
+    require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
     rng = np.random.default_rng(seed)
     size, width = config.head_dim, config.width
     end = min(2 + 2 * size, width - 3 * size + 2)
@@ -78,11 +79,11 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 
 
-def _check(config: ModelConfig) -> None:
+def check_shape(config: ModelConfig) -> None:
+    """Raise ValueError for a shape that has no room for the heads."""
     heads, size = config.n_heads, config.head_dim
     require(config.moe is None, "moe is set; allowed with copying heads: None")
     require(not config.tied_embeddings, "tied_embeddings is True; allowed here: False")
-    require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
     require(config.n_layers > 2, f"n_layers is {config.n_layers}; allowed here: 3 or more")
     require(
         heads == config.n_kv_heads >= 5,
