@@ -33,6 +33,7 @@ from experiments.judged import (
     score_rows,
 )
 from experiments.phones import phone_profile
+from experiments.results import ResultRow
 from experiments.run import Run, launch
 from experiments.suite import SuiteConfig, evaluate_suite
 from llada_jax.config import SamplerConfig, require
@@ -106,15 +107,19 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     baseline = judged(Path(config.baseline)) if config.baseline else None
     if config.rescore:
         found = judged(Path(config.rescore))
+        rows = _rows(config, found, baseline)
         run.begin()
     else:
         found = _decoded(config, run, baseline)
-    rows = [*score_rows(found), *phone_rows(found, config.phones)]
-    if baseline:
-        rows += comparison_rows(baseline, found)
+        rows = _rows(config, found, baseline)
     for generation in found.generations:
         run.record(_line(generation, found.right[generation.index]))
     run.finish(rows)
+
+
+def _rows(config: EvaluateConfig, found: Judged, baseline: Judged | None) -> list[ResultRow]:
+    rows = [*score_rows(found), *phone_rows(found, config.phones)]
+    return rows + (comparison_rows(baseline, found) if baseline else [])
 
 
 def _decoded(config: EvaluateConfig, run: Run, baseline: Judged | None) -> Judged:

@@ -8,11 +8,14 @@ from experiments.on_phones import as_if_llada_8b, mean_latency
 from experiments.results import ResultRow
 from experiments.score import Score, score
 from llada_jax.config import require
-from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from llada_jax.evaluation.generations import SETTINGS, Batch, Generation, GenerationStore
 from llada_jax.evaluation.metrics import Paired, paired
+from llada_jax.evaluation.stored import require_object
 from llada_jax.evaluation.tasks import load_task
 
 GENERATIONS = "generations"
+_SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
+_TASK = {"name": str, "difficulty": int, "seed": int}
 
 
 class Judged(NamedTuple):
@@ -21,6 +24,7 @@ class Judged(NamedTuple):
     store: GenerationStore
     batches: list[Batch]
     right: dict[int, bool]  # by index of the item
+    timed: list[Batch]  # those that are whole: of a part of one, nobody knows the seconds
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -42,18 +46,22 @@ class Judged(NamedTuple):
 def judged(folder: Path, items: int | None = None) -> Judged:
     """The generations of a run, judged anew; with `items`, only of the first ones."""
     store = GenerationStore.load(folder / GENERATIONS)
+    path = store.folder / SETTINGS
+    require_object(require_object(store.settings, path, _SETTINGS)["task"], path, _TASK)
     task = load_task(store.settings["task"]["name"])
-    batches = store.batches()
-    require(len(batches) > 0, f"{folder} has no generations yet; allowed: at least one batch")
-    if items is not None:
-        kept = ([g for g in batch.generations if g.index < items] for batch in batches)
-        batches = [
-            batch._replace(generations=generations)
-            for batch, generations in zip(batches, kept, strict=True)
-            if generations
-        ]
+    stored = store.batches()
+    require(len(stored) > 0, f"{folder} has no generations yet; allowed: at least one batch")
+    batches = [first_items(batch, items) for batch in stored]
+    timed = [whole for whole, part in zip(stored, batches, strict=True) if part == whole]
+    batches = [batch for batch in batches if batch.generations]
     right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
-    return Judged(store, batches, right)
+    return Judged(store, batches, right, timed)
+
+
+def first_items(batch: Batch, items: int | None) -> Batch:
+    """Of a batch what belongs to the first items; all of it where `items` is None."""
+    kept = [each for each in batch.generations if items is None or each.index < items]
+    return batch._replace(generations=kept)
 
 
 def score_rows(found: Judged) -> list[ResultRow]:
@@ -87,10 +95,13 @@ def score_of(parts: Sequence[Judged]) -> Score:
 
 
 def _speed_rows(found: Judged) -> Iterator[ResultRow]:
-    """Answer tokens a second, of the batches that needed no compilation where there are such."""
-    warm = [batch for batch in found.batches if not batch.compiled]
+    """Answer tokens a second, of the batches that needed no compilation where there are such; none
+    where no batch is whole."""
+    if not found.timed:
+        return
+    warm = [batch for batch in found.timed if not batch.compiled]
     name = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
-    timed = warm or found.batches
+    timed = warm or found.timed
     tokens = sum(generation.length for batch in timed for generation in batch.generations)
     seconds = sum(batch.seconds for batch in timed)
     yield ResultRow(name=f"{found.name}/{name}", value=tokens / seconds, unit="tokens/s")
@@ -127,8 +138,13 @@ def phone_rows(found: Judged, socs: Sequence[str]) -> Iterator[ResultRow]:
 def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
     """The difference to a baseline on the same items, and whether it could be chance."""
     require_same_items(baseline, found.settings["task"], 0)
-    indices = [index for index in found.right if index in baseline.right]
-    require(len(indices) == len(found.right), f"the baseline has {len(indices)} of the items")
+    indices = list(found.right)
+    lacking = sorted(found.right.keys() - baseline.right.keys())
+    require(
+        not lacking,
+        f"the baseline, {baseline.store.folder.parent}, lacks items {lacking[:3]} that "
+        f"{found.store.folder.parent} has; allowed: a baseline with all of them",
+    )
     name = f"{found.name}/against/{baseline.settings['sampler_name']}"
     result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
     difference, p_value = difference_rows(name, result, len(indices))

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from llada_jax.evaluation.reliability import Reliability
@@ -84,7 +85,8 @@ def scores(title: str, shares: Mapping[str, Share]) -> "Figure":
     """One bar for each decoder, with its interval."""
     drawn = figure()
     axes = drawn.subplots()
-    names, values = list(shares), [share.value for share in shares.values()]
+    names = [fill(name, 30) for name in shares]
+    values = [share.value for share in shares.values()]
     errors = (
         [share.value - share.low for share in shares.values()],
         [share.high - share.value for share in shares.values()],

@@ -12,7 +12,7 @@ it, its own numbers in `results.json`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,28 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.labels import labels
 from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require
 from llada_jax.evaluation.metrics import Point, area_under_parallelism
+from llada_jax.evaluation.stored import (
+    parsed,
+    parsed_object,
+    require_object,
+    stored_object,
+    stored_text,
+)
 
 Table = Sequence[Mapping[str, str]]
+_RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
+_ENVIRONMENT = {
+    "git_dirty": (bool, type(None)),
+    "git_sha": (str, type(None)),
+    "packages": dict,
+    "processor": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +72,22 @@ class Decoder:
     """One run of `experiments.evaluate`, with the numbers that the tables show."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.judged: Judged = judged(folder)
         self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.judged)}
 
     @property
     def task(self) -> str:
-        task = self.judged.settings["task"]
+        task = self.settings["task"]
         return f"{task['name']}, difficulty {task['difficulty']}, seed {task['seed']}"
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.judged.settings
+
+    @property
     def sampler(self) -> str:
-        return self.judged.settings["sampler_name"]
-
-    @property
-    def label(self) -> str:
-        """What tells it from the others of its task."""
-        settings = self.judged.settings
-        backend = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
-        return f"{settings['model']}: {self.sampler}{backend}"
-
-    @property
-    def family(self) -> str:
-        """The label without what the command line changed in the sampler."""
-        return self.label.replace(self.sampler, self.sampler.partition("@")[0])
+        return self.settings["sampler_name"]
 
     @property
     def share(self) -> Share:
@@ -89,11 +97,11 @@ class Decoder:
 
 
 class Page:
-    """Markdown that grows, with pictures beside it."""
+    """Markdown that grows, with pictures beside it; nothing is written before all is there."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._parts: list[str] = []
+        self._pictures: dict[str, Any] = {}
 
     def add(self, *paragraphs: str) -> None:
         self._parts += paragraphs
@@ -104,15 +112,17 @@ class Page:
     def add_picture(self, name: str, drawn: Any, alt: str) -> None:
         """A picture under a file name made of `name`."""
         file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
-        save(drawn, self._run.folder / file)
+        self._pictures[file] = drawn
         self.add(f"![{alt}]({file})")
 
-    def write(self) -> None:
-        self._run.write("report.md", "\n\n".join(self._parts) + "\n")
+    def write(self, run: Run) -> None:
+        for file, drawn in self._pictures.items():
+            save(drawn, run.folder / file)
+        run.write("report.md", "\n\n".join(self._parts) + "\n")
 
 
 def report(config: ReportConfig, run: Run) -> None:
-    """Reads all runs, then writes the page."""
+    """Reads and compares all runs, then writes the page."""
     folders = config.folders
     decoders = [Decoder(folder) for folder in folders if (folder / GENERATIONS).is_dir()]
     others = [(folder, _results(folder)) for folder in folders if not _is_evaluation(folder)]
@@ -121,15 +131,15 @@ def report(config: ReportConfig, run: Run) -> None:
         config.baseline is None or config.baseline in samplers,
         f"baseline is {config.baseline!r}; allowed: {', '.join(sorted(samplers))}",
     )
-    run.begin()
-    page = Page(run)
+    page = Page()
     page.add(f"# {config.title}")
     rows = list(_tasks(page, decoders, config.baseline))
     for folder, results in others:
         _other_run(page, folder, results)
     page.add("## Runs")
     page.add_table([_provenance(folder) for folder in folders])
-    page.write()
+    run.begin()
+    page.write(run)
     run.finish(rows)
 
 
@@ -144,27 +154,37 @@ def markdown_table(rows: Table) -> str:
 def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Iterator[ResultRow]:
     """A section for each task; yields the report's own numbers."""
     for task in dict.fromkeys(decoder.task for decoder in decoders):
-        here = [decoder for decoder in decoders if decoder.task == task]
-        base = next((decoder for decoder in here if decoder.sampler == baseline), None)
+        here = {each.folder: each for each in decoders if each.task == task}
+        names = labels({folder: each.settings for folder, each in here.items()})
+        base = next((each for each in here.values() if each.sampler == baseline), None)
         page.add(f"## {task}")
-        page.add_table([_decoder_line(decoder, base) for decoder in here])
+        page.add_table([_decoder_line(names[f].text, each, base) for f, each in here.items()])
         page.add_picture(
             f"{task} scores",
-            scores(task, {decoder.label: decoder.share for decoder in here}),
+            scores(task, {names[folder].text: each.share for folder, each in here.items()}),
             f"Exact match of each decoder on {task}",
         )
-        for decoder in here:
-            yield from decoder.rows.values()
+        for folder, decoder in here.items():
+            rows = list(decoder.rows.values())
             if base is not None and decoder is not base:
-                yield from comparison_rows(base.judged, decoder.judged)
-        yield from _curves(page, task, here)
+                rows += comparison_rows(base.judged, decoder.judged)
+            yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
+        families: dict[str, list[Decoder]] = {}
+        for folder, decoder in here.items():
+            families.setdefault(names[folder].family, []).append(decoder)
+        yield from _curves(page, task, families)
 
 
-def _decoder_line(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+def _renamed(row: ResultRow, decoder: Decoder, name: str) -> ResultRow:
+    """The row of a decoder under a name that no other of the page has."""
+    return replace(row, name=name + row.name.removeprefix(decoder.judged.name))
+
+
+def _decoder_line(name: str, decoder: Decoder, base: Decoder | None) -> dict[str, str]:
     match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
     low, high = match.interval or (0, 0)
     line = {
-        "decoder": decoder.label,
+        "decoder": name,
         "items": str(match.n),
         "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
         "forwards": f"{decoder.rows['nfe'].value:.1f}",
@@ -182,14 +202,14 @@ def _decoder_line(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
     return line | {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
 
 
-def _curves(page: Page, task: str, decoders: Sequence[Decoder]) -> Iterator[ResultRow]:
-    """Curves of all decoders, where at least one was run with several settings, and their areas."""
-    families: dict[str, list[Share]] = {}
-    for decoder in decoders:
-        families.setdefault(decoder.family, []).append(decoder.share)
+def _curves(
+    page: Page, task: str, decoders: Mapping[str, Sequence[Decoder]]
+) -> Iterator[ResultRow]:
+    """Curves of all families, where at least one was run with several settings, and their areas."""
+    families = {family: _points(group) for family, group in decoders.items()}
     if all(len(points) == 1 for points in families.values()):
         return
-    best = 100 * max(decoder.share.value for decoder in decoders)
+    best = 100 * max(point.value for points in families.values() for point in points)
     areas = {
         family: area_under_parallelism([Point(p.parallelism, 100 * p.value) for p in points], best)
         for family, points in families.items()
@@ -208,19 +228,30 @@ def _curves(page: Page, task: str, decoders: Sequence[Decoder]) -> Iterator[Resu
         yield ResultRow(name=f"{task}/{family}/aup", value=area, unit="percent x tokens/forward")
 
 
+def _points(decoders: Sequence[Decoder]) -> list[Share]:
+    """A point for each setting of the sampler: of several runs of one, the run of most items."""
+    points: dict[str, Share] = {}
+    for decoder in sorted(decoders, key=lambda each: len(each.judged.right)):
+        points[json.dumps(decoder.settings.get("sampler", decoder.sampler))] = decoder.share
+    return list(points.values())
+
+
 def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
     page.add(f"## {folder.name}")
     metrics = _training_metrics(folder)
     if metrics:
         drawn = training_curve(folder.name, metrics)
         page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
-    page.add_table([_result_line(row) for row in results])
+    if results:
+        page.add_table([_result_line(row) for row in results])
+    else:
+        page.add("The run finished without numbers of its own.")
 
 
 def _training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    lines = stored_text(path).splitlines() if path.is_file() else []
+    rows = [parsed_object(line, path, {}) for line in lines]
     return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
 
 
@@ -236,12 +267,12 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _provenance(folder: Path) -> dict[str, str]:
-    env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    env = stored_object(folder / "env.json", _ENVIRONMENT)
     changed = ", changed" if env["git_dirty"] else ""
     return {
         "run": str(folder),
         "commit": f"{(env['git_sha'] or 'unknown')[:10]}{changed}",
-        "jax": env["packages"]["jax"],
+        "jax": env["packages"].get("jax", "unknown"),
         "machine": env["processor"],
     }
 
@@ -264,10 +295,9 @@ def _is_evaluation(folder: Path) -> bool:
 def _results(folder: Path) -> list[dict[str, Any]]:
     path = folder / "results.json"
     require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}; allowed: the file as written") from error
+    rows = parsed(stored_text(path), path)
+    require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
+    return [require_object(row, path, _RESULT) for row in rows]
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="report")

@@ -14,26 +14,43 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from experiments.results import ResultRow, table
 from experiments.schema import read_config
-from llada_jax.config import SamplerConfig
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.stored import stored_text
 
+CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
 ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+
+
+def _without_files(hydra: HydraConf) -> HydraConf:
+    """Hydra's own settings, but that it writes nothing into the folder of a run, which is `Run`'s:
+    a copy of the settings and a log would be there, or be overwritten, before input is checked."""
+    defaults = [
+        {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
+        for each in hydra.defaults
+    ]
+    return replace(hydra, defaults=defaults, output_subdir=None)
+
+
+ConfigStore.instance().store("config", _without_files(HydraConf()), group="hydra")
 
 T = TypeVar("T")
 
@@ -48,8 +65,10 @@ def launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: Dict
     for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
+        settings = read_config(schema, config)
         run = Run(Path(HydraConfig.get().runtime.output_dir), config)
-        experiment(read_config(schema, config), run)
+        run.require_own_folder()
+        experiment(settings, run)
     except (ValueError, FileNotFoundError, ImportError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -64,11 +83,26 @@ class Run:
         self._config = config
         self._recorded = 0
 
+    def require_own_folder(self) -> None:
+        """Raises ValueError where the folder holds a run of another experiment, which shows in
+        its settings: `begin` and `record` would take away what that run found."""
+        path = self.folder / CONFIG
+        if not path.exists():
+            return
+        stored = stored_settings(path)
+        foreign = sorted(map(str, stored.keys() - self._config.keys()))
+        require(
+            not foreign,
+            f"{self.folder} holds a run of another experiment, or of another version of this one: "
+            f"its settings {', '.join(foreign)} are none of {', '.join(map(str, self._config))}; "
+            "allowed: another folder (hydra.run.dir)",
+        )
+
     def begin(self) -> None:
         """Writes `config.yaml` and `env.json`; takes away the results of an earlier run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "results.json").unlink(missing_ok=True)
-        self.write("config.yaml", OmegaConf.to_yaml(self._config, resolve=True))
+        self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))
 
     def record(self, row: Mapping[str, Any]) -> None:
@@ -88,6 +122,18 @@ class Run:
         temporary = self.folder / f".{name}.partial"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.folder / name)
+
+
+def stored_settings(path: Path) -> DictConfig:
+    """The settings that a run stored. Raises ValueError where the file is damaged."""
+    try:
+        stored = OmegaConf.create(stored_text(path))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; allowed: the file as it was written"
+        ) from error
+    require(isinstance(stored, DictConfig), f"{path} is damaged: {stored}; allowed: settings")
+    return cast(DictConfig, stored)
 
 
 def _json(content: Any, indent: int | None = None) -> str:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.config import require
+from llada_jax.evaluation.stored import parsed_object, stored_object, stored_text
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
 
 FORMAT = 1
 TRACE = ".trace.npz"
 SETTINGS = "settings.json"
+_BATCH = {"count": int, "sha256": str, "seconds": (int, float), "compiled": bool}
 
 
 class Generation(NamedTuple):
@@ -72,13 +74,13 @@ class GenerationStore:
         path = folder / SETTINGS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
-        header = _parsed(path.read_text(encoding="utf-8"), path)
-        found = header.get("format")
+        header = stored_object(path, {"format": object})
+        found = header["format"]
         require(
             found == FORMAT,
             f"{path} has format {found!r}; allowed: {FORMAT}, the one of this version",
         )
-        return cls(folder, header["settings"])
+        return cls(folder, stored_object(path, {"settings": dict})["settings"])
 
     @classmethod
     def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":
@@ -140,8 +142,8 @@ class GenerationStore:
 
 
 def _read(path: Path) -> Batch:
-    first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
-    header = _parsed(first, path)
+    first, *lines = stored_text(path).splitlines(keepends=True) or [""]
+    header = parsed_object(first, path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
     require(
         whole,
@@ -155,15 +157,6 @@ def _read(path: Path) -> Batch:
 def _generation(line: dict[str, Any]) -> Generation:
     item = line.pop("item")
     return Generation(item=Item(**{**item, "choices": tuple(item["choices"])}), **line)
-
-
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}; allowed: the file as written") from error
-    require(isinstance(parsed, dict), f"{path} starts with {text[:40]!r}; allowed: an object")
-    return parsed
 
 
 def _first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:

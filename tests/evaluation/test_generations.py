@@ -74,14 +74,30 @@ def test_a_folder_without_generations_is_named(tmp_path):
         lambda text: text.replace("#### 3", "#### 4"),
         lambda text: "",
         lambda text: "[]\n" + text,
+        lambda text: text[text.index("\n") + 1 :],
+        lambda text: text.replace('"seconds"', '"minutes"', 1),
     ],
-    ids=["half", "a line less", "a digit changed", "empty", "no header"],
+    ids=["half", "a line less", "a digit changed", "empty", "a list", "no header", "no seconds"],
 )
 def test_a_damaged_file_is_named(store, damage):
     path = store.folder / "000000.jsonl"
     path.write_text(damage(path.read_text()))
     with pytest.raises(ValueError, match=r"000000\.jsonl"):
         store.generations()
+
+
+def test_a_file_that_is_no_text_is_named(store):
+    path = store.folder / "000000.jsonl"
+    path.write_bytes(path.read_bytes().replace("ü".encode(), b"\xfc"))
+    with pytest.raises(ValueError, match=r"000000\.jsonl is damaged: .*utf-8"):
+        store.generations()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": 1}', '{"format": 1, "settings": []}'])
+def test_settings_that_lack_something_are_named(store, text):
+    (store.folder / "settings.json").write_text(text)
+    with pytest.raises(ValueError, match=r"settings\.json is damaged"):
+        GenerationStore.load(store.folder)
 
 
 def test_an_interrupted_write_leaves_no_batch(store, monkeypatch):

@@ -1,4 +1,4 @@
-"""Runs an experiment in the process of the test, without Hydra's log files."""
+"""Runs an experiment in the process of the test, as its command does."""
 
 import contextlib
 import io
@@ -9,8 +9,6 @@ import pytest
 
 from experiments.run import REPOSITORY
 
-QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
-
 
 def run_experiment(
     main: Callable[[], None], arguments: Sequence[str], output: io.StringIO | None = None
@@ -18,7 +16,7 @@ def run_experiment(
     """What the command prints."""
     with pytest.MonkeyPatch.context() as patch:
         conf = f"--config-path={REPOSITORY / 'conf'}"
-        patch.setattr(sys, "argv", ["experiment", conf, *arguments, *QUIET])
+        patch.setattr(sys, "argv", ["experiment", conf, *arguments])
         with contextlib.redirect_stdout(output or io.StringIO()) as printed:
             main()
     return printed.getvalue()

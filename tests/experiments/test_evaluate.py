@@ -8,8 +8,9 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
-from experiments import cell
+from experiments import cell, report
 from experiments import evaluate as entry
+from experiments.judged import judged, score_rows
 from experiments.on_phones import on_phones
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
@@ -34,6 +35,10 @@ def run(folder: Path, *arguments: str) -> dict[str, dict]:
 def texts(folder: Path) -> list[str]:
     store = GenerationStore.load(folder / "generations")
     return [generation.text for generation in store.generations()]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +107,40 @@ def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
     assert run(tmp_path / "run", *CELL, "task.items=7")["threshold/exact_match"]["n"] == 7
 
 
+def test_seconds_of_a_batch_count_only_with_all_its_items(finished):
+    def speed(items: int) -> dict[str, float]:
+        rows = score_rows(judged(finished, items))
+        return {row.name: row.value for row in rows if "tokens_per_second" in row.name}
+
+    first, second = GenerationStore.load(finished / "generations").batches()
+    assert first.compiled and not second.compiled
+    name = "word_problems/threshold/tokens_per_second"
+    tokens = [sum(each.length for each in batch.generations) for batch in (first, second)]
+    assert speed(6) == {name: pytest.approx(tokens[1] / second.seconds)}
+    assert speed(5) == {f"{name}_with_compilation": pytest.approx(tokens[0] / first.seconds)}
+    assert speed(2) == {}
+
+
 def test_other_settings_are_refused_and_overwrite_nothing(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
-    before = (tmp_path / "run" / "results.json").read_bytes()
+    before = contents(tmp_path / "run")
     with pytest.raises(SystemExit, match=r"sampler\.threshold is 0\.9 there and 0\.8 here"):
         run(tmp_path / "run", *CELL, "sampler.threshold=0.8")
-    assert (tmp_path / "run" / "results.json").read_bytes() == before
+    assert contents(tmp_path / "run") == before
+
+
+def test_the_folder_of_another_experiment_is_refused_and_kept(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(SystemExit, match=r"holds a run of another experiment"):
+        arguments = [f"runs=[{finished}]", f"hydra.run.dir={tmp_path / 'run'}"]
+        run_experiment(report.main, arguments)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_has_the_files_that_it_says_and_no_others(finished):
+    files = {path.name for path in finished.iterdir()}
+    assert files == {"config.yaml", "env.json", "metrics.jsonl", "results.json", "generations"}
 
 
 def test_a_run_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
@@ -186,6 +219,14 @@ def test_another_seeds_run_is_no_baseline(finished, tmp_path):
         run(tmp_path / "run", *CELL, "task.seed=8", f"baseline={finished}")
     with pytest.raises(SystemExit, match=r"the baseline lacks item \[6\] of 7"):
         run(tmp_path / "run", *CELL, "task.items=7", f"baseline={finished}")
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_rescore_that_cannot_be_compared_leaves_nothing(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "short")
+    (tmp_path / "short" / "generations" / "000003.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"short, lacks items \[3, 4, 5\]"):
+        run(tmp_path / "run", f"rescore={finished}", f"baseline={tmp_path / 'short'}")
     assert not any((tmp_path / "run").iterdir())
 
 

@@ -17,19 +17,22 @@ from tests.experiments.in_process import run_experiment
 ITEMS = 20
 
 
-def evaluation(folder: Path, sampler: str, right: int, nfe: int, task: str = "yes_no") -> Path:
+def evaluation(
+    folder: Path, sampler: str, right: int, nfe: int, items: int = ITEMS, seed: int = 0
+) -> Path:
     """A run of `experiments.evaluate`, as it would be found; the first `right` items are right."""
     settings = {
         "model": "tiny",
-        "task": {"name": task, "difficulty": 1, "seed": 5},
+        "task": {"name": "yes_no", "difficulty": 1, "seed": 5},
         "sampler_name": sampler,
         "backend": "xla",
+        "seed": seed,
     }
     store = GenerationStore.begin(folder / "generations", settings)
     generations = [
         Generation(i, Item("Is it?", "#### yes", "yes"), f"#### {'yes' if i < right else 'no'}",
                    [1], 12, nfe)
-        for i in range(ITEMS)
+        for i in range(items)
     ]  # fmt: skip
     store.add(Batch(generations, seconds=2.0, compiled=False))
     (folder / "env.json").write_text(json.dumps(environment()))
@@ -104,6 +107,22 @@ def test_other_runs_show_their_results(runs, tmp_path):
     )
 
 
+def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path):
+    for seed in (0, 1):
+        evaluation(runs / f"seed{seed}", "threshold", right=9 * (1 + seed), nfe=4, seed=seed)
+    evaluation(runs / "again", "threshold", right=18, nfe=4, seed=1)
+    page = run(tmp_path / "page", f"runs=[{runs}/seed*,{runs}/again]")
+    lines = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| tiny:")]
+    assert lines == [
+        "| tiny: threshold, seed 0",
+        "| tiny: threshold, seed 1, run seed1",
+        "| tiny: threshold, seed 1, run again",
+    ]
+    assert "AUP" not in page
+    names = [row["name"] for row in json.loads((tmp_path / "page" / "results.json").read_text())]
+    assert len(set(names)) == len(names) == 12
+
+
 def test_runs_without_a_curve_have_no_area(runs, tmp_path):
     assert "AUP" not in run(tmp_path / "page", f"runs=[{runs}/sweep/0]")
 
@@ -128,6 +147,43 @@ def test_bad_input_is_named_before_a_page_is_written(runs, tmp_path, damage, arg
     with pytest.raises(SystemExit, match=message):
         run(tmp_path / "page", *(argument.format(runs=runs) for argument in arguments))
     assert not any((tmp_path / "page").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("small/results.json", b"{}", r"small/results\.json is damaged: it has \{\}"),
+        ("small/results.json", b'[{"name": "a"}]', r"results\.json is damaged: value is 'absent'"),
+        ("small/results.json", b'[{"name": "\xfc"}]', r"results\.json is damaged: 'utf-8'"),
+        ("small/metrics.jsonl", b'{"step": 1}\n{"st', r"small/metrics\.jsonl is damaged"),
+        ("small/env.json", b'{"git_dirty', r"small/env\.json is damaged"),
+        ("small/env.json", b"{}", r"small/env\.json is damaged: git_dirty is 'absent'"),
+        ("sweep/0/env.json", b"\xff", r"0/env\.json is damaged"),
+        (
+            "sweep/0/generations/settings.json",
+            b'{"format": 1, "settings": {}}',
+            r"settings\.json is damaged: model is 'absent'",
+        ),
+        ("sweep/0/generations/000000.jsonl", b"{}\n", r"000000\.jsonl is damaged: count"),
+    ],
+)
+def test_a_damaged_file_is_named_before_anything_is_written(runs, tmp_path, file, content, message):
+    (runs / file).write_bytes(content)
+    with pytest.raises(SystemExit, match=message):
+        run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/small]")
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_a_baseline_of_fewer_items_is_named_before_anything_is_written(runs, tmp_path):
+    evaluation(runs / "short", "short", right=1, nfe=2, items=3)
+    with pytest.raises(SystemExit, match=r"baseline, .*/short, lacks items \[3, 4, 5\] that .*/0"):
+        run(tmp_path / "page", f"runs=[{runs}/short,{runs}/sweep]", "baseline=short")
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_a_run_without_numbers_of_its_own_says_so(runs, tmp_path):
+    (runs / "small" / "results.json").write_text("[]")
+    assert "without numbers" in run(tmp_path / "page", f"runs=[{runs}/small]")
 
 
 def test_a_run_of_another_version_is_refused(runs, tmp_path):

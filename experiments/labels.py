@@ -1,0 +1,97 @@
+"""Names of decoders that are compared: short, and told apart by whatever differs between them."""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NAMED = ("model", "sampler_name", "backend")  # each label has them in words
+
+
+class Label(NamedTuple):
+    """Of one decoder.
+
+    Attributes:
+      text: no two decoders have the same.
+      family: the text without what is set in the sampler; decoders of one family make a curve.
+    """
+
+    text: str
+    family: str
+
+
+def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
+    """Labels of decoders on the same task, by the folders of their runs.
+
+    Args:
+      decoders: what the generations of each depend on.
+    """
+    plain = {folder: _flat(settings) for folder, settings in decoders.items()}
+    families = {folder: _base(settings) for folder, settings in decoders.items()}
+    outside = {folder: _part(settings, sampler=False) for folder, settings in plain.items()}
+    families = _told_apart(families, outside)
+    texts = {
+        folder: family.replace(_sampler(decoders[folder]), decoders[folder]["sampler_name"], 1)
+        for folder, family in families.items()
+    }
+    texts = _told_apart(texts, {f: _part(settings, sampler=True) for f, settings in plain.items()})
+    texts = _told_apart(texts, {folder: {"run": run} for folder, run in _runs(decoders).items()})
+    return {folder: Label(texts[folder], families[folder]) for folder in decoders}
+
+
+def _runs(folders: Collection[Path]) -> dict[Path, str]:
+    """Each folder from where the paths of all part."""
+    if not folders:
+        return {}
+    shared = os.path.commonpath([folder.absolute().parent for folder in folders])
+    return {folder: str(folder.absolute().relative_to(shared)) for folder in folders}
+
+
+def _base(settings: Mapping[str, Any]) -> str:
+    backend = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
+    return f"{settings['model']}: {_sampler(settings)}{backend}"
+
+
+def _sampler(settings: Mapping[str, Any]) -> str:
+    """Its name without what the command line changed."""
+    return settings["sampler_name"].partition("@")[0]
+
+
+def _told_apart(
+    names: Mapping[Path, str], settings: Mapping[Path, Mapping[str, Any]]
+) -> dict[Path, str]:
+    """Names, those that several have followed by settings that differ between these."""
+    result = {}
+    for folder, name in names.items():
+        group = [settings[other] for other in names if names[other] == name]
+        keys = _distinguishing(group)
+        result[folder] = ", ".join([name, *(f"{k} {settings[folder].get(k)}" for k in keys)])
+    return result
+
+
+def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys, the first ones that suffice, by which as many are told apart as by all."""
+    kept: list[str] = []
+    for key in dict.fromkeys(key for each in group for key in each):
+        if _kinds(group, [*kept, key]) > _kinds(group, kept):
+            kept.append(key)
+    return kept
+
+
+def _kinds(group: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    return len({tuple(repr(each.get(key)) for key in keys) for each in group})
+
+
+def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:
+    """Settings of the sampler, or all others; a fingerprint, which says least, is the last."""
+    keys = [k for k in settings if k not in _NAMED and k.startswith("sampler.") == sampler]
+    return {key: settings[key] for key in sorted(keys, key=lambda key: key == "fingerprint")}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"sampler.threshold": 0.9}`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
