@@ -73,9 +73,11 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
   earlier ones clean, one partly masked), and {cut_share:.0%} of those end with that block. So whole
   canvases of any such length, and blocks with nothing but their prefix, are both in distribution;
   prompts of other kinds and longer canvases are not.
+- Start: {start}.
 - Optimizer: {train.optimizer}, peak learning rate {train.peak_lr:g}, {train.warmup_steps} steps of
   warmup, decay to zero over the last {train.decay_steps} steps; batches of {train.batch_size};
-  seed {train.seed}; float32, the layers' matrix products in {train.matmul_dtype}.
+  weight decay {train.weight_decay:g}, gradients clipped at {train.clip_norm:g}; seed {train.seed};
+  float32, the layers' matrix products in {train.matmul_dtype}.
 - {train.steps:,} steps in {minutes:.0f} minutes on {machine}.
 - Code and versions: {environment}.
 
@@ -97,6 +99,13 @@ small decisions of a task in one example. The last stage lasts to the end.
 {probes}
 `training_log.jsonl` has the whole curve.
 """
+
+
+STARTS = {
+    "random": "random weights",
+    "copying": "random weights, but for heads in the first three layers that copy what stands\n"
+    "  between the same neighbours, written by hand (`llada_jax/training/copying.py`)",
+}
 
 
 class Score(NamedTuple):
@@ -136,6 +145,7 @@ def model_card(
         feed_forward=_feed_forward(model),
         other_terms=_other_terms(model, train),
         train=train,
+        start=STARTS[train.start],
         data_seed=data.seed,
         mixture="\n".join(map(_mixture_line, data.tasks)),
         stages="\n".join(map(_stage_line, data.stages)),

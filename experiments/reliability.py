@@ -137,6 +137,7 @@ def _batches(
         warmup_steps=0,
         decay_steps=0,
         batch_size=config.batch_size,
+        group_steps=1,  # else the last batch would be items of other numbers
         block_length=config.block_length,
         max_gen_length=task.gen_length,
         block_share=block_share,

@@ -39,6 +39,7 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
+from llada_jax.training.copying import check_shape
 from llada_jax.training.export import export_model
 from llada_jax.training.loop import Evaluate, read_metrics, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
@@ -99,6 +100,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # which checks that the model can be exported
+        if self.train.start == "copying":
+            check_shape(self.model)
         for share in self.data.tasks:
             _ = self.score.samplers(load_task(share.name))  # which checks the lengths
 

@@ -540,7 +540,7 @@ class TrainConfig:
     matmul_dtype: MatmulDtype = "float32"
     """Of the layers' matrix products; parameters, sums and everything else stay float32."""
     start: str = "random"
-    """`random` parameters, or `copying`: random but for heads that copy, in the first two layers
+    """`random` parameters, or `copying`: random but for heads that copy, in the first three layers
     (`llada_jax.training.copying`)."""
     objective: str = "finetune"
     """`finetune` masks answers only, `pretrain` any token of the canvas."""

@@ -36,8 +36,8 @@ OwnsKey = Callable[[str], bool]
 Draw = Callable[[Random, int, OwnsKey], Item | None]
 """`draw(rng, difficulty, owns)`: an item, or None where the draw failed or `owns(key)` is False.
 
-The key is the substance of an item, without what does not matter for its solution (names, wording,
-order): items of one key are all in the same split.
+The key is the substance of an item, as the task's docstring defines it: items of one key are all in
+the same split.
 """
 Verify = Callable[[Item, str], bool]
 

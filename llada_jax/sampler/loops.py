@@ -162,6 +162,7 @@ def host_loop(
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
         needed = int(_rows_needed(decoder, canvas))
+        assert needed <= buckets[-1], f"a step needs {needed} rows; programs for {buckets}"
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
         job = _start_refresh(decoder, canvas, refresher)

@@ -153,7 +153,7 @@ class Decoder:
     def most_beside(self, length: int) -> int:
         """The most rows that stand beside the window, in a canvas of `length`."""
         block = self.config.block_length
-        shadows = length if self.config.cache == "none" else 2 * block
+        shadows = self._most_in_window(length)
         refreshed = 2 * self.config.refresh_rows
         return (
             self.shadows * shadows
@@ -164,13 +164,20 @@ class Decoder:
     def most_asked(self, length: int) -> int:
         """The most positions that one step scores."""
         config, block = self.config, self.config.block_length
-        asked = max(2 * block, *self.window.grown) if isinstance(self.window, MultiBlock) else block
+        asked = self.window.most_rows if isinstance(self.window, MultiBlock) else block
         if config.revises:
-            asked += length if config.cache == "none" else 2 * block
+            asked += self._most_in_window(length)
         return (
             min(asked + self.config.refreshes * config.refresh_rows, length)
             + config.lossless * block
         )
+
+    def _most_in_window(self, length: int) -> int:
+        """The most positions of the window that may be visible, the prompt aside."""
+        if self.config.cache == "none":
+            return length
+        window = self.window
+        return window.most_rows if isinstance(window, MultiBlock) else 2 * self.config.block_length
 
     def span(self, canvas: Canvas) -> Span:
         """The positions that the next forward runs; none for rows that are done."""

@@ -197,6 +197,13 @@ class MultiBlock:
         first = jnp.argmax(waits, axis=1).astype(stop.dtype)
         return jnp.where(waits.any(axis=1), first, stop)
 
+    @property
+    def most_rows(self) -> int:
+        """After the first forward: a window that grew and was accepted whole, whose tokens are all
+        to be fed, and the rest of its last block."""
+        reached = max(self.grown) if self.trigger else self.block_length
+        return reached + self.block_length
+
     def cache_length(self, layout: Layout) -> int:
         return layout.length
 
@@ -204,8 +211,7 @@ class MultiBlock:
         prefill = (
             layout.prompt_length + self.block_length if layout.prompt_length else layout.length
         )
-        reached = max(self.grown) if self.trigger else self.block_length
-        largest = min(max(prefill, 2 * self.block_length, reached), layout.length)
+        largest = min(max(prefill, self.most_rows), layout.length)
         return (*(size for size in self.buckets if size < largest), largest)
 
 

@@ -3,10 +3,10 @@
 Answers repeat names and numbers of their questions, and to copy them two layers have to work
 together: heads that bring what stands one place before and after, and heads that find where else
 the same neighbours stand and bring what they surround. A choice's letter is copied alike, by what
-stands a few places after it. Small models on small batches find such pairs late, if at all; until
-then they guess. Here they are written into the first three layers of a model with random weights,
-which training then changes as it likes. Structured starts are known to help small transformers
-(Trockman & Kolter, arXiv 2305.09828); this one is ours.
+stands a few places after it. A small model that we trained from random weights still guessed most
+names after 3,000 steps, and the letters after 16,000. Here such heads are written into the first
+three layers of a model with random weights, which training then changes as it likes. Structured
+starts are known to help small transformers (Trockman & Kolter, arXiv 2305.09828); this one is ours.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,9 @@ CONSTANT, IS_MASK = 0, 1
 """Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone."""
 STREAM = 0.5
 """Scale of what the first layers write into the residual stream."""
-CONSTANT_SHARE = 16 / 128
+CONSTANT_SHARE = 1 / 8
 """Of a token's energy after the norm."""
-NEIGHBOUR_SCORE = 6.0
+NEIGHBOUR_SCORE = 7.5
 """Score of the place that a neighbour head looks at, for frequencies of weight one."""
 NEIGHBOUR_FREQUENCIES = (2.0, 1.0, 1.0)
 """Weights of RoPE's highest frequencies, which tell one place from the next."""
@@ -54,11 +54,12 @@ class _Stream(NamedTuple):
 
 
 def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
-    """Random parameters, float32, with heads that copy in their first two layers.
+    """Random parameters, float32, with heads that copy in their first three layers.
 
     Raises ValueError for shapes that have no room for them.
     """
-    _check(config)
+    check_shape(config)
+    require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
     rng = np.random.default_rng(seed)
     size, width = config.head_dim, config.width
     end = min(2 + 2 * size, width - 3 * size + 2)
@@ -78,11 +79,11 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 
 
-def _check(config: ModelConfig) -> None:
+def check_shape(config: ModelConfig) -> None:
+    """Raise ValueError for a shape that has no room for the heads."""
     heads, size = config.n_heads, config.head_dim
     require(config.moe is None, "moe is set; allowed with copying heads: None")
     require(not config.tied_embeddings, "tied_embeddings is True; allowed here: False")
-    require(config.mask_id is not None, "mask_id is None; allowed with copying heads: a token id")
     require(config.n_layers > 2, f"n_layers is {config.n_layers}; allowed here: 3 or more")
     require(
         heads == config.n_kv_heads >= 5,
@@ -103,9 +104,9 @@ def _vocabulary(
 ) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
     """Embedding and head: a random direction for each token, and the same to read it."""
     size, dims = config.vocab_size, len(stream.content)
-    energy = (1 - CONSTANT_SHARE) * 128
+    energy = (1 - CONSTANT_SHARE) * config.width
     embedding = np.zeros((size, config.width))
-    embedding[:, CONSTANT] = STREAM * (CONSTANT_SHARE * 128) ** 0.5
+    embedding[:, CONSTANT] = STREAM * (CONSTANT_SHARE * config.width) ** 0.5
     content = rng.normal(size=(size, dims))
     content *= energy**0.5 * STREAM / np.linalg.norm(content, axis=1, keepdims=True)
     embedding[:, stream.content] = content
@@ -141,7 +142,8 @@ def _copying_heads(
 ) -> tuple[list[_Head], list[_Head], list[_Head]]:
     """Those of the first three layers.
 
-    The content is as wide as two heads: what one neighbour matches is brought in two halves.
+    The content is as wide as two heads, where there is room: what one neighbour matches is brought
+    in two halves.
     """
     content = stream.content
     halves = np.split(content, [config.head_dim])
@@ -187,7 +189,7 @@ def _place_head(
     highest where the key's place differs by as much.
     """
     head, half = _empty(config), config.head_dim // 2
-    reach = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * 128) ** 0.5
+    reach = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * config.width) ** 0.5
     for pair, weight in enumerate(weights):
         angle = offset * config.rope_theta ** (-pair / half)
         head.query[pair, CONSTANT] = reach * weight**0.5 * np.cos(angle)
@@ -217,8 +219,10 @@ def _matching_head(
     for matrix in (head.query, head.key):
         matrix[np.ix_(slow, compared)] = likeness[: len(slow)]
     if masked:
-        head.query[half - 1, CONSTANT] = config.head_dim**0.5 / (CONSTANT_SHARE * 128) ** 0.5
-        head.key[half - 1, IS_MASK] = masked / ((1 - CONSTANT_SHARE) * 128) ** 0.5
+        head.query[half - 1, CONSTANT] = (
+            config.head_dim**0.5 / (CONSTANT_SHARE * config.width) ** 0.5
+        )
+        head.key[half - 1, IS_MASK] = masked / ((1 - CONSTANT_SHARE) * config.width) ** 0.5
     own = np.arange(len(content))
     head.value[own, content] = 1
     head.output[content, own] = BROUGHT

@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 
+from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks.choices import COMPASS, DAYS, KINDS, TASK
 
 ITEMS = [
@@ -26,14 +27,8 @@ def lifted(text: str) -> Callable[[str], bool]:
 
 
 def within(text: str) -> Callable[[str], bool]:
-    relation, bound = re.search(r"at (most|least) (\d+)", text).groups()
-    most = relation == "most"
-
-    def keeps(choice: str) -> bool:
-        (number,) = numbers(choice)
-        return number <= int(bound) if most else number >= int(bound)
-
-    return keeps
+    low, high = numbers(re.search(r"(\d+ to \d+)", text)[1])
+    return lambda choice: low <= numbers(choice)[0] <= high
 
 
 def following(text: str) -> Callable[[str], bool]:
@@ -74,7 +69,7 @@ def cheapest(text: str) -> Callable[[str], bool]:
 
 READINGS = {
     "What does the": lifted,
-    r"at most|at least": within,
+    r"How (many|heavy)": within,
     "comes next": following,
     "face now": facing,
     "Which day": some_days_on,
@@ -130,22 +125,41 @@ def test_drills_name_the_letter_of_every_choice():
         assert f"\n{letters[0]}) {texts[0]}\n{letters[1]}) {texts[1]}\n" in drill.answer
 
 
-def test_a_rule_is_applied_to_a_right_choice_in_one_split_only():
-    applied = {
+def told(item: Item) -> str:
+    """All that is told, asked and offered, in an order of its own."""
+    facts, *choices = item.question.split("\n")
+    return " ".join([*sorted(re.split(r"(?<=\.) ", facts)), *sorted(line[3:] for line in choices)])
+
+
+def test_what_is_told_and_offered_is_in_one_split_only():
+    seen = {
         split: {
-            re.sub(r"\n[A-D]\)", "", item.answer).partition("\n")[0]
+            told(item)
             for difficulty in TASK.difficulties
             for item in islice(TASK.items(12, split, difficulty=difficulty), 400)
         }
         for split in ("train", "test")
     }
-    assert applied["train"].isdisjoint(applied["test"])
+    assert seen["train"].isdisjoint(seen["test"])
 
 
 @pytest.mark.parametrize("difficulty", TASK.difficulties)
-def test_kinds_are_drawn_alike_and_no_rule_is_asked_again_and_again(difficulty):
+def test_kinds_are_drawn_alike_and_questions_differ(difficulty):
     items = [TASK.item(6, index, "test", difficulty=difficulty) for index in range(800)]
-    reasons = Counter(item.answer.partition("\n")[0] for item in items)
-    assert max(reasons.values()) <= 80
-    sequences = sum("comes next" in item.question for item in items)
-    assert 60 < sequences < 140  # an eighth
+    kinds = Counter(first_pattern(item.question.partition("\n")[0]) for item in items)
+    assert len(kinds) == len(KINDS)
+    assert all(0.08 < count / len(items) < 0.17 for count in kinds.values()), kinds
+    assert len({told(item) for item in items}) > 500
+
+
+@pytest.mark.parametrize("pattern", [r"How (many|heavy)", "comes next"])
+def test_no_rank_among_the_choices_gives_the_right_number_away(pattern):
+    items = [item for item in ITEMS if re.search(pattern, item.question)]
+    ranks = Counter(
+        sorted(numbers(choice)[0] for choice in item.choices).index(
+            numbers(item.choices["ABCD".index(item.target)])[0]
+        )
+        for item in items
+    )
+    assert len(items) > 150
+    assert all(0.15 < ranks[rank] / len(items) < 0.35 for rank in range(4)), ranks

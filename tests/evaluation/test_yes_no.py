@@ -55,7 +55,7 @@ def has_more(item: Item, first: str, second: str) -> bool:
 def is_open(item: Item, shop: str, hour: str) -> bool:
     (hours,) = (fact for fact in sentences(item) if fact.startswith(f"The {shop} "))
     opens, closes = map(int, re.findall(r"\d+", hours))
-    return opens <= int(hour) <= closes
+    return opens < int(hour) < closes
 
 
 def plays(item: Item, game: str, who: str, day: str) -> bool:
@@ -106,16 +106,32 @@ def reasons_of(item: Item) -> str:
     return item.answer.partition(" So ")[0]
 
 
-def test_what_is_found_stands_beside_what_is_asked():
+def test_the_conclusion_gives_the_verdict():
     for item in ITEMS:
         worked, _, target = item.answer.partition("\n#### ")
-        ((found, relation, asked),) = re.findall(VERDICT, worked)
-        assert asked in ask(item)
-        assert found in f"{reasons_of(item)} open closed more less"
-        assert (asked == found) == (relation == "is") == (target == "yes")
+        assert verdict_of(worked.rpartition(" So ")[2], ask(item)) == (target == "yes")
 
 
-VERDICT = r"So (\w+) (is|not) (\w+)\."
+def verdict_of(conclusion: str, question: str) -> bool:
+    """What a reader takes from `red = red.`, `red != blue.`, `7>3.` or `it is open.`"""
+    if match := re.fullmatch(r"(\w+) (=|!=) (\w+)\.", conclusion):
+        found, relation, asked = match.groups()
+        assert (found == asked) == (relation == "=") and asked in question
+        return relation == "="
+    if match := re.fullmatch(r"\d+([<>])\d+\.", conclusion):
+        return match[1] == ">"
+    return {"it is open.": True, "it is closed.": False}[conclusion]
+
+
+def test_the_hour_alone_does_not_tell_whether_a_shop_is_open():
+    for difficulty in TASK.difficulties:
+        asked = [TASK.item(13, index, "train", difficulty=difficulty) for index in range(3000)]
+        hours: dict[str, list[bool]] = {}
+        for item in asked:
+            if match := re.search(r"open at (\d+)\?", item.question):
+                hours.setdefault(match[1], []).append(item.target == "yes")
+        guessed = sum(max(sum(known), len(known) - sum(known)) for known in hours.values())
+        assert guessed / sum(map(len, hours.values())) < 0.65
 
 
 def test_drills_ask_several_questions_about_one_passage():
@@ -124,14 +140,13 @@ def test_drills_ask_several_questions_about_one_passage():
         facts, asked = split_questions(drill.question)
         worked, _, targets = drill.answer.partition("\n#### ")
         assert len(asked) == len(set(asked)) == len(targets.split())
-        for question, target, (found, _, about) in zip(
-            asked, targets.split(), re.findall(VERDICT, worked), strict=True
-        ):
+        conclusions = re.findall(r" So ([^.]+\.)", worked)
+        for question, target, said in zip(asked, targets.split(), conclusions, strict=True):
             pattern = next(p for p in READINGS if re.fullmatch(p, question))
             item = Item(f"{facts} {question}", "", target)
             names = re.fullmatch(pattern, question).groups()
             assert READINGS[pattern](item, *names) == (target == "yes")
-            assert (about == found) == (target == "yes")
+            assert verdict_of(said, question) == (target == "yes")
 
 
 def split_questions(text: str) -> tuple[str, list[str]]:

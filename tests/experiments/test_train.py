@@ -18,6 +18,7 @@ from llada_jax.evaluation.tasks import load_task
 
 TINY = [
     "train.steps=4",
+    "train.start=random",
     "train.warmup_steps=1",
     "train.decay_steps=2",
     "train.batch_size=2",
@@ -55,6 +56,17 @@ def test_the_shipped_configuration_is_valid():
             "blockwise": plain.replace(cache="blockwise"),
         }
         assert run.train.max_gen_length >= task.gen_length
+
+
+@pytest.mark.parametrize("name", ["train", "train_moe"])
+def test_every_recipe_is_valid(name):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        read_config(entry.RunConfig, compose(name))
+
+
+def test_a_shape_without_room_for_copying_heads_is_refused_before_the_run():
+    with pytest.raises(ValueError, match="n_heads is 4 and n_kv_heads 4; allowed here: the same"):
+        read_config(entry.RunConfig, composed("architecture@model=tiny"))
 
 
 def test_overrides_reach_the_configuration():
@@ -122,7 +134,7 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     for key in ("mask_token_id", "eos_token_id", "pad_token_id", "eot_token_id"):
         assert isinstance(hf[key], int)
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "python -m experiments.train train.steps=4" in card
+    assert "python -m experiments.train train.steps=4" in card and "Start: random weights" in card
     assert not re.search(r"\{[a-z_.]+\}", card)  # nothing left to fill in
     assert "Exact match by step, of 2 items of seed 3" in card
     assert re.search(r"\| step \| word_problems \| countdown \|", card)

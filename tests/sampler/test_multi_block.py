@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llada_jax.config import LatencyTable, SamplerConfig
@@ -183,6 +183,25 @@ def test_growth_by_buckets_and_latency():
     assert grown(latency_table=published, latency_allowance=1.5) == {32: 32, 64: 64, 128: 128}
     assert grown(latency_table=published, latency_allowance=4.0)[32] == 128
     assert grown(latency_table=published, latency_allowance=4.0, row_budget=100)[32] == 64
+
+
+@settings(max_examples=2)
+@example(salt=3, rows=[48], staged=False)
+@given(
+    salt=st.integers(0, 200),
+    rows=st.sets(st.sampled_from([12, 16, 24, 32, 48]), min_size=1).map(sorted),
+    staged=st.booleans(),
+)
+def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged):
+    """Whatever a table lets a window grow to, and though all of it be accepted at once."""
+    table = LatencyTable(rows=(8, *rows), ms=tuple(1.0 + 0.01 * n for n in (8, *rows)))
+    rule = {"threshold": None, "accept": "staged", "theta_visible": 0.1, "theta_stable": 0.3}
+    config = SLIDING.replace(
+        gen_length=64, steps=64, latency_table=table, latency_allowance=9.0, lookahead_trigger=8,
+        **rule if staged else {"threshold": 0.05},
+    )  # fmt: skip
+    result = toy_decode(PROMPTS[1:2], config, salt=salt, seed=[1], loop="host")
+    assert result.trace.live_rows.max() > 8
 
 
 def test_a_window_grows_to_its_bucket_and_no_further():

@@ -1,11 +1,11 @@
 """Questions with four choices, of which a rule singles out one: our ARC.
 
 The rule is told or is common knowledge (days, compass), the facts around it are not to be guessed,
-and the four choices answer the same question: without the text each is as likely as the others.
+and the four choices answer the same question: by the choices alone each is as likely as the others.
 The worked answer applies the rule, repeats the choice as it is listed, and ends in its letter.
 
-The key of an item is its rule applied (the reason and the right choice, without the letter): no
-such pair of the test split occurs in training, whatever the other choices are.
+The key of an item is all that is told, asked and offered, in whatever order: no such question of
+the test split occurs in training.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,20 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 LETTERS = "ABCD"
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
-LARGEST_OF_SEQUENCES = {0: 20, 1: 50, 2: 99}
-DRAWS = 200  # of a kind, until one is of the split: so kinds of few keys are not drawn more often
+SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
+NEAR = 5  # a wrong number is at most so far from the right one
 DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
 DEVICES = ("magnet", "robot", "crane", "machine")
 MATERIALS = ("iron", "wood", "glass", "paper", "stone", "gold", "wool", "rubber")
 OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "pen", "ring", "spoon", "toy")
-LIMITS = (
-    ("the bridge carries at most {n} tons", "How heavy a truck may cross it?", "{n} tons"),
-    ("the lift carries at most {n} people", "How many may use it?", "{n} people"),
-    ("the shelf carries at most {n} books", "How many may stand on it?", "{n} books"),
-)
-MINIMUMS = (
-    ("the ride is for children of at least {n} years", "How old a child may ride?", "{n} years"),
-    ("the prize is for at least {n} points", "How many points win it?", "{n} points"),
-    ("the boat leaves with at least {n} people", "With how many may it go?", "{n} people"),
+RANGES = (
+    ("the bridge is for trucks of {low} to {high} tons", "How heavy a truck may cross it?", "tons"),
+    ("the lift starts with {low} to {high} people", "How many may use it?", "people"),
+    ("the shelf is for {low} to {high} books", "How many may stand on it?", "books"),
+    ("the game is for {low} to {high} players", "How many may play it?", "players"),
+    ("the prize is for {low} to {high} points", "How many points win it?", "points"),
 )
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
@@ -72,39 +69,56 @@ def material(rng: Random, difficulty: int) -> Puzzle:
     )
 
 
-def limit(rng: Random, difficulty: int) -> Puzzle:
-    """Only one of four numbers keeps to a limit."""
-    largest = LARGEST_VALUE[difficulty]
-    is_maximum = rng.random() < 0.5
-    rule, ask, choice = rng.choice(LIMITS if is_maximum else MINIMUMS)
-    if is_maximum:
-        bound = rng.randint(2, largest - 3)
-        right = rng.randint(2, bound)
-        wrong = rng.sample(range(bound + 1, largest + 1), 3)
-    else:
-        bound = rng.randint(5, largest)
-        right = rng.randint(bound, largest)
-        wrong = rng.sample(range(2, bound), 3)
-    relation = "at most" if is_maximum else "at least"
+def within(rng: Random, difficulty: int) -> Puzzle:
+    """Only one of four numbers lies within a range: any of them, by their order."""
+    rule, ask, unit = rng.choice(RANGES)
+    numbers, ranges = _numbers_with_ranges(rng, LARGEST_VALUE[difficulty])
+    place = rng.randrange(4)
+    low, high = rng.choice(ranges[place])
+    right, *wrong = numbers[place], *numbers[:place], *numbers[place + 1 :]
     return Puzzle(
-        [rule.format(n=bound)],
+        [rule.format(low=low, high=high)],
         ask,
-        [choice.format(n=n) for n in (right, *wrong)],
-        f"{right} is {relation} {bound}",
+        [f"{number} {unit}" for number in (right, *wrong)],
+        f"{right} is from {low} to {high}",
     )
 
 
+def _numbers_with_ranges(
+    rng: Random, largest: int
+) -> tuple[list[int], list[list[tuple[int, int]]]]:
+    """Four numbers in order, and for each the ranges that hold it and none of the others."""
+    while True:
+        numbers = sorted(rng.sample(range(2, largest + 1), 4))
+        edges = [0, *numbers, largest + 1]
+        ranges = [
+            [
+                (low, high)
+                for low in range(below + 1, number + 1)
+                for high in range(number, above)
+                if low < high
+            ]
+            for below, number, above in zip(edges, numbers, edges[2:], strict=False)
+        ]
+        if all(ranges):
+            return numbers, ranges
+
+
 def sequence(rng: Random, difficulty: int) -> Puzzle:
-    """The next number of a sequence with equal steps."""
+    """The next number of a sequence with equal steps; any of four neighbours, by their order."""
     step = rng.randint(2, 5 + 2 * difficulty)
-    first = rng.randint(1, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
+    first = rng.randint(SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
     numbers = [first + place * step for place in range(4)]
     if rng.random() < 0.5:
         numbers.reverse()
     *shown, right = numbers
     relation, symbol = ("more", "+") if right > shown[0] else ("less", "-")
-    near = range(max(1, right - 5), right + 6)
-    wrong = rng.sample([number for number in near if number not in numbers], 3)
+    smaller, larger = (
+        [number for number in near if number not in numbers]
+        for near in (range(right - NEAR, right), range(right + 1, right + NEAR + 1))
+    )
+    count = rng.randrange(4)
+    wrong = rng.sample(smaller, count) + rng.sample(larger, 3 - count)
     return Puzzle(
         [
             f"each number is {step} {relation} than the one before",
@@ -177,7 +191,7 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
 def price(rng: Random, difficulty: int) -> Puzzle:
     """The cheapest or the dearest of four goods."""
     who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
-    prices = sorted(rng.sample(range(1, LARGEST_VALUE[difficulty] + 1), 4))
+    prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
     if relation == "dearest":
         prices.reverse()
@@ -192,7 +206,7 @@ def price(rng: Random, difficulty: int) -> Puzzle:
 
 KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
     material,
-    limit,
+    within,
     sequence,
     turning,
     day,
@@ -203,11 +217,9 @@ KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A puzzle with its choices in random order; None where a kind has none of the split."""
-    kind = rng.choice(KINDS)
-    puzzles = (kind(rng, difficulty) for _ in range(DRAWS))
-    puzzle = next((each for each in puzzles if owns(f"{each.reason} {each.choices[0]}")), None)
-    if puzzle is None:
+    """A puzzle with its choices in random order; None where the split is another's."""
+    puzzle = rng.choice(KINDS)(rng, difficulty)
+    if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
     right, *_ = puzzle.choices
     facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]

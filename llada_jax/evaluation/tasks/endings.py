@@ -1,7 +1,7 @@
 """Stories with four endings, of which one is consistent with what was told: our HellaSwag.
 
-Two things are open at the end of a story, and both alternatives of each were told. The four
-endings are all their combinations, so that the endings alone tell nothing. The worked answer
+Two things are open at the end of a story, and the story settles both. The four endings are all
+combinations of two alternatives each, so that the endings alone tell nothing. The worked answer
 repeats the facts that settle both, tells the right ending, and ends in its letter.
 
 The key of an item is those facts: no such pair of the test split occurs in training.
@@ -132,14 +132,14 @@ def shopping(rng: Random) -> Story:
     """What is needed tells the shop, the hour tells whether it is open."""
     who = rng.choice(PEOPLE)
     (shop, goods), (other, _) = rng.sample(SHOPS, 2)
-    closes, hour = rng.randint(14, 20), rng.randint(10, 23)
-    while hour == closes:
-        hour = rng.randint(10, 23)
-    state = ("open", "closed") if hour < closes else ("closed", "open")
+    hour = rng.randint(13, 17)
+    before, after = rng.randint(hour - 4, hour - 1), rng.randint(hour + 1, hour + 4)
+    is_open = rng.random() < 0.5
+    closes, other_closes = (after, before) if is_open else (before, after)
+    state = ("open", "closed") if is_open else ("closed", "open")
     needs = f"at {hour} {who} went out for {goods}"
     shuts = f"the {shop} closes at {closes}"
-    wrong_side = rng.randint(14, hour - 1) if hour < closes and hour > 14 else rng.randint(14, 20)
-    facts = [shuts, f"the {other} closes at {wrong_side}"]
+    facts = [shuts, f"the {other} closes at {other_closes}"]
     return Story(
         [*rng.sample(facts, 2), needs],
         f"So {pronoun(who)}",

@@ -1,8 +1,8 @@
 """Yes/no questions about short passages, where one or a few of several facts decide: our BoolQ.
 
-The worked answer repeats the facts that decide and sets what they say beside what is asked. Half of
-the answers are yes, in every kind of passage; whatever a question names occurs in the passage
-either way.
+The worked answer repeats the facts that decide, and ends in a comparison of what they say with what
+is asked. Half of the answers are yes, in every kind of passage, and the question by itself does not
+tell which: what it names, hours aside, occurs in the passage either way.
 
 The key of an item is its question with the facts that decide: no such pair of the test split
 occurs in training, whatever facts stand around it.
@@ -18,8 +18,7 @@ from llada_jax.evaluation.task import Item, OwnsKey, Task
 
 FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
-OPENS, CLOSES = {0: (1, 4), 1: (6, 11), 2: (6, 11)}, {0: (6, 9), 1: (14, 21), 2: (14, 21)}
-HOURS = {0: range(10), 1: range(4, 24), 2: range(4, 24)}
+LATEST_HOUR = {0: 9, 1: 23, 2: 23}
 DRILLED_QUESTIONS = 3
 
 PLACES = ("kitchen", "garden", "office", "school", "park", "library", "garage", "market")
@@ -31,7 +30,7 @@ COLORS = ("black", "white", "red", "green", "blue", "brown", "yellow", "gray", "
 FRUITS = ("apples", "pears", "plums", "nuts", "lemons", "melons", "grapes", "figs", "dates")
 SHOPS = ("bakery", "library", "museum", "bank", "market", "school", "office", "hotel", "zoo")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-HOBBIES = ("chess", "tennis", "cards", "football", "golf", "hockey", "drums", "darts")
+HOBBIES = ("chess", "tennis", "cards", "football", "golf", "hockey", "rugby", "darts")
 
 
 class Passage(NamedTuple):
@@ -39,15 +38,12 @@ class Passage(NamedTuple):
 
     A kind of passage draws the facts by one generator and the question by another, so that several
     questions can be asked about the same facts.
-
-    The answer is yes where what is asked is what is found.
     """
 
     facts: list[str]
     question: str
     reasons: list[str]
-    asked: str
-    found: str
+    conclusion: str
 
 
 def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -60,16 +56,13 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
         facts.append(told.choice(MOVES).format(who=who, place=places[who]))
         last[who] = facts[-1]
     who = rng.choice(list(last))
-    named = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
-    place = places[who] if truth or not named else rng.choice(sorted(named))
-    if not truth and not named:
-        place = rng.choice([place for place in PLACES if place != places[who]])
+    others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
+    place = places[who] if truth else rng.choice(sorted(others))
     return Passage(
         facts,
         f"Is {who} in the {place} now?",
         [last[who]],
-        place,
-        places[who],
+        _compared(places[who], place),
     )
 
 
@@ -89,7 +82,7 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     others = [who for who in people if who != owner[thing] and who in " ".join(facts)]
     who = owner[thing] if truth else rng.choice(others)
     question = f"Has {who} got the {thing} now?"
-    return Passage(facts, question, [last[thing]], who, owner[thing])
+    return Passage(facts, question, [last[thing]], _compared(owner[thing], who))
 
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -106,8 +99,7 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
         shuffled,
         f"Is {who} {relation} than {other}?",
         links[first : first + steps],
-        who,
-        people[first],
+        _compared(people[first], who),
     )
 
 
@@ -131,8 +123,7 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
         facts,
         f"Is {who} {color}?",
         [pets[asked], rules[asked]],
-        color,
-        colors[asked],
+        _compared(colors[asked], color),
     )
 
 
@@ -148,37 +139,39 @@ def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     pair = rng.sample(range(count), 2)
     pair.sort(key=lambda place: numbers[place], reverse=truth)
     first, second = pair
-    found, sign = ("more", ">") if numbers[first] > numbers[second] else ("less", "<")
+    sign = ">" if numbers[first] > numbers[second] else "<"
     return Passage(
         facts,
         f"Does the {word} have more {things[first]} than {things[second]}?",
-        [facts[first], facts[second], f"{numbers[first]}{sign}{numbers[second]}"],
-        "more",
-        found,
+        [facts[first], facts[second]],
+        f"{numbers[first]}{sign}{numbers[second]}",
     )
 
 
 def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """A time lies between two others, or does not."""
-    shops = told.sample(SHOPS, FACTS[difficulty])
-    hours = [(told.randint(*OPENS[difficulty]), told.randint(*CLOSES[difficulty])) for _ in shops]
-    facts = [
-        f"the {shop} is open from {opens} to {closes}"
-        for shop, (opens, closes) in zip(shops, hours, strict=True)
-    ]
-    asked = rng.randrange(len(shops))
-    opens, closes = hours[asked]
-    inside = range(opens + 1, closes)
-    outside = [hour for hour in HOURS[difficulty] if hour < opens or hour > closes]
-    hour = rng.choice(inside if truth else outside)
-    signs = " and ".join(f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes))
-    return Passage(
-        facts,
-        f"Is the {shops[asked]} open at {hour}?",
-        [facts[asked], signs],
-        "open",
-        "open" if opens < hour < closes else "closed",
-    )
+    """A time lies between two others, or does not.
+
+    Each shop has the hour at which it would be asked for, before it is known whether it is open.
+    """
+    count, latest = FACTS[difficulty], LATEST_HOUR[difficulty]
+    shops, facts, asked = told.sample(SHOPS, count), [], []
+    is_open = told.sample([True, False, *told.choices((True, False), k=count - 2)], count)
+    for shop, now in zip(shops, is_open, strict=True):
+        hour = told.randint(2, latest - 2)
+        early, late = range(hour), range(hour + 1, latest + 1)
+        opens, closes = (
+            (told.choice(early), told.choice(late))
+            if now
+            else sorted(told.sample(told.choice((early, late)), 2))
+        )
+        facts.append(f"the {shop} is open from {opens} to {closes}")
+        signs = " and ".join(
+            f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)
+        )
+        asked.append((f"Is the {shop} open at {hour}?", signs))
+    place = rng.choice([place for place, now in enumerate(is_open) if now == truth])
+    question, signs = asked[place]
+    return Passage(facts, question, [facts[place], signs], f"it is {'open' if truth else 'closed'}")
 
 
 def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -193,8 +186,7 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
         facts,
         f"Is {game} what {who} plays on {days[asked]}?",
         [facts[asked]],
-        game,
-        games[asked],
+        _compared(games[asked], game),
     )
 
 
@@ -216,7 +208,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     if not owns(_key(passage)):
         return None
     facts = " ".join(map(_sentence, passage.facts))
-    target, answer = _worked(passage)
+    target, answer = _worked(passage, truth)
     return Item(f"{facts} {passage.question}", f"{answer}\n#### {target}", target)
 
 
@@ -229,7 +221,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         passage = kind(Random(told), rng, difficulty, truth)
         if not owns(_key(passage)):
             return None
-        asked[passage.question] = _worked(passage)
+        asked[passage.question] = _worked(passage, truth)
     targets, answers = zip(*asked.values(), strict=True)
     question = " ".join([*map(_sentence, passage.facts), *asked])
     target = " ".join(targets)
@@ -240,12 +232,14 @@ def _key(passage: Passage) -> str:
     return " ".join([passage.question, *passage.reasons])
 
 
-def _worked(passage: Passage) -> tuple[str, str]:
+def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
     """Yes or no, and how one comes to it."""
-    target = "yes" if passage.asked == passage.found else "no"
     reasons = " ".join(map(_sentence, passage.reasons))
-    relation = "is" if target == "yes" else "not"
-    return target, f"{reasons} So {passage.found} {relation} {passage.asked}."
+    return "yes" if truth else "no", f"{reasons} So {passage.conclusion}."
+
+
+def _compared(found: str, asked: str) -> str:
+    return f"{found} {'=' if found == asked else '!='} {asked}"
 
 
 def _sentence(text: str) -> str:
