@@ -35,8 +35,11 @@ from llada_jax.evaluation.stored import stored_text
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
-OF_EXTRAS = ("litert-converter", "ai-edge-litert", "onnxruntime-qnn")
-"""Those that decide what a backend computes; named where they are installed."""
+OF_EXTRAS = (
+    *("litert-converter", "ai-edge-litert", "flatbuffers"),
+    *("onnxruntime-qnn", "onnx", "ai-edge-quantizer"),
+)
+"""What the backends are made of; named where it is installed."""
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
