@@ -15,6 +15,7 @@ from experiments.mixture import TaskShare
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.evaluation.tasks import load_task
+from tests.experiments.in_process import run_experiment
 
 TINY = [
     "train.steps=4",
@@ -109,15 +110,11 @@ def test_bad_values_are_errors_before_the_run(override, message):
         read_config(entry.RunConfig, composed(override))
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.train", *arguments],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
 def test_a_run_leaves_a_model_that_loads(tmp_path):
-    output = command(*TINY, f"hydra.run.dir={tmp_path}")
+    command = [sys.executable, "-m", "experiments.train", *TINY, f"hydra.run.dir={tmp_path}"]
+    output = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True
+    )
     assert "exact_match" in output.stdout
     assert OmegaConf.load(tmp_path / "config.yaml").train.steps == 4
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["jax"]
@@ -148,8 +145,8 @@ def refused_with_another_rate(folder):
     """In a folder of this version, and of one that kept its settings nowhere but in config.yaml."""
     before = (folder / "config.yaml").read_bytes()
     for _ in range(2):
-        output = command(*TINY, "train.peak_lr=0.1", f"hydra.run.dir={folder}")
-        assert "train.peak_lr is 0.002 there and 0.1 here" in output.stderr
+        with pytest.raises(SystemExit, match=r"train\.peak_lr is 0\.002 there and 0\.1 here"):
+            run_experiment(entry.main, [*TINY, "train.peak_lr=0.1", f"hydra.run.dir={folder}"])
         assert (folder / "config.yaml").read_bytes() == before
         assert (folder / "results.json").exists()
         (folder / "training.json").unlink(missing_ok=True)
