@@ -30,10 +30,9 @@ from experiments.judged import (
     GENERATIONS,
     Judged,
     comparison_rows,
+    decoder_rows,
     judged,
-    phone_rows,
     require_same_items,
-    score_rows,
 )
 from experiments.phones import phone_profile
 from experiments.results import ResultRow
@@ -167,7 +166,7 @@ def name_of(change: str) -> str:
 
 
 def _rows(config: EvaluateConfig, found: Judged, baseline: Judged | None) -> list[ResultRow]:
-    rows = [*score_rows(found), *phone_rows(found.name, [found], config.phones)]
+    rows = decoder_rows(found.name, [found], config.phones)
     return rows + (comparison_rows(baseline, found) if baseline else [])
 
 

@@ -67,8 +67,13 @@ def first_items(batch: Batch, items: int | None) -> Batch:
 
 
 def score_rows(found: Judged) -> list[ResultRow]:
-    """Quality and speed of one decoder."""
-    return [*pooled_rows(found.name, [found]), *speed_rows(found.name, [found])]
+    """Quality and speed of one decoder on one task."""
+    return decoder_rows(found.name, [found])
+
+
+def decoder_rows(name: str, parts: Sequence[Judged], socs: Sequence[str] = ()) -> list[ResultRow]:
+    """Quality, speed, and latency on phones over all items of all parts."""
+    return [*pooled_rows(name, parts), *speed_rows(name, parts), *phone_rows(name, parts, socs)]
 
 
 def pooled_rows(name: str, parts: Sequence[Judged]) -> list[ResultRow]:

@@ -11,15 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from experiments.cell import Cell, TaskConfig
-from experiments.judged import (
-    CELLS,
-    Judged,
-    difference_rows,
-    judged,
-    phone_rows,
-    pooled_rows,
-    speed_rows,
-)
+from experiments.judged import CELLS, Judged, decoder_rows, difference_rows, judged
 from experiments.results import ResultRow
 from experiments.run import CONFIG, Run, stored_settings
 from experiments.schema import read_config
@@ -125,17 +117,12 @@ def _rows(
     for decoder in suite.decoders:
         parts = [found[decoder.name, task] for task in suite.tasks]
         before = [found[baseline, task] for task in suite.tasks]
-        rows += _scores(f"{suite.name}/{decoder.name}", parts, socs)
+        rows += decoder_rows(f"{suite.name}/{decoder.name}", parts, socs)
         if decoder.name != baseline:
             rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
     for (decoder, task), part in found.items():
-        rows += _scores(f"{suite.name}/{decoder}/{task}", [part], socs)
+        rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
     return rows
-
-
-def _scores(name: str, parts: Sequence[Judged], socs: Sequence[str]) -> list[ResultRow]:
-    """Quality, speed, and latency on phones over all items of all parts."""
-    return [*pooled_rows(name, parts), *speed_rows(name, parts), *phone_rows(name, parts, socs)]
 
 
 def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None) -> Cell:
