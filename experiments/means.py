@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from scipy.special import stdtrit
+
 from llada_jax.config import require
-from llada_jax.evaluation.metrics import Z
 
 
 class Estimate(NamedTuple):
@@ -66,9 +67,5 @@ def _some(values: Sequence[float]) -> Sequence[float]:
 
 
 def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution, by its expansion around the normal one (G. W.
-    Hill, Communications of the ACM 13, 1970): 1 % low at 3 degrees of freedom, exact for many."""
-    first = (Z**3 + Z) / 4
-    second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
-    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
-    return Z + first / freedom + second / freedom**2 + third / freedom**3
+    """The 97.5 % quantile of Student's distribution."""
+    return float(stdtrit(freedom, 0.975))
