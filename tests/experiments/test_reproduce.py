@@ -271,11 +271,16 @@ def test_unknown_operations_are_warned_of_at_the_top():
     assert "Warning" not in reproduce.report([], {})
 
 
+def simulated(folder, monkeypatch, runs, *changes):
+    """The result rows of `experiments.simulate` on one phone, by means of so many runs."""
+    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(runs))
+    config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", *changes)
+    simulate.simulate_run(config, Run(folder, OmegaConf.create({})))
+    return json.loads((folder / "results.json").read_text())
+
+
 def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
-    config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", "drawn_forwards=2")
-    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
-    rows = json.loads((tmp_path / "results.json").read_text())
+    rows = simulated(tmp_path, monkeypatch, 1, "drawn_forwards=2")
     assert {row["trace_source"] for row in rows} == {simulate_source()}
     values = {row["name"]: row["value"] for row in rows}
     parts = sum(value for name, value in values.items() if "/part/" in name)
@@ -288,13 +293,8 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
 
 
 def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(3))
-    config = composed(
-        "simulate", simulate.SimulateConfig, "phones=[SM8750]", "pictures=false", "tokens=32",
-        "system.scores_on=npu",
-    )  # fmt: skip
-    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
-    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    changes = ("pictures=false", "tokens=32", "system.scores_on=npu")
+    rows = {row["name"]: row for row in simulated(tmp_path, monkeypatch, 3, *changes)}
     mean = rows["SM8750/mean_latency"]
     assert mean["n"] == 3 and mean["interval"][0] < mean["value"] < mean["interval"][1]
     assert mean["value"] != rows["SM8750/latency"]["value"]
@@ -303,13 +303,8 @@ def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch)
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(1))
-    config = composed(
-        "simulate", simulate.SimulateConfig, "phones=[SM8750]", "planner=steady", "tokens=32",
-        "pictures=false",
-    )  # fmt: skip
-    simulate.simulate_run(config, Run(tmp_path, OmegaConf.create({})))
-    rows = json.loads((tmp_path / "results.json").read_text())
+    changes = ("pictures=false", "tokens=32", "planner=steady")
+    rows = simulated(tmp_path, monkeypatch, 1, *changes)
     values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
     parts = sum(value for name, value in values.items() if name.startswith("part/"))
     assert parts == pytest.approx(values["latency"])

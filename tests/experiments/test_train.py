@@ -59,10 +59,10 @@ def test_the_shipped_configuration_is_valid():
         assert run.train.max_gen_length >= task.gen_length
 
 
-@pytest.mark.parametrize("name", ["train", "train_moe"])
-def test_every_recipe_is_valid(name):
+@pytest.mark.parametrize(("name", "start"), [("train", "copying"), ("train_moe", "random")])
+def test_every_recipe_is_valid(name, start):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
-        read_config(entry.RunConfig, compose(name))
+        assert read_config(entry.RunConfig, compose(name)).train.start == start
 
 
 def test_a_shape_without_room_for_copying_heads_is_refused_before_the_run():
