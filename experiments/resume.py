@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.mixture import MixtureConfig
 from llada_jax.config import require
-from llada_jax.evaluation.stored import first_difference, stored_object
+from llada_jax.evaluation.stored import first_difference, stored_in_format
 from llada_jax.evaluation.tasks import load_task
 
 TRAINING = "training.json"
@@ -47,9 +47,7 @@ class Training(NamedTuple):
         path = folder / TRAINING
         if not path.exists():
             return None
-        found = stored_object(path, {"format": object})["format"]
-        require(found == FORMAT, f"{path} has format {found!r}; allowed: {FORMAT}")
-        stored = stored_object(path, _KEYS)
+        stored = stored_in_format(path, FORMAT, _KEYS)
         return cls(stored["settings"], stored["commands"])
 
     def resumed(self, folder: Path, earlier: "Training | None") -> "Training":

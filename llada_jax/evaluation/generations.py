@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.evaluation.stored import first_difference, parsed_object, stored_object, stored_text
+from llada_jax.evaluation.stored import (
+    first_difference,
+    parsed_object,
+    stored_in_format,
+    stored_text,
+)
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
 
@@ -74,13 +79,7 @@ class GenerationStore:
         path = folder / SETTINGS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
-        header = stored_object(path, {"format": object})
-        found = header["format"]
-        require(
-            found == FORMAT,
-            f"{path} has format {found!r}; allowed: {FORMAT}, the one of this version",
-        )
-        return cls(folder, stored_object(path, {"settings": dict})["settings"])
+        return cls(folder, stored_in_format(path, FORMAT, {"settings": dict})["settings"])
 
     @classmethod
     def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":

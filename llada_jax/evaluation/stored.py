@@ -50,6 +50,17 @@ def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
     return parsed_object(stored_text(path), path, keys)
 
 
+def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:
+    """A file that is one object of this format, with these keys."""
+    stored = stored_object(path, {"format": object})
+    found = stored["format"]
+    require(
+        found == version,
+        f"{path} has format {found!r}; allowed: {version}, the one of this version",
+    )
+    return require_object(stored, path, keys)
+
+
 def first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
     """`sampler.threshold is 0.9 there and 0.8 here`, or None where both are alike."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
