@@ -98,7 +98,7 @@ small decisions of a task in one example. The last stage lasts to the end.
 
 {probes}
 `training_log.jsonl` has the whole curve.
-"""
+{before}"""
 
 
 STARTS = {
@@ -106,6 +106,21 @@ STARTS = {
     "copying": "random weights, but for heads in the first three layers that copy what stands\n"
     "  between the same neighbours, written by hand (`llada_jax/training/copying.py`)",
 }
+
+
+TRAINING_HEADING = "## Training\n"
+
+
+class ParentCard(NamedTuple):
+    """The model whose parameters a training began with, and the text of its card."""
+
+    name: str
+    text: str
+
+    @property
+    def training(self) -> str:
+        """What its card says of its own training, and of those before."""
+        return self.text.partition(TRAINING_HEADING)[2]
 
 
 class Score(NamedTuple):
@@ -132,6 +147,7 @@ def model_card(
     probe: str,
     scores: Sequence[Score],
     calibration: Mapping[str, Reliability],
+    parent: ParentCard | None = None,
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
     minutes = _minutes(metrics)
@@ -145,7 +161,7 @@ def model_card(
         feed_forward=_feed_forward(model),
         other_terms=_other_terms(model, train),
         train=train,
-        start=STARTS[train.start],
+        start=STARTS[train.start] if parent is None else _started_from(parent),
         data_seed=data.seed,
         mixture="\n".join(map(_mixture_line, data.tasks)),
         stages="\n".join(map(_stage_line, data.stages)),
@@ -161,6 +177,14 @@ def model_card(
         calibration="\n".join(starmap(_calibration_line, calibration.items())),
         curve=_curve(metrics, minutes),
         probes=_probes(metrics, probe),
+        before="" if parent is None else f"\n## Training before, of its start\n{parent.training}",
+    )
+
+
+def _started_from(parent: ParentCard) -> str:
+    return (
+        f"the parameters of `{parent.name}` as of the commit below; how they were trained stands\n"
+        "  at the end"
     )
 
 

@@ -23,14 +23,14 @@ from tqdm import tqdm
 
 from experiments.answers import answer_items, batched
 from experiments.mixture import MixtureConfig, example_source, mixture_texts
-from experiments.model_card import Score, model_card
+from experiments.model_card import ParentCard, Score, model_card
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.results import ResultRow
 from experiments.resume import TRAINING, Training
 from experiments.run import CONFIG, Run, launch, stored_settings
 from experiments.schema import read_config
 from llada_jax.build import Model
-from llada_jax.checkpoint import bundled_folder, bundled_names
+from llada_jax.checkpoint import bundled_folder, bundled_names, load_params
 from llada_jax.checkpoint.atomic import new_folder
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
@@ -40,7 +40,7 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.export import export_model
+from llada_jax.training.export import CARD_FILE, export_model
 from llada_jax.training.loop import Evaluate, read_metrics, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
@@ -97,10 +97,18 @@ class RunConfig:
     train: TrainConfig
     data: MixtureConfig
     score: ScoreConfig
+    parent: str | None = None
+    """A bundled model or a model's folder: training begins with its parameters and tokenizer."""
 
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # which checks that the model can be exported
-        if self.train.start == "copying":
+        if self.parent is not None:
+            require(
+                self.tokenizer.source is None,
+                f"tokenizer.source is {self.tokenizer.source!r} and parent {self.parent!r}; "
+                "allowed: None, since a model keeps its parent's tokenizer",
+            )
+        elif self.train.start == "copying":
             check_shape(self.model)
         for share in self.data.tasks:
             _ = self.score.samplers(load_task(share.name))  # which checks the lengths
@@ -118,7 +126,7 @@ def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig
 
 def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     """The folder of the tokenizer, which is learnt first where there is none."""
-    source = config.tokenizer.source
+    source = config.parent or config.tokenizer.source
     if source is not None:
         return bundled_folder(source) if source in bundled_names() else Path(source)
     folder = run.folder / "tokenizer"
@@ -165,6 +173,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     Raises ValueError, before anything is written, where the folder's training is another one.
     """
     training = training_of(config).resumed(run.folder, earlier_training(run.folder))
+    parent = None if config.parent is None else parent_params(config.parent, config.model)
     run.begin()
     run.write(TRAINING, training.as_json())
     folder = tokenizer_folder(config, run)
@@ -172,9 +181,22 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config, model_config, tokenizer)
-    state = train(run.folder, model_config, config.train, source, evaluate)
+    state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
     model = Model(model_config, state.best_params, tokenizer)
     finish(config, run, model, folder, training.commands)
+
+
+def parent_params(name: str, model: ModelConfig) -> ModelParams:
+    """Float32 parameters of a model of this shape. Raises ValueError for another shape."""
+    config, params, tokenizer = load_params(name, "float32")
+    require(tokenizer is not None, f"parent {name!r} has no tokenizer; allowed: one that has")
+    found, wanted = asdict(config), asdict(model)
+    for field in (each for each in wanted if not each.endswith("_id")):
+        require(
+            found[field] == wanted[field],
+            f"model.{field} is {wanted[field]!r}; allowed: {found[field]!r}, as of parent {name!r}",
+        )
+    return params
 
 
 def training_of(config: RunConfig) -> Training:
@@ -227,6 +249,7 @@ def finish(
         f"threshold {config.score.probe_threshold:g}",
         scores=scores,
         calibration=calibration,
+        parent=None if config.parent is None else parent_card(config.parent, tokenizer),
     )
     export_model(run.folder / "model", model.config, model.params, tokenizer, card, metrics)
     run.finish(
@@ -241,6 +264,11 @@ def finish(
             for score in scores
         ]
     )
+
+
+def parent_card(name: str, folder: Path) -> ParentCard:
+    path = folder / CARD_FILE
+    return ParentCard(name, path.read_text(encoding="utf-8") if path.exists() else "")
 
 
 def _command() -> str:

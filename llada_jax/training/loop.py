@@ -36,12 +36,14 @@ def train(
     source: ExampleSource,
     evaluate: Evaluate | None = None,
     progress: bool = True,
+    parent: ModelParams | None = None,
 ) -> TrainState:
     """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
 
     Args:
       source: examples by index, a pure function.
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
+      parent: float32 parameters to begin with, in place of what `config.start` says.
 
     Raises:
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
@@ -49,7 +51,7 @@ def train(
     folder = Path(folder).absolute()  # orbax takes no relative paths
     folder.mkdir(parents=True, exist_ok=True)
     with _checkpointer(folder, config) as checkpointer:
-        state = _restore(checkpointer, create_state(model, config))
+        state = _restore(checkpointer, create_state(model, config, parent))
         start = np.asarray(state.step).item()
         require(
             start <= config.steps,

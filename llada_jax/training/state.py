@@ -39,17 +39,18 @@ class TrainState(train_state.TrainState):
         return self.params if self.average is None else self.average
 
 
-def create_state(model: ModelConfig, config: TrainConfig) -> TrainState:
-    """The state before the first step.
+def create_state(
+    model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
+) -> TrainState:
+    """The state before the first step, of `parent` or else of parameters as `config.start` says.
 
     Raises ValueError for a model without [MASK] or EOS, or one that shifts its outputs.
     """
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
-    params = init_params(model, jax.random.key(config.seed))
-    if config.start == "copying":
-        params = with_copying_heads(params, model, config.seed)
+    # A copy of the parent's: the step gives its buffers away.
+    params = _first_params(model, config) if parent is None else jax.tree.map(jnp.copy, parent)
     return TrainState.create(
         apply_fn=partial(forward, config=model),
         params=params,
@@ -57,6 +58,11 @@ def create_state(model: ModelConfig, config: TrainConfig) -> TrainState:
         # A copy: the step gives its buffers away, and no buffer can be given twice.
         average=None if config.ema_decay is None else jax.tree.map(jnp.copy, params),
     ).replace(step=jnp.zeros((), jnp.int32))
+
+
+def _first_params(model: ModelConfig, config: TrainConfig) -> ModelParams:
+    params = init_params(model, jax.random.key(config.seed))
+    return with_copying_heads(params, model, config.seed) if config.start == "copying" else params
 
 
 def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:

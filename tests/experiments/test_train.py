@@ -139,6 +139,24 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     assert json.loads(log[-1])["step"] == 4
     assert 0 <= json.loads(log[-1])["word_problems/exact_match"] <= 1
     refused_with_another_rate(tmp_path)
+    goes_on_in_a_child(tmp_path / "model", tmp_path / "child")
+
+
+def goes_on_in_a_child(parent, folder):
+    """Whose tokenizer is its parent's, and whose card says how both were trained."""
+    run_experiment(entry.main, [*TINY, f"parent={parent}", f"hydra.run.dir={folder}"])
+    tokenizer = (folder / "model" / "tokenizer.json").read_bytes()
+    assert tokenizer == (parent / "tokenizer.json").read_bytes()
+    card = (folder / "model" / "README.md").read_text()
+    assert f"Start: the parameters of `{parent}`" in card
+    assert card.count("python -m experiments.train") == 2
+    assert card.count("Start: random weights") == 1
+    with pytest.raises(SystemExit, match=r"model\.ffn_width is 8; allowed: 16, as of parent"):
+        run_experiment(
+            entry.main,
+            [*TINY, "model.ffn_width=8", f"parent={parent}", f"hydra.run.dir={folder}-other"],
+        )
+    assert not (folder.parent / f"{folder.name}-other" / "metrics.jsonl").exists()
 
 
 def refused_with_another_rate(folder):

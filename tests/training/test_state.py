@@ -74,6 +74,15 @@ def test_without_an_average_the_parameters_are_the_best():
     assert state.best_params is state.params
 
 
+def test_a_parent_gives_the_first_parameters_and_keeps_its_own():
+    parent = create_state(MODEL, CONFIG.replace(seed=7)).params
+    before = jax.device_get(parent)
+    state = create_state(MODEL, CONFIG, parent)
+    jax.tree.map(np.testing.assert_array_equal, state.params, before)
+    make_train_step(MODEL, CONFIG)(state, batch_at(copy_task, CONFIG, 1, 0))
+    jax.tree.map(np.testing.assert_array_equal, parent, before)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
