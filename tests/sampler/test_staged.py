@@ -65,7 +65,8 @@ def test_the_example_of_the_paper(window):
             return A, 0.1  # a draft
         return FIGURE_9[forward][position]  # a KeyError where a stable position is scored
 
-    trace, fed = story(script, window=window, lookahead_trigger=0)
+    sliding = {"window": window, "lookahead_trigger": 0} if window == "multi_block" else {}
+    trace, fed = story(script, **sliding)
     assert trace.tokens[0].tolist() == [A, B, C, D, E, F, G, H, I]
     commits = [(0, 3, D), (1, 5, E), (2, 4, E), (3, 6, G), (3, 7, H), (4, 8, I)]
     assert events(trace, Event.COMMIT) == commits
