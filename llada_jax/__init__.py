@@ -1,12 +1,22 @@
 """Diffusion language models in JAX, for phones with an NPU."""
 
-from llada_jax.build import Model, export, forward, generate, infill, load, tiled
-from llada_jax.config import ExportConfig, ModelConfig, SamplerConfig
+from llada_jax.build import (
+    Model,
+    export,
+    forward,
+    generate,
+    infill,
+    latency_table,
+    load,
+    tiled,
+)
+from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
 
 __all__ = [
     "ExportConfig",
+    "LatencyTable",
     "Model",
     "ModelConfig",
     "Result",
@@ -16,6 +26,7 @@ __all__ = [
     "forward",
     "generate",
     "infill",
+    "latency_table",
     "load",
     "tiled",
 ]

@@ -16,6 +16,7 @@ from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.export import Export
 from llada_jax.backend.export import export as write_export
+from llada_jax.backend.latency import time_steps
 from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.manifest import MANIFEST, Manifest
 from llada_jax.backend.program import CompiledOnDemand, Exported
@@ -25,7 +26,15 @@ from llada_jax.backend.session import Session
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import StagedLayers, Staging
 from llada_jax.backend.weights import quant_of
-from llada_jax.config import ExportConfig, Loop, ModelConfig, SamplerConfig, require
+from llada_jax.config import (
+    ExportConfig,
+    LatencyTable,
+    Loop,
+    ModelConfig,
+    SamplerConfig,
+    ascending_counts,
+    require,
+)
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
@@ -221,6 +230,43 @@ def infill(
     """
     return _decode(
         model, canvases, config, backend, seed, trace, on_step, loop, refresh_on, infill=True
+    )
+
+
+def latency_table(
+    model: Model,
+    rows: Sequence[int],
+    *,
+    canvas: int = 256,
+    backend: str | Backend | StreamedProgram = "xla",
+    repeats: int = 10,
+) -> LatencyTable:
+    """What a window's growth costs on this machine, for `SamplerConfig.latency_table`: median
+    milliseconds of a step by its rows, each of which is scored.
+
+    Args:
+      rows: buckets, ascending, at most `canvas`.
+      canvas: positions; the rows are the last ones, and read the others from the cache.
+      backend: as in `generate`.
+      repeats: times that each bucket runs, after a first time, which compiles.
+
+    Raises:
+      ValueError: one message that names the bad value and what is allowed, before any computation.
+    """
+    buckets, longest = ascending_counts("rows", rows), model.config.max_length
+    require(
+        canvas <= longest, f"canvas is {canvas}; allowed: up to {longest} (the model's max_length)"
+    )
+    require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
+    require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
+    denoiser = backend_denoiser(model, backend, ScoreRules(spread=False))
+    return time_steps(
+        denoiser,
+        model.params,
+        buckets,
+        canvas=canvas,
+        vocab_size=model.config.vocab_size,
+        repeats=repeats,
     )
 
 

@@ -6,8 +6,11 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 
 import dataclasses
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple, get_args
 
 Cache = Literal["none", "prefix", "dual", "blockwise"]
 Remasking = Literal["low_confidence", "random", "entropy", "margin"]
@@ -44,6 +47,20 @@ def require_choice(name: str, value: object, literal: Any) -> None:
     """Raise `ValueError` unless `value` is one of the strings of a `Literal` type."""
     allowed = get_args(literal)
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
+    """The values as a tuple. Raises `ValueError` unless they are whole numbers that ascend."""
+    counts = list(values) if isinstance(values, Iterable) else []
+    require(
+        len(counts) > 0
+        and all(isinstance(count, Integral) for count in counts)
+        and counts[0] >= least
+        and all(a < b for a, b in itertools.pairwise(counts)),
+        f"{name} is {counts if isinstance(values, Iterable) else values!r}; allowed: ascending, "
+        f"from {least} on, at least one whole number",
+    )
+    return tuple(int(count) for count in counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,26 +160,25 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
-    """How long a forward takes, by its rows: measured on a backend, or from a device model."""
+    """How long a step takes, by its rows: measured by `lj.latency_table`, or a phone's, by
+    `llada_jax.device.simulate.Phone.latency_table`."""
 
     rows: tuple[int, ...]
     """Buckets of rows, ascending."""
     ms: tuple[float, ...]
-    """Milliseconds of a forward with so many rows."""
+    """Milliseconds of a step with so many rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(self.rows))
-        object.__setattr__(self, "ms", tuple(self.ms))
-        ascending = all(a < b for a, b in itertools.pairwise(self.rows))
+        rows = ascending_counts("latency_table.rows", self.rows)
+        times = list(self.ms) if isinstance(self.ms, Iterable) else []
         require(
-            bool(self.rows) and self.rows[0] > 0 and ascending,
-            f"latency_table.rows is {list(self.rows)}; allowed: ascending, from 1 on, at least one",
-        )
-        require(
-            len(self.ms) == len(self.rows) and all(ms > 0 for ms in self.ms),
-            f"latency_table.ms is {list(self.ms)}; allowed: {len(self.rows)} numbers above 0, one "
+            len(times) == len(rows)
+            and all(isinstance(ms, Real) and isfinite(ms) and ms > 0 for ms in times),
+            f"latency_table.ms is {times or self.ms!r}; allowed: {len(rows)} numbers above 0, one "
             "for each of latency_table.rows",
         )
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "ms", tuple(float(ms) for ms in times))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +187,7 @@ class SamplerConfig:
 
     Exactly one rule accepts tokens. `accept` names it; `quota`, LLaDA's linear schedule (`steps`
     over the whole generation), gives way to `threshold`, `factor` or `entropy_bound` where one of
-    these is set.
+    these is set. Settings of a window or a rule that is not in use must keep their defaults.
     """
 
     gen_length: int = 128
@@ -199,7 +215,8 @@ class SamplerConfig:
     latency_allowance: float = 2.0
     """A grown window may take so many times the latency of the one that has not grown."""
     row_budget: int | None = None
-    """Most rows of a grown window: what the memory of activations allows."""
+    """Most rows of a forward whose window has grown, those beside it included: what the memory of
+    activations allows (`Phone.row_budget` says it of a phone)."""
     draft_feed: DraftFeed = "mask"
     """What the row of a draft feeds: [MASK], or the token that was predicted there last."""
     draft_threshold: float | None = None
@@ -274,6 +291,7 @@ class SamplerConfig:
         self._check_numbers()
         self._check_window()
         self._check_revision()
+        self._check_what_nothing_reads()
 
     def _check_choices(self) -> None:
         for name, choices in _CHOICES.items():
@@ -324,7 +342,6 @@ class SamplerConfig:
 
     def _check_window(self) -> None:
         if self.window != "multi_block":
-            require(not self.lossless, "lossless is True; allowed: with window 'multi_block'")
             return
         self._require_with("window is 'multi_block'", "cache", "blockwise")
         require(
@@ -332,27 +349,39 @@ class SamplerConfig:
             f"lookahead_trigger is {self.lookahead_trigger}; allowed: 0 to block_length "
             f"({self.block_length})",
         )
-        require(
-            self.latency_allowance >= 1,
-            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
-        )
-        require(
-            self.row_budget is None or self.row_budget >= self.block_length,
-            f"row_budget is {self.row_budget}; allowed: block_length ({self.block_length}) or more",
-        )
+        self._check_growth()
         if self.lossless:
             require(
                 self.accept not in REVISING_RULES,
                 f"accept is {self.accept!r} and lossless is True; allowed: a rule that never "
                 "changes a token",
             )
-            self._require_with("lossless is True", "draft_threshold", None)
-            self._require_with("lossless is True", "draft_feed", "mask")
             return
         require(
             self.accept != "quota" or self.draft_threshold is not None,
             "window is 'multi_block' and accept is 'quota', which accepts no draft; allowed: with "
             "draft_threshold or lossless, or another rule",
+        )
+
+    def _check_growth(self) -> None:
+        budget, table, block = self.row_budget, self.latency_table, self.block_length
+        require(
+            budget is None or (isinstance(budget, int) and budget >= block),
+            f"row_budget is {budget!r}; allowed: a whole number from block_length ({block}) on, or "
+            "None",
+        )
+        require(
+            table is None or isinstance(table, LatencyTable),
+            f"latency_table is {table!r}; allowed: a LatencyTable, or None",
+        )
+        require(
+            table is None or table.rows[-1] >= block,
+            f"latency_table.rows is {table and list(table.rows)}; allowed: up to block_length "
+            f"({block}) at the least, which every window has",
+        )
+        require(
+            self.latency_allowance >= 1,
+            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
         )
 
     def _check_revision(self) -> None:
@@ -376,6 +405,19 @@ class SamplerConfig:
                 self.wino_verify > 0.5,
                 f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails "
                 "where another one is preferred",
+            )
+        if self.accept == "staged" and self.refresh == "worker":  # of what left the window
+            self._require_with("refresh is 'worker'", "cache", "blockwise")
+
+    def _check_what_nothing_reads(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        unread = (readers for readers in _READERS if not readers.read(self))
+        for name, where in ((name, each.where) for each in unread for name in each.settings):
+            value, default = getattr(self, name), defaults[name]
+            require(
+                value == default,
+                f"{name} is {value!r}, which nothing reads; allowed: {default!r}, or another one "
+                f"where {where}",
             )
 
     def _require_with(self, reason: str, name: str, allowed: object) -> None:
@@ -460,6 +502,57 @@ _PROBABILITIES = (
     "edit_replace",
 )
 
+
+class _Readers(NamedTuple):
+    """Settings, and the configurations that read them."""
+
+    where: str
+    read: Callable[[SamplerConfig], bool]
+    settings: tuple[str, ...]
+
+
+_READERS = (
+    _Readers(
+        "window is 'multi_block'",
+        lambda config: config.window == "multi_block",
+        ("lossless", "lookahead_trigger"),
+    ),
+    _Readers(
+        "window is 'multi_block' and lossless is False",
+        lambda config: config.window == "multi_block" and not config.lossless,
+        ("latency_table", "row_budget", "draft_feed", "draft_threshold"),
+    ),
+    _Readers(
+        "latency_table is given",
+        lambda config: config.latency_table is not None,
+        ("latency_allowance",),
+    ),
+    _Readers("lossless is True", lambda config: config.lossless, ("guess_threshold",)),
+    _Readers(
+        "accept is 'staged'",
+        lambda config: config.accept == "staged",
+        ("theta_visible", "theta_stable", "refresh", "end_steps"),
+    ),
+    _Readers(
+        "accept is 'staged', cache 'blockwise' and refresh not 'none'",
+        lambda config: config.refreshes,
+        ("refresh_rows", "refresh_order", "refresh_overflow"),
+    ),
+    _Readers(
+        "accept is 'wino'", lambda config: config.accept == "wino", ("wino_accept", "wino_verify")
+    ),
+    _Readers(
+        "accept is 'token_edit'",
+        lambda config: config.accept == "token_edit",
+        ("edit_unmask", "edit_replace", "edit_steps"),
+    ),
+    _Readers(
+        "accept is 'staged', 'wino' or 'token_edit'",
+        lambda config: config.revises,
+        ("rescore",),
+    ),
+)
+
 _PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},
     "fast_dllm": {
@@ -509,15 +602,9 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
-        for name in ("rows", "caches"):
-            buckets = tuple(getattr(self, name))
+        for name, least in (("rows", 1), ("caches", 0)):
+            buckets = ascending_counts(name, getattr(self, name), least)
             object.__setattr__(self, name, buckets)
-            least = int(name == "rows")
-            ascending = all(a < b for a, b in itertools.pairwise(buckets))
-            require(
-                bool(buckets) and buckets[0] >= least and ascending,
-                f"{name} is {list(buckets)}; allowed: ascending, from {least} on, at least one",
-            )
         require(
             0 < self.shard_bytes < 2**31,
             f"shard_bytes is {self.shard_bytes}; allowed: 1 to {2**31 - 1}",

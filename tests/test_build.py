@@ -61,6 +61,30 @@ def test_result(model):
         np.testing.assert_array_equal(result.tokens[row, 3:], result.generated[row])
 
 
+def test_a_table_of_a_backend_goes_into_the_sampler(model):
+    table = lj.latency_table(model, [4, 8], canvas=16, repeats=1)
+    assert table.rows == (4, 8)
+    config = lj.SamplerConfig.preset(
+        "llada_cpp", gen_length=8, block_length=4, steps=8, latency_table=table
+    )
+    assert config.latency_table is table
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([8, 4], {}, r"rows is \[8, 4\]; allowed: ascending, from 1 on"),
+        ([8, 32], {"canvas": 16}, r"rows is \[8, 32\]; allowed: up to canvas \(16\)"),
+        ([8], {"canvas": 4096}, r"canvas is 4096; allowed: up to \d+ \(the model's max_length\)"),
+        ([8], {"canvas": 16, "repeats": 0}, "repeats is 0; allowed: 1 or more"),
+        ([8], {"canvas": 16, "backend": "tpu"}, "backend is 'tpu'; allowed: 'xla'"),
+    ],
+)
+def test_a_table_refuses(model, rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        lj.latency_table(model, rows, **options)
+
+
 def test_on_step_picks_the_host_loop(model):
     config = lj.SamplerConfig(gen_length=4, block_length=4, steps=2)
     steps = []

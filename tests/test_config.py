@@ -107,18 +107,21 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ),
         ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 or more"),
         ({**MULTI, "latency_allowance": 0.5}, "latency_allowance is 0.5; allowed: 1 or more"),
-        ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: block_length \(32\) or more"),
+        ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: a whole number from block_length"),
+        ({**MULTI, "row_budget": 64.0}, r"row_budget is 64.0; allowed: a whole number from block"),
+        (
+            {**MULTI, "latency_table": {"rows": [32], "ms": [1.0]}},
+            r"latency_table is \{'rows': \[32\].*; allowed: a LatencyTable, or None",
+        ),
+        (
+            {**MULTI, "latency_table": LatencyTable(rows=(8, 16), ms=(1.0, 2.0))},
+            r"latency_table.rows is \[8, 16\]; allowed: up to block_length \(32\) at the least",
+        ),
         (
             {**MULTI, "cache": "dual"},
             "cache is 'dual' and window is 'multi_block'; allowed: 'block",
         ),
         ({**MULTI, "threshold": None}, "accept is 'quota', which accepts no draft; allowed: with"),
-        ({"lossless": True}, "lossless is True; allowed: with window 'multi_block'"),
-        (
-            {**MULTI, "lossless": True, "draft_threshold": 0.5},
-            "draft_threshold is 0.5 and lossless",
-        ),
-        ({**MULTI, "lossless": True, "draft_feed": "token"}, "draft_feed is 'token' and lossless"),
         (
             {**MULTI, "lossless": True, "threshold": None, "accept": "staged"},
             "accept is 'staged' and lossless is True; allowed: a rule that never changes a token",
@@ -131,6 +134,10 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ({"accept": "staged", "predict_mask": True}, "predict_mask is True and accept is 'staged'"),
         ({"accept": "wino", "rescore": "token"}, "rescore is 'token' and accept is 'wino'"),
         ({"accept": "wino", "wino_verify": 0.5}, "wino_verify is 0.5; allowed: above 0.5"),
+        (
+            {"accept": "staged", "refresh": "worker"},
+            "cache is 'none' and refresh is 'worker'; allowed: 'blockwise'",
+        ),
         ({"refresh_rows": 0}, "refresh_rows is 0; allowed: 1 or more"),
         ({"refresh": "gpu"}, "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'"),
         ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
@@ -139,6 +146,80 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
 def test_settings_of_windows_and_revision(settings, message):
     with pytest.raises(ValueError, match=message):
         SamplerConfig(**settings)
+
+
+TABLE = LatencyTable(rows=(32, 64), ms=(1.0, 2.0))
+STAGED = {"cache": "blockwise", "accept": "staged"}
+UNREAD = [
+    ({}, "window is 'multi_block'", {"lossless": True, "lookahead_trigger": 2}),
+    (
+        STAGED,
+        "window is 'multi_block' and lossless is False",
+        {
+            "latency_table": TABLE,
+            "row_budget": 64,
+            "draft_feed": "token",
+            "draft_threshold": 0.5,
+        },
+    ),
+    (
+        {**MULTI, "lossless": True},
+        "window is 'multi_block' and lossless is False",
+        {
+            "latency_table": TABLE,
+            "row_budget": 64,
+            "draft_feed": "token",
+            "draft_threshold": 0.5,
+        },
+    ),
+    (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
+    (MULTI, "lossless is True", {"guess_threshold": 0.5}),
+    (
+        {"accept": "wino"},
+        "accept is 'staged'",
+        {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1},
+    ),
+    (
+        {**STAGED, "refresh": "none"},
+        "accept is 'staged', cache 'blockwise' and refresh not 'none'",
+        {"refresh_rows": 1, "refresh_order": "leftmost", "refresh_overflow": "drop"},
+    ),
+    (STAGED, "accept is 'wino'", {"wino_accept": 0.5, "wino_verify": 0.8}),
+    (
+        {"accept": "wino"},
+        "accept is 'token_edit'",
+        {"edit_unmask": 0.6, "edit_replace": 0.6, "edit_steps": 1},
+    ),
+    (MULTI, "accept is 'staged', 'wino' or 'token_edit'", {"rescore": "token"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "name", "value"),
+    [
+        pytest.param(settings, where, name, value, id=f"{name}-{case}")
+        for case, (settings, where, unread) in enumerate(UNREAD)
+        for name, value in unread.items()
+    ],
+)
+def test_a_setting_that_nothing_reads_keeps_its_default(settings, where, name, value):
+    default = getattr(SamplerConfig(), name)
+    message = (
+        f"{name} is {value!r}, which nothing reads; allowed: {default!r}, or another one where "
+        f"{where}"
+    )
+    with pytest.raises(ValueError) as refused:
+        SamplerConfig(**settings, **{name: value})
+    assert str(refused.value) == message
+    assert SamplerConfig(**settings, **{name: default}) == SamplerConfig(**settings)
+
+
+def test_a_block_shorter_than_the_trigger_names_both():
+    with pytest.raises(
+        ValueError, match=r"lookahead_trigger is 4; allowed: 0 to block_length \(2\)"
+    ):
+        SamplerConfig.preset("llada_cpp", block_length=2)
+    SamplerConfig.preset("llada_cpp", block_length=2, lookahead_trigger=2)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +231,11 @@ def test_settings_of_windows_and_revision(settings, message):
         ),
         ({"rows": (32, 32), "ms": (1.0, 2.0)}, "allowed: ascending"),
         ({"rows": (), "ms": ()}, "at least one"),
+        ({"rows": (32.0,), "ms": (1.0,)}, r"rows is \[32.0\]; .* at least one whole number"),
+        ({"rows": 32, "ms": 1.0}, "latency_table.rows is 32; allowed: ascending"),
+        ({"rows": (32,), "ms": 1.0}, "latency_table.ms is 1.0; allowed: 1 numbers"),
+        ({"rows": (32,), "ms": ("fast",)}, r"latency_table.ms is \['fast'\]; allowed: 1 numbers"),
+        ({"rows": (32,), "ms": (float("inf"),)}, r"latency_table.ms is \[inf\]; allowed"),
         ({"rows": (32, 64), "ms": (1.0,)}, r"latency_table.ms is \[1.0\]; allowed: 2 numbers"),
         ({"rows": (32,), "ms": (0.0,)}, "allowed: 1 numbers above 0"),
     ],
@@ -181,7 +267,9 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
         {"selective_logits": False},
     ):
         SamplerConfig.preset("llada_cpp", **part)
-    for contradiction in ({"cache": "dual"}, {"threshold": 0.9}, {"lossless": True}):
+    for contradiction in (
+        {"cache": "dual"}, {"threshold": 0.9}, {"lossless": True}, {"wino_accept": 0.5}
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="allowed"):
             SamplerConfig.preset("llada_cpp", **contradiction)
     for name in ("multi_block", "staged", "wino", "token_edit"):

@@ -190,3 +190,34 @@ def footprint(
     temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
     return Footprint(held, cache, temporaries, limit)
+
+
+def most_rows(
+    runtime: Runtime,
+    model: ModelConfig,
+    memory: Memory,
+    *,
+    canvas: int,
+    resident: float = 0.0,
+    head: bool = False,
+) -> int:
+    """The largest forward on a canvas whose activations find room beside what must be mapped.
+
+    `resident`: MiB of weights that stay mapped while others are swapped through the slots. Raises
+    ValueError where not even one row finds room.
+    """
+    one = footprint(
+        runtime,
+        model,
+        memory,
+        canvas=canvas,
+        rows=1,
+        staging_mib=SLOTS_MIB + resident,
+        head=head,
+    )
+    require(
+        one.fits,
+        f"runtime is {runtime!r}: one row needs {one.reason}; allowed: a runtime or a canvas "
+        "that leaves room for a row",
+    )
+    return int((one.limit - one.weights - one.cache) / one.temporaries)

@@ -5,18 +5,24 @@ lane reaches into the next one. Equal forwards therefore take equal time and are
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config import (
+    LatencyTable,
+    ModelConfig,
+    ascending_counts,
+    require,
+    require_choice,
+)
 from llada_jax.device.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
 from llada_jax.device.energy import Energy, energy_of, total_energy
-from llada_jax.device.memory import Runtime, Staging, staging_for
+from llada_jax.device.memory import MIB, Runtime, Staging, most_rows, staging_for, weights_mib
 from llada_jax.device.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
 from llada_jax.device.profile import CpuClass, CpuKernels, Profile
 from llada_jax.device.timeline import Task, Timeline, breakdown, run
-from llada_jax.device.workload import Forward, Workload, distinct
+from llada_jax.device.workload import Forward, Workload, distinct, rounded
 from llada_jax.lowered import Lowered
 
 Processor = Literal["npu", "cpu"]
@@ -155,6 +161,7 @@ class Phone:
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
         self._graphs, self._profile, self._system = graphs, profile, system
+        self._canvas = canvas
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
         self._head = profile.cpu_kernels(system.head)
@@ -199,6 +206,40 @@ class Phone:
         """Seconds of a run."""
         kinds = distinct(workload.forwards)
         return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
+
+    def latency_table(self, rows: Sequence[int]) -> LatencyTable:
+        """For `SamplerConfig.latency_table`: steps of so many rows, each of which is scored, late
+        on the phone's canvas.
+
+        Args:
+          rows: ascending, at most the canvas.
+        """
+        buckets = ascending_counts("rows", rows)
+        require(
+            buckets[-1] <= self._canvas,
+            f"rows is {list(buckets)}; allowed: up to the phone's canvas ({self._canvas})",
+        )
+        forwards = (Forward(n, rounded(self._canvas - n), n) for n in buckets)
+        return LatencyTable(rows=buckets, ms=tuple(1e3 * self.step(f).seconds for f in forwards))
+
+    def row_budget(self) -> int | None:
+        """For `SamplerConfig.row_budget`: the most rows whose activations find room on the phone's
+        canvas. None where nothing says so: for a body on the CPU, and beside a planner's plan.
+
+        Raises ValueError where not even one row finds room.
+        """
+        system, staging, model = self._system, self._staging, self._graphs.model
+        if system.body == "cpu" or isinstance(staging, PlannedStaging):
+            return None
+        head = system.scores_on != "cpu"
+        return most_rows(
+            system.runtime,
+            model,
+            self._profile.memory,
+            canvas=self._canvas,
+            resident=weights_mib(model, head=head) - staging.copied_bytes / MIB,
+            head=head,
+        )
 
     def staging(self) -> Staging | PlannedStaging:
         """What each forward stages."""

@@ -152,16 +152,19 @@ class MultiBlock:
     It holds the current block and, from the first position that is not settled, at least
     `block_length` positions. A position settles in the forward that feeds its final token; what is
     still visible when its block is finished is not waited for. Where few masks are left in the
-    block, the window grows to a larger bucket of rows.
+    block, the window grows to a larger bucket, which also holds the rows beside it.
     """
 
     block_length: int
     trigger: int
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
-    """What a window in each bucket grows to; at least the bucket itself."""
+    """What a window in each bucket grows to; at least the bucket itself, within the budget."""
     shadows: bool
     """Whether visible tokens take rows of their own."""
+    refreshed: int
+    """Most tokens before the window that are refreshed in one forward. They take room where a
+    worker refreshes them, too: where that happens changes no window, so it changes no token."""
 
     def span(self, canvas: Canvas) -> Span:
         block_end = block_start(canvas, self.block_length) + self.block_length
@@ -177,13 +180,21 @@ class MultiBlock:
         return (left > 0) & (left <= self.trigger)
 
     def _growth(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
-        rows = stop - canvas.settled
-        if self.shadows:
-            visible = (canvas.state == VISIBLE) & in_span(canvas, canvas.settled, stop)
-            rows += visible.sum(axis=1, dtype=rows.dtype)
+        rows = stop - canvas.settled + self._beside(canvas, stop)
         bucket = jnp.searchsorted(jnp.asarray(self.buckets, rows.dtype), rows)
         larger = jnp.asarray((*self.grown, 0), rows.dtype)[bucket]  # 0: no bucket holds them
         return jnp.maximum(larger - rows, 0)
+
+    def _beside(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
+        """Rows that stand beside the window, however much it grows: in later blocks, nothing is
+        visible."""
+        visible = canvas.state == VISIBLE
+        inside = visible & in_span(canvas, canvas.settled, stop)
+        left = visible & (positions_of(canvas) < canvas.settled[:, None])
+        refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), self.refreshed)
+        if not self.shadows:
+            return refreshed
+        return inside.sum(axis=1, dtype=stop.dtype) + 2 * refreshed
 
     def settled(self, canvas: Canvas) -> Int[Array, " B"]:
         start, stop = self.span(canvas)
@@ -232,13 +243,15 @@ def multi_block(config: SamplerConfig) -> Window:
         buckets=buckets,
         grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
         shadows=config.revises and config.rescore == "shadow",
+        refreshed=config.refresh_rows if config.refreshes else 0,
     )
 
 
 def _grown(
     bucket: int, buckets: tuple[int, ...], table: LatencyTable | None, config: SamplerConfig
 ) -> int:
-    """The largest bucket that the allowance and the budget permit; without a table, the next."""
+    """The largest bucket that the allowance and the budget permit; without a table, the next. A
+    bucket beyond the budget is filled up to the budget."""
     budget = buckets[-1] if config.row_budget is None else config.row_budget
     if table is None:
         allowed = buckets[bucket : bucket + 2]
@@ -246,7 +259,7 @@ def _grown(
         limit = config.latency_allowance * table.ms[bucket]
         within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))
         allowed = [buckets[k] for k in within]
-    return max((rows for rows in allowed if rows <= budget), default=buckets[bucket])
+    return max((rows for rows in allowed if rows <= budget), default=budget)
 
 
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:

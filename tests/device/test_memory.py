@@ -12,6 +12,7 @@ from llada_jax.device.memory import (
     buffers_mib,
     footprint,
     layer_mib,
+    most_rows,
     resident_mib,
     staging_for,
     temporaries_mib,
@@ -68,6 +69,22 @@ def test_remapping_touches_every_buffer_and_the_delayed_path_costs_little():
 @pytest.mark.parametrize("runtime", ["none", "remap", "paging", "swap", "delayed", "wide"])
 def test_what_fits_is_never_staged(runtime):
     assert staging_for(runtime, SHAPE, PHONE.memory, PHONE.mapping).seconds == 0
+
+
+@pytest.mark.parametrize("runtime", ["remap", "paging", "swap", "delayed", "wide"])
+def test_the_most_rows_fit_and_one_more_does_not(runtime):
+    memory = replace(PHONE.memory, address_space_mib=5000)
+    rows = most_rows(runtime, LLADA, memory, canvas=512)
+    for more, fits in ((0, True), (1, False)):
+        assert footprint(runtime, LLADA, memory, canvas=512, rows=rows + more).fits == fits
+
+
+def test_what_stays_resident_and_the_cache_take_room_from_rows():
+    free = most_rows("swap", LLADA, PHONE.memory, canvas=256)
+    resident = most_rows("swap", LLADA, PHONE.memory, canvas=256, resident=3072)
+    assert free > resident > most_rows("swap", LLADA, PHONE.memory, canvas=512, resident=3072)
+    with pytest.raises(ValueError, match=r"runtime is 'remap': one row needs .* MiB; allowed: a r"):
+        most_rows("remap", LLADA, PHONE.memory, canvas=4096)
 
 
 def test_all_mapped_once_must_fit_into_what_a_session_keeps_mapped():

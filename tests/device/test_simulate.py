@@ -3,8 +3,10 @@
 import pytest
 
 from experiments.phones import graphs_of
+from llada_jax.config import SamplerConfig
 from llada_jax.device.energy import energy_of
-from llada_jax.device.memory import Runtime, Staging
+from llada_jax.device.memory import MIB, Runtime, Staging, most_rows
+from llada_jax.device.planned import PlannedStaging
 from llada_jax.device.simulate import Phone, ScoresOn, System, latency, simulate
 from llada_jax.device.timeline import Task, run
 from llada_jax.device.uncertainty import DOUBT, with_uncertainty
@@ -75,6 +77,39 @@ def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
     assert phone.staging() == Staging()
     with pytest.raises(ValueError, match="runtime is 'none'"):
         Phone(LLADA, PHONE, System(runtime="none"))
+
+
+def test_a_table_for_the_sampler_is_the_phones_own_steps():
+    phone = Phone(LLADA, PHONE, SWAP, canvas=96)
+    table = phone.latency_table([32, 64])
+    assert table.rows == (32, 64)
+    steps = (Forward(32, 64, 32), Forward(64, 32, 64))
+    assert table.ms == tuple(1e3 * phone.step(step).seconds for step in steps)
+    budget = phone.row_budget()
+    config = SamplerConfig.preset("llada_cpp", latency_table=table, row_budget=budget)
+    assert config.latency_table == table
+    for rows, message in (
+        ([64, 32], r"rows is \[64, 32\]; allowed: ascending"),
+        ([32, 128], r"rows is \[32, 128\]; allowed: up to the phone's canvas \(96\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            phone.latency_table(rows)
+
+
+def test_a_budget_of_rows_is_what_memory_leaves():
+    def budget(**settings) -> int:
+        return Phone(LLADA, PHONE, System(**settings), 256).row_budget() or 0
+
+    swapped = Phone(LLADA, PHONE, SWAP, 256).staging()
+    assert isinstance(swapped, Staging)
+    resident = 3744 - swapped.copied_bytes / MIB
+    assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
+    assert budget(resident_mib=1024) > budget() > 32
+    for phone in (
+        Phone(LLADA, PHONE, System(body="cpu"), 256),
+        Phone(LLADA, PHONE, SWAP, 256, PlannedStaging((), ())),
+    ):
+        assert phone.row_budget() is None
 
 
 def test_no_head_rows_no_head():

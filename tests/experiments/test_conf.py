@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import evaluate, generate, lm_eval, reliability, thresholds, train
+from experiments import (
+    evaluate,
+    generate,
+    latency_table,
+    lm_eval,
+    reliability,
+    thresholds,
+    train,
+)
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.config import ModelConfig, SamplerConfig
@@ -15,6 +23,7 @@ CONF = REPOSITORY / "conf"
 SCHEMAS = {
     "evaluate": evaluate.EvaluateConfig,
     "generate": generate.GenerateConfig,
+    "latency_table": latency_table.LatencyTableConfig,
     "lm_eval": lm_eval.LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
     "thresholds": thresholds.ThresholdsConfig,

@@ -177,7 +177,7 @@ def test_growth_by_buckets_and_latency():
         return dict(zip(window.buckets, window.grown, strict=True))
 
     assert grown() == {32: 64, 64: 128, 128: 256, 256: 256}
-    assert grown(row_budget=64) == {32: 64, 64: 64, 128: 128, 256: 256}
+    assert grown(row_budget=64) == {32: 64, 64: 64, 128: 64, 256: 64}
     published = LatencyTable(rows=(32, 64, 128), ms=(478.1, 861.6, 1531.6))  # llada.cpp, Table 2
     assert grown(latency_table=published) == {32: 64, 64: 128, 128: 128}
     assert grown(latency_table=published, latency_allowance=1.5) == {32: 32, 64: 64, 128: 128}
@@ -186,19 +186,21 @@ def test_growth_by_buckets_and_latency():
 
 
 @settings(max_examples=2)
-@example(salt=3, rows=[48], staged=False)
+@example(salt=3, rows=[48], staged=False, budget=None)
+@example(salt=3, rows=[12, 48], staged=True, budget=14)
 @given(
     salt=st.integers(0, 200),
     rows=st.sets(st.sampled_from([12, 16, 24, 32, 48]), min_size=1).map(sorted),
     staged=st.booleans(),
+    budget=st.sampled_from([None, 14, 24]),
 )
-def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged):
+def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged, budget):
     """Whatever a table lets a window grow to, and though all of it be accepted at once."""
     table = LatencyTable(rows=(8, *rows), ms=tuple(1.0 + 0.01 * n for n in (8, *rows)))
     rule = {"threshold": None, "accept": "staged", "theta_visible": 0.1, "theta_stable": 0.3}
     config = SLIDING.replace(
         gen_length=64, steps=64, latency_table=table, latency_allowance=9.0, lookahead_trigger=8,
-        **rule if staged else {"threshold": 0.05},
+        row_budget=budget, **rule if staged else {"threshold": 0.05},
     )  # fmt: skip
     result = toy_decode(PROMPTS[1:2], config, salt=salt, seed=[1], loop="host")
     assert result.trace.live_rows.max() > 8

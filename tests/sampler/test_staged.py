@@ -9,6 +9,7 @@ from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
+from llada_jax.sampler.window import MultiBlock, window_for
 from tests.sampler.recorded import recorded_decode
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import CONFIG, MASK, toy_decode
@@ -65,7 +66,8 @@ def test_the_example_of_the_paper(window):
             return A, 0.1  # a draft
         return FIGURE_9[forward][position]  # a KeyError where a stable position is scored
 
-    trace, fed = story(script, window=window, lookahead_trigger=0)
+    sliding = {"window": window, "lookahead_trigger": 0} if window == "multi_block" else {}
+    trace, fed = story(script, **sliding)
     assert trace.tokens[0].tolist() == [A, B, C, D, E, F, G, H, I]
     commits = [(0, 3, D), (1, 5, E), (2, 4, E), (3, 6, G), (3, 7, H), (4, 8, I)]
     assert events(trace, Event.COMMIT) == commits
@@ -158,6 +160,38 @@ def test_both_loops_and_any_batch_decode_alike(config):
         alone = toy_decode([prompt], config, salt=3, loop="host")
         np.testing.assert_array_equal(host.generated[row], alone.generated[0])
         assert host.nfe[row] == alone.nfe[0]
+
+
+@settings(max_examples=5)
+@given(
+    salt=st.integers(0, 300), refresh_rows=st.integers(1, 4), budget=st.sampled_from([None, 20, 40])
+)
+@example(salt=2, refresh_rows=2, budget=None)
+@example(salt=2, refresh_rows=2, budget=20)
+def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(
+    salt, refresh_rows, budget
+):
+    config = SLIDING.replace(
+        gen_length=48, steps=48, lookahead_trigger=8, refresh_rows=refresh_rows, row_budget=budget
+    )
+    result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
+    trace, end = result.trace, result.tokens.shape[1]
+    window = window_for(config)
+    assert isinstance(window, MultiBlock)
+    grew = 0
+    for step, rows in list(enumerate(forwards))[1:]:
+        live = int(trace.live_rows[step, 0])
+        beside = int(trace.shadow_rows[step, 0] + trace.refreshed[step, 0])
+        first, *_, last = rows.positions[0][rows.live[0]][: live - beside]
+        block_end = len(PROMPTS[0]) + 8 * (trace.block[step, 0] + 1)
+        needed = max(first + 8, block_end) - first + beside
+        if live <= needed:
+            continue
+        grew += 1
+        bucket = np.searchsorted(window.buckets, needed)
+        assert live == window.grown[bucket] or (live < window.grown[bucket] and last == end - 1)
+        assert budget is None or live <= budget
+    assert grew > 0
 
 
 @settings(max_examples=15)

@@ -1,0 +1,58 @@
+"""How long steps take on a backend, by their rows."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from llada_jax.config import LatencyTable
+from llada_jax.rows import make_rows
+from llada_jax.types import Denoiser, KVCache, Params, Rows, Scores
+
+
+def time_steps(
+    denoiser: Denoiser,
+    params: Params,
+    rows: Sequence[int],
+    *,
+    canvas: int,
+    vocab_size: int,
+    repeats: int,
+) -> LatencyTable:
+    """Median milliseconds of forwards of the last rows of a canvas, each of which is scored.
+
+    Args:
+      rows: ascending, at most `canvas`. They take turns, so that a busy moment hits all of them.
+      repeats: after a first step, which compiles.
+    """
+    cache = denoiser.empty_cache(params, 1, canvas)
+    run = partial(_step, denoiser)
+    run = jax.jit(run) if denoiser.traceable else run
+    steps = [partial(run, params, _last_rows(n, canvas, vocab_size), cache) for n in rows]
+    for step in steps:
+        jax.block_until_ready(step())
+    times = [[_milliseconds(step) for step in steps] for _ in range(repeats)]
+    return LatencyTable(rows=tuple(rows), ms=tuple(map(median, zip(*times, strict=True))))
+
+
+def _step(denoiser: Denoiser, params: Params, rows: Rows, cache: KVCache) -> Scores:
+    return denoiser.score_rows(params, denoiser.forward_rows(params, rows, cache).hidden, None)
+
+
+def _last_rows(count: int, canvas: int, vocab_size: int) -> Rows:
+    positions = jnp.arange(canvas - count, canvas, dtype=jnp.int32)[None]
+    cached = jnp.arange(canvas) < canvas - count
+    # Different tokens, so that routed experts share the work as they do in a text.
+    return make_rows(
+        positions % vocab_size, positions, jnp.ones(positions.shape, bool), cached[None]
+    )
+
+
+def _milliseconds(step: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(step())
+    return 1e3 * (time.perf_counter() - began)
