@@ -24,10 +24,12 @@ def answer_items(
     backend: str = "xla",
     seed: int = 0,
     loop: Loop | None = None,
+    refresh_on: Model | None = None,
 ) -> tuple[Batch, Trace]:
     """Decodes items, given by their place, at once; the place and `seed` make an item's own seed.
 
-    An answer ends with its first token that ends a text or a turn.
+    An answer ends with its first token that ends a text or a turn. Backend, loop and `refresh_on`
+    are those of `llada_jax.generate`.
     """
     assert model.tokenizer is not None
     chats = [[{"role": "user", "content": item.question}] for item in items.values()]
@@ -41,6 +43,7 @@ def answer_items(
         seed=[seed + index for index in items],
         trace=True,
         loop=loop,
+        refresh_on=refresh_on,
     )
     assert result.trace is not None
     ends = _ends(model, sampler)

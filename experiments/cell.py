@@ -12,11 +12,13 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.answers import answer_items, batched
 from experiments.judged import GENERATIONS, Judged, judged
+from experiments.tiled import models_for
 from llada_jax.backend.manifest import MANIFEST
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.revision.tiles import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class Cell:
     backend: str
     seed: int
     batch_size: int
+    tiles: Kind | None = None
 
     def load(self) -> lj.Model:
         """Raises ValueError for a model without tokenizer."""
@@ -84,6 +87,7 @@ class Cell:
             "sampler_name": self.sampler_name,
             "sampler": asdict(self.sampler),
             "backend": self.backend,
+            "tiles": self.tiles,
             "seed": self.seed,
         }
 
@@ -100,13 +104,20 @@ class Cell:
         """Answers the items that the store does not have yet."""
         done = {generation.index for generation in store.generations()}
         missing = [index for index in range(self.task.items) if index not in done]
+        running, refresh_on = models_for(model, self.tiles, self.backend, self.sampler)
         what = f"{self.task.name}, {self.sampler_name}"
         with tqdm(total=self.task.items, initial=len(done), desc=what, mininterval=1) as bar:
             for indices in batched(missing, self.batch_size):
                 items = {index: self.task.item(index) for index in indices}
-                store.add(
-                    *answer_items(model, items, self.sampler, backend=self.backend, seed=self.seed)
+                answers = answer_items(
+                    running,
+                    items,
+                    self.sampler,
+                    backend=self.backend,
+                    seed=self.seed,
+                    refresh_on=refresh_on,
                 )
+                store.add(*answers)
                 bar.update(len(indices))
         return judged(store.folder.parent, self.task.items)
 

@@ -38,9 +38,11 @@ from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from experiments.suite import SuiteConfig, evaluate_suite, rescore_suite
+from experiments.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.revision.tiles import Kind
 
 # `task=<name>` for every task that there is.
 for _task in map(load_task, task_names()):
@@ -66,6 +68,7 @@ class EvaluateConfig:
     task: TaskConfig
     sampler: SamplerConfig
     backend: str = "xla"
+    tiles: Kind | None = None
     seed: int = 0
     batch_size: int = 50
     baseline: str | None = None
@@ -85,6 +88,8 @@ class EvaluateConfig:
             f"rescore is {self.rescore!r}, which has no {GENERATIONS} and no {CELLS}; allowed: the "
             "folder of a run of experiments.evaluate",
         )
+        if not self.is_suite:
+            check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
             _ = phone_profile(soc)
         require(
@@ -115,6 +120,7 @@ class EvaluateConfig:
             backend=self.backend,
             seed=self.seed,
             batch_size=self.batch_size,
+            tiles=self.tiles,
         )
 
 

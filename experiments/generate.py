@@ -2,12 +2,14 @@
 
     python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=threshold
     python -m experiments.generate model=path/to/folder sampler.cache=blockwise pause=0.05
+    python -m experiments.generate sampler=llada_cpp sampler.refresh=worker tiles=q4_0
     python -m experiments.generate infill=true prompt="2+2=<|mask|> and 3*3=<|mask|>"
     python -m experiments.generate -m sampler=llada,fast_dllm seed=0,1
 
 The run folder gets, besides what every run writes, `trace.npz` (`lj.Trace.load` reads it) and
-`answer.txt`. With `loop=both` a prompt is decoded three times: watched in the host loop, and twice
-in the compiled loop, of which the second run needs no compilation.
+`answer.txt`. With `loop=both` a prompt is decoded three times: watched in the host loop, and, where
+the backend and the sampler allow it, twice in the compiled loop, of which the second run needs no
+compilation.
 """
 
 import os
@@ -30,7 +32,9 @@ from experiments.on_phones import on_phones
 from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
+from experiments.tiled import check_tiles, models_for
 from llada_jax.config import SamplerConfig, require
+from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer
 
@@ -49,6 +53,7 @@ class GenerateConfig:
     sampler: SamplerConfig
     seed: int = 0
     backend: str = "xla"
+    tiles: Kind | None = None
     loop: Loops = "both"
     pause: float = 0.0
     phones: tuple[str, ...] = ()
@@ -56,8 +61,18 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         require(self.prompt.strip() != "", f"prompt is {self.prompt!r}; allowed: some text")
         require(self.pause >= 0, f"pause is {self.pause}; allowed: 0 or more")
+        check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
             phone_profile(soc)
+
+    @property
+    def host_loop_alone(self) -> str | None:
+        """Why the compiled loop cannot run this, if it cannot."""
+        if self.backend != "xla":
+            return f"backend={self.backend} runs outside XLA"
+        if self.sampler.has_worker:
+            return "sampler.refresh=worker works beside the steps of the host loop"
+        return None
 
 
 def generate(config: GenerateConfig, run: Run) -> None:
@@ -66,21 +81,25 @@ def generate(config: GenerateConfig, run: Run) -> None:
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
+    running, refresh_on = models_for(model, config.tiles, config.backend, config.sampler)
     decode = partial(
         lj.infill if config.infill else lj.generate,
-        model,
+        running,
         [encode_prompt(tokenizer, config)],
         config.sampler,
         backend=config.backend,
         seed=config.seed,
         trace=True,
+        refresh_on=refresh_on,
     )
     result, speed = None, []
     if config.loop != "compiled":
         with watcher_for(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
             result = decode(loop="host", on_step=watcher)
         speed += host_speed(result)
-    if config.loop == "compiled" or (config.loop == "both" and config.backend == "xla"):
+    if config.loop == "both" and config.host_loop_alone:
+        print(f"the compiled loop is skipped: {config.host_loop_alone}", flush=True)
+    elif config.loop != "host":
         print("compiling the loop and timing it", flush=True)
         first, second = decode(loop="compiled"), decode(loop="compiled")
         result = result or second

@@ -39,10 +39,11 @@ class Judged(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`word_problems/threshold`, with the backend where it is another than the usual one."""
+        """`word_problems/threshold`, with what else is not as usual: the backend, the weights."""
         parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
-        backend = self.settings["backend"]
-        return "/".join(parts if backend == "xla" else [*parts, backend])
+        backend, tiles = self.settings["backend"], self.settings.get("tiles")
+        parts += [] if backend == "xla" else [backend]
+        return "/".join([*parts, tiles] if tiles else parts)
 
 
 def judged(folder: Path, items: int | None = None) -> Judged:

@@ -24,6 +24,7 @@ from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache, Rows
@@ -63,8 +64,9 @@ def time_revision(
         ratio = _bytes(forms[BASELINE]) / _bytes(params)
         if name != BASELINE:
             yield ResultRow(name=f"revision/{name}/memory", value=ratio, unit="x smaller")
-    for rows in config.rows:
-        yield from _compared(one, forms, rows, config.cached, threads, repeats)
+    with TileMultiplier(threads) as multiply:
+        for rows in config.rows:
+            yield from _compared(one, forms, rows, config.cached, multiply, repeats)
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
@@ -103,11 +105,11 @@ def _compared(
     forms: dict[str, ModelParams],
     n_rows: int,
     cached: int,
-    threads: int,
+    multiply: TileMultiplier,
     repeats: int,
 ) -> Iterator[ResultRow]:
     rows, cache = _rows(config, forms[BASELINE], n_rows, cached)
-    denoiser = tiled_denoiser(config, ScoreRules(), threads)
+    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
     by_xla = jax.jit(forward_rows, static_argnums=1)
     calls: dict[str, Callable[[], Any]] = {}
     for name, params in forms.items():

@@ -15,6 +15,7 @@ from experiments.judged import CELLS, Judged, decoder_rows, difference_rows, jud
 from experiments.results import ResultRow
 from experiments.run import CONFIG, Run, stored_settings
 from experiments.schema import read_config
+from experiments.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tasks import load_task
@@ -60,7 +61,8 @@ def evaluate_suite(
       difficulty: of every task; None: the default of each.
 
     Raises:
-      ValueError: a task has no such difficulty; a cell's folder is of other settings, or damaged.
+      ValueError: a task has no such difficulty; a decoder reads no tiles; a cell's folder is of
+        other settings, or damaged.
     """
     cells = {
         (decoder.name, task): _cell(cell, decoder, task, difficulty)
@@ -135,6 +137,7 @@ def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None)
         gen_length=task.gen_length,
     )
     sampler = decoder.sampler_for(task.gen_length)
+    check_tiles(cell.tiles, cell.backend, sampler)
     return replace(cell, task=items, sampler=sampler, sampler_name=decoder.name)
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
@@ -284,10 +286,11 @@ def _decode(
     infill: bool,
 ) -> Result:
     config = with_ids(config or SamplerConfig(), model.config)
-    denoiser = backend_denoiser(model, backend, score_rules(config))
-    refreshing = _refreshing(config, model, denoiser, refresh_on)
-    needs_host = on_step or not denoiser.traceable or config.has_worker
-    with Worker() as worker:
+    with ExitStack() as threads:
+        denoiser = backend_denoiser(model, backend, score_rules(config), threads)
+        refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
+        worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+        needs_host = on_step or not denoiser.traceable or config.has_worker
         return decode(
             denoiser,
             model.params,
@@ -304,7 +307,11 @@ def _decode(
 
 
 def _refreshing(
-    config: SamplerConfig, model: Model, denoiser: Denoiser, refresh_on: Model | None
+    config: SamplerConfig,
+    model: Model,
+    denoiser: Denoiser,
+    refresh_on: Model | None,
+    threads: ExitStack,
 ) -> tuple[Denoiser, Params]:
     """The functions that a worker runs, and their parameters."""
     if refresh_on is None:
@@ -317,7 +324,7 @@ def _refreshing(
         "refresh_on is a model of another configuration; allowed: the same one",
     )
     backend = "tiles" if has_tiles(refresh_on.params) else "xla"
-    return backend_denoiser(refresh_on, backend, score_rules(config)), refresh_on.params
+    return backend_denoiser(refresh_on, backend, score_rules(config), threads), refresh_on.params
 
 
 def has_tiles(params: Params) -> bool:
@@ -351,9 +358,9 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
 
 
 def backend_denoiser(
-    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules
+    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules, threads: ExitStack
 ) -> Denoiser:
-    """The model's functions on a backend.
+    """The model's functions on a backend; closing `threads` ends those that they start.
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
@@ -371,7 +378,8 @@ def backend_denoiser(
         "allowed: 'tiles', with a model that `tiled` has made",
     )
     if backend == "tiles":
-        return tiled_denoiser(model.config, rules, available_cores())
+        multiply = threads.enter_context(TileMultiplier(available_cores()))
+        return tiled_denoiser(model.config, rules, multiply)
     if backend == "xla":
         return denoiser_for(model.config, rules)
     if model.artifact:

@@ -21,6 +21,7 @@ NUMBERED_RULES: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
 REVISING_RULES: tuple[Accept, ...] = ("staged", "wino", "token_edit")
 """Accept rules whose tokens may still change: they are visible before they are stable."""
 DraftFeed = Literal["mask", "token"]
+DraftScores = Literal["same_forward", "next_forward"]
 Rescore = Literal["shadow", "token"]
 Refresh = Literal["none", "rows", "worker"]
 RefreshOrder = Literal["least_confident", "leftmost", "rightmost"]
@@ -208,6 +209,9 @@ class SamplerConfig:
     """Commit the n best tokens while confidence_n >= 1 - factor / (n + 1) (Fast-dLLM)."""
     entropy_bound: float | None = None
     """Commit, in order of entropy, while the sum of the other entropies stays within it (nats)."""
+    slide: bool = True
+    """Whether the window of `multi_block` moves with the committed tokens within a block; False: it
+    begins with the block, or with what is still to be fed before it."""
     lookahead_trigger: int = 4
     """Masks left in the current block at which the window grows into later blocks; 0 for never."""
     latency_table: LatencyTable | None = None
@@ -222,6 +226,10 @@ class SamplerConfig:
     draft_threshold: float | None = None
     """Drafts of this confidence are accepted when their block becomes current; None: those that the
     accept rule takes, without the progress that it forces."""
+    draft_scores: DraftScores = "same_forward"
+    """Whose scores decide on drafts when their block becomes current: `same_forward`, those of the
+    forward that finished the block before, which still saw that block's last masks; or
+    `next_forward`, those of a forward that sees its tokens, so that no forward is saved."""
     lossless: bool = False
     """Give exactly the tokens of block-wise decoding. In place of drafts, the late stage of a block
     also computes the step after, as if this one committed what is expected of it; the forward
@@ -290,6 +298,7 @@ class SamplerConfig:
         self._choose_rule()
         self._check_numbers()
         self._check_window()
+        self._check_drafts()
         self._check_revision()
         self._check_what_nothing_reads()
 
@@ -384,6 +393,10 @@ class SamplerConfig:
             f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
         )
 
+    def _check_drafts(self) -> None:
+        if self.draft_scores == "next_forward":
+            self._require_with("draft_scores is 'next_forward'", "draft_threshold", None)
+
     def _check_revision(self) -> None:
         require(
             self.theta_visible <= self.theta_stable,
@@ -460,6 +473,9 @@ class SamplerConfig:
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
         are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise.
+
+        Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
+        while a worker needs the host loop and a model that two threads may call.
         """
         require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
         return cls(**{**_PRESETS[name], **overrides})
@@ -470,6 +486,7 @@ _CHOICES: dict[str, Any] = {
     "window": Window,
     "accept": Accept,
     "draft_feed": DraftFeed,
+    "draft_scores": DraftScores,
     "rescore": Rescore,
     "refresh": Refresh,
     "refresh_order": RefreshOrder,
@@ -520,7 +537,7 @@ _READERS = (
     _Readers(
         "window is 'multi_block' and lossless is False",
         lambda config: config.window == "multi_block" and not config.lossless,
-        ("latency_table", "row_budget", "draft_feed", "draft_threshold"),
+        ("slide", "latency_table", "row_budget", "draft_feed", "draft_threshold", "draft_scores"),
     ),
     _Readers(
         "latency_table is given",

@@ -123,6 +123,15 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ),
         ({**MULTI, "threshold": None}, "accept is 'quota', which accepts no draft; allowed: with"),
         (
+            {**MULTI, "lossless": True, "draft_scores": "next_forward"},
+            "draft_scores is 'next_forward', which nothing reads; allowed: 'same_forward'",
+        ),
+        (
+            {**MULTI, "draft_threshold": 0.5, "draft_scores": "next_forward"},
+            "draft_threshold is 0.5 and draft_scores is 'next_forward'; allowed: None",
+        ),
+        ({"draft_scores": "last_forward"}, "draft_scores is 'last_forward'; allowed: 'same_forwar"),
+        (
             {**MULTI, "lossless": True, "threshold": None, "accept": "staged"},
             "accept is 'staged' and lossless is True; allowed: a rule that never changes a token",
         ),
@@ -261,6 +270,7 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
     assert config.refreshes and config.selective_logits
     for part in (
         {"window": "by_cache"},
+        {"slide": False},
         {"lookahead_trigger": 0},
         {"accept": "quota", "threshold": 0.9},
         {"refresh": "none"},

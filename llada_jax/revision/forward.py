@@ -88,13 +88,13 @@ def _narrow(weight: Float[np.ndarray, "Out In"]) -> np.ndarray:
     return weight.astype(np.float16)
 
 
-def tiled_denoiser(config: ModelConfig, rules: ScoreRules, threads: int) -> Denoiser:
-    """The model on the host's threads, for parameters of `pack_params`.
+def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:
+    """The model on the threads of `multiply`, which the caller closes; for parameters of
+    `pack_params`.
 
     Its cache is an ordinary one, and it keeps nothing between calls, so a worker may refresh rows
     with it against the cache of a run whose other rows go elsewhere.
     """
-    multiply = TileMultiplier(threads)
     return Denoiser(
         partial(forward_tiled_rows, config, multiply),
         partial(score_tiled_rows, rules, multiply),

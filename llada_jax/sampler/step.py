@@ -311,7 +311,7 @@ class Decoder:
         edited = ((revised.tokens != before.tokens) & query.rescored).any(axis=1)
         canvas = self._drop(revised, query)._replace(accepted=accepted)
         canvas = decided = self.stop(self.advance(canvas, edited, ~before.done))
-        if self.drafts:
+        if self.drafts and self.config.draft_scores == "same_forward":
             canvas = self._accept_drafts(canvas, before, said, bounds)
         if self.config.lossless:
             canvas = self._take_branch(canvas, said, bounds)
@@ -493,8 +493,8 @@ class Decoder:
         return canvas._replace(state=jnp.where(query.waiting, jnp.int8(STABLE), canvas.state))
 
     def _accept_drafts(self, canvas: Canvas, before: Canvas, said: Said, bounds: Bounds) -> Canvas:
-        """Blocks that have become current take over drafts of this very forward; a block that they
-        complete makes way for the next one at once."""
+        """Blocks that have become current take over drafts by the scores of this very forward; a
+        block that they complete makes way for the next one at once."""
 
         def another(carry):
             return carry[1].any()

@@ -153,9 +153,13 @@ class MultiBlock:
     `block_length` positions. A position settles in the forward that feeds its final token; what is
     still visible when its block is finished is not waited for. Where few masks are left in the
     block, the window grows to a larger bucket, which also holds the rows beside it.
+
+    Where it does not slide, a block settles as a whole, and until it grows the window ends with the
+    current block: then it is that of `Blockwise`.
     """
 
     block_length: int
+    slides: bool
     trigger: int
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
@@ -167,8 +171,9 @@ class MultiBlock:
     worker refreshes them, too: where that happens changes no window, so it changes no token."""
 
     def span(self, canvas: Canvas) -> Span:
-        block_end = block_start(canvas, self.block_length) + self.block_length
-        stop = jnp.maximum(canvas.settled + self.block_length, block_end)
+        stop = block_start(canvas, self.block_length) + self.block_length
+        if self.slides:
+            stop = jnp.maximum(canvas.settled + self.block_length, stop)
         stop = jnp.minimum(stop, canvas.end)
         growth = jnp.where(self._late(canvas), self._growth(canvas, stop), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
@@ -206,7 +211,10 @@ class MultiBlock:
         final |= (canvas.state == VISIBLE) & finished
         waits = in_span(canvas, start, stop) & ~final
         first = jnp.argmax(waits, axis=1).astype(stop.dtype)
-        return jnp.where(waits.any(axis=1), first, stop)
+        settled = jnp.where(waits.any(axis=1), first, stop)
+        if self.slides:
+            return settled
+        return jnp.minimum(settled, block_start(canvas, self.block_length))
 
     @property
     def most_rows(self) -> int:
@@ -239,6 +247,7 @@ def multi_block(config: SamplerConfig) -> Window:
     buckets = table.rows if table else doubling
     return MultiBlock(
         block_length=config.block_length,
+        slides=config.slide,
         trigger=config.lookahead_trigger,
         buckets=buckets,
         grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),

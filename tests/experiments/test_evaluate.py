@@ -81,6 +81,39 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
         assert len(generation.tokens) == 128
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        (
+            ["sampler=staged", "sampler.refresh=worker"],
+            "staged@block_length:8@refresh:worker/q4_0",
+        ),
+        (["sampler=blockwise", "backend=tiles"], "blockwise@block_length:8/tiles/q4_0"),
+    ],
+)
+def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path):
+    pytest.importorskip("llvmlite")
+    lengths = ["task.gen_length=16", "sampler.block_length=8"]
+    cell = [each for each in CELL if not each.startswith("sampler=")]
+    rows = run(tmp_path, *cell, "task.items=2", *lengths, *changes, "tiles=q4_0")
+    assert rows[f"{name}/exact_match"]["n"] == 2
+    model, tiles = lj.load("tiny"), lj.tiled(lj.load("tiny"))
+    store = GenerationStore.load(tmp_path / "generations")
+    assert store.settings["tiles"] == "q4_0"
+    config = lj.SamplerConfig(**store.settings["sampler"])
+    assert config.gen_length == 16
+    items = [each.item for each in store.generations()]
+    prompts = [
+        model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
+    ]
+    if config.has_worker:
+        expected = lj.generate(model, prompts, config, refresh_on=tiles)
+    else:
+        expected = lj.generate(tiles, prompts, config, backend="tiles")
+    found = [each.tokens for each in store.generations()]
+    assert found == [each.tolist() for each in expected.generated]
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
     folder, decoded = tmp_path / "run", []
 
@@ -197,6 +230,7 @@ def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
         ("baseline=nowhere", "baseline is 'nowhere', which has no generations"),
         ("rescore=nowhere", "rescore is 'nowhere', which has no generations"),
         ("model=nowhere", "no model at 'nowhere'"),
+        ("tiles=q4_0", "tiles is 'q4_0', backend is 'xla' and the sampler has no worker; allowed"),
     ],
 )
 def test_bad_input_leaves_an_empty_folder(override, message, tmp_path):

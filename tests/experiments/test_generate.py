@@ -143,6 +143,35 @@ def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
     assert first["seconds"] is None
 
 
+def test_a_worker_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
+    arguments = [f"model={random_model}", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}"]
+    printed = run_main([*arguments, "loop=both", "sampler=staged", "sampler.refresh=worker"])
+    assert "the compiled loop is skipped: sampler.refresh=worker works beside" in printed
+    names = [row["name"] for row in json.loads((tmp_path / "results.json").read_text())]
+    assert "host_loop_with_compilation" in names and "compiled_loop" not in names
+
+
+def test_a_worker_that_reads_tiles(tmp_path):
+    pytest.importorskip("llvmlite")
+    run_main([
+        "model=tiny", "sampler=staged", "sampler.theta_visible=0.2", "sampler.refresh=worker",
+        "tiles=q4_0", "loop=host", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}",
+    ])  # fmt: skip
+    model = lj.load("tiny")
+    assert model.tokenizer is not None
+    expected = lj.generate(
+        model,
+        [model.tokenizer.encode_chat([{"role": "user", "content": PROMPT}])],
+        lj.SamplerConfig.preset(
+            "staged", gen_length=16, block_length=8, steps=16, theta_visible=0.2, refresh="worker"
+        ),
+        trace=True,
+        refresh_on=lj.tiled(model),
+    )
+    assert expected.trace is not None and expected.trace.refreshed.sum() > 0
+    assert lj.Trace.load(tmp_path / "trace.npz").same_decoding(expected.trace)
+
+
 def test_infilling_keeps_what_is_not_masked(random_model, tmp_path):
     arguments = [f"model={random_model}", "loop=host", f"hydra.run.dir={tmp_path}", "infill=true"]
     run_main([*arguments, "prompt=2+2=<|mask|>, and 3*3=<|mask|>."])
@@ -167,6 +196,8 @@ def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
         (["prompt="], "prompt is ''; allowed: some text"),
         (["model=nowhere"], "no model at 'nowhere'; allowed: a bundled model ("),
         (["backend=abacus"], "backend is 'abacus'; allowed: 'xla'"),
+        (["tiles=q4_0"], "tiles is 'q4_0', backend is 'xla' and the sampler has no worker"),
+        (["backend=tiles"], "tiles is None and backend is 'tiles'; allowed: 'q4_0', 'float16'"),
         (["loop=fast"], "loop is 'fast'; allowed: 'host', 'compiled', 'both'"),
         (["sampler.gen_length=12"], "sampler: gen_length is 12; allowed: a multiple of block_l"),
         (["dtype=int3"], "dtype is 'int3'; allowed: "),

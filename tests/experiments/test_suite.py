@@ -41,6 +41,12 @@ def finished(tmp_path_factory) -> tuple[Path, dict[str, dict]]:
     return folder, run(folder)
 
 
+def test_a_decoder_that_reads_no_tiles_ends_a_suite_that_has_them(tmp_path):
+    with pytest.raises(SystemExit, match="tiles is 'q4_0', backend is 'xla' and the sampler has"):
+        run(tmp_path / "run", "tiles=q4_0")
+    assert not any((tmp_path / "run").iterdir())
+
+
 def test_a_decoders_score_is_over_the_items_of_all_tasks(finished):
     folder, rows = finished
     for name in ("llada", "hasty"):

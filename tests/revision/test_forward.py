@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax import build
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision.forward import pack_params, tiled_denoiser
+from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
 from llada_jax.rows import empty_cache, make_rows
+from tests.revision.test_worker import Held
 
 pytest.importorskip("llvmlite")
+revision_kernel = pytest.importorskip("llada_jax.revision.kernel")
 
 CONFIG = ModelConfig(
     family="llada", vocab_size=160, width=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16,
@@ -26,6 +30,12 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 CACHED = 40
 forward = jax.jit(forward_rows, static_argnums=1)
+
+
+@pytest.fixture(scope="module")
+def multiply():
+    with TileMultiplier(threads=2) as multiplier:
+        yield multiplier
 
 
 def plain(leaf):
@@ -75,9 +85,9 @@ def assert_same_rows(found, expected, live):
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "float16"])
-def test_as_forward_rows(kind):
+def test_as_forward_rows(multiply, kind):
     packed, params = model_of(CONFIG, kind)
-    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=2)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)
     found = denoiser.forward_rows(packed, rows, cache)
     assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
@@ -86,10 +96,10 @@ def test_as_forward_rows(kind):
 @pytest.mark.parametrize(
     "changes", [{"qk_norm": True}, {"qkv_bias": True}, {"tied_embeddings": True}], ids=str
 )
-def test_other_models(changes):
+def test_other_models(multiply, changes):
     config = CONFIG.replace(**changes)
     packed, params = model_of(config)
-    denoiser = tiled_denoiser(config, ScoreRules(), threads=1)
+    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(config, 2)
     found, expected = (
         denoiser.forward_rows(packed, rows, cache),
@@ -101,17 +111,17 @@ def test_other_models(changes):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
-def test_without_a_cache():
+def test_without_a_cache(multiply):
     packed, params = model_of(CONFIG)
-    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=1)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(length=0), denoiser.empty_cache(packed, 2, 0)
     found = denoiser.forward_rows(packed, rows, cache)
     assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
 
 
-def test_keys_have_the_dtype_of_the_cache():
+def test_keys_have_the_dtype_of_the_cache(multiply):
     packed, _ = model_of(CONFIG)
-    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=1)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows = some_rows()
     wide = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2))
     narrow = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2, dtype=jnp.bfloat16))
@@ -127,11 +137,11 @@ def test_keys_have_the_dtype_of_the_cache():
      ScoreRules(temperature=0.7, chunk=64)],
     ids=["streamed", "rules", "noise"],
 )  # fmt: skip
-def test_scores(rules):
+def test_scores(multiply, rules):
     packed, params = model_of(CONFIG)
     hidden = jax.random.normal(jax.random.key(2), (2, 3, CONFIG.width))
     keys = jax.random.split(jax.random.key(3), (2, 3)) if rules.temperature else None
-    found = tiled_denoiser(CONFIG, rules, threads=1).score_rows(packed, hidden, keys)
+    found = tiled_denoiser(CONFIG, rules, multiply).score_rows(packed, hidden, keys)
     expected = score_rows(params, hidden, keys, rules)
     np.testing.assert_array_equal(found.token, expected.token)
     for ours, theirs in zip(found[1:], expected[1:], strict=True):
@@ -176,6 +186,64 @@ def test_a_worker_refreshes_from_tiles():
     assert (changed.tokens != expected.tokens).any()
 
 
+def fails_beside_a_job(monkeypatch):
+    """The run's own forward ends it, while the worker still has its first job to do."""
+    worker, denoiser_for = Held(), build.denoiser_for
+
+    def failing_denoiser(config, rules):
+        denoiser = denoiser_for(config, rules)
+        compiled = jax.jit(denoiser.forward_rows)
+
+        def forward_rows(*args):
+            if worker.submitted.is_set():
+                worker.failed.set()
+                raise RuntimeError("the NPU went away")
+            return compiled(*args)
+
+        return denoiser._replace(forward_rows=forward_rows, traceable=False)
+
+    monkeypatch.setattr(build, "Worker", lambda: worker)
+    monkeypatch.setattr(build, "denoiser_for", failing_denoiser)
+    return worker.finished
+
+
+def fails_in_a_job(monkeypatch):
+    """The kernel ends the first job, in a thread of the pool or in the worker's own."""
+    failed = threading.Event()
+
+    def kernel(*args):
+        failed.set()
+        raise RuntimeError("the kernel met a bad tile")
+
+    monkeypatch.setattr(revision_kernel, "kernel_for", lambda kind, n_rows: kernel)
+    return failed
+
+
+def test_a_run_leaves_no_thread():
+    tiles, model = tiled_and_plain()
+    before = set(threading.enumerate())
+    for options in ({"refresh_on": tiles}, {"refresh_on": tiles, "backend": "tiles"}):
+        run = lj.generate(
+            tiles if "backend" in options else model, PROMPT, REFRESHED, trace=True, **options
+        )
+        assert run.trace.refreshed.sum() > 0
+        assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(fails_beside_a_job, "the NPU went away"), (fails_in_a_job, "the kernel met a bad tile")],
+)
+def test_a_run_that_fails_leaves_no_thread(failure, message, monkeypatch):
+    tiles, model = tiled_and_plain()
+    happened = failure(monkeypatch)
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match=message):
+        lj.generate(model, PROMPT, REFRESHED, refresh_on=tiles)
+    assert set(threading.enumerate()) == before
+    assert happened.is_set()
+
+
 def test_where_tiles_cannot_run():
     tiles, model = tiled_and_plain()
     config = REFRESHED.replace(refresh="rows")
@@ -191,10 +259,10 @@ def test_where_tiles_cannot_run():
         lj.generate(tiles, PROMPT, REFRESHED, backend="tiles")
 
 
-def test_beside_another_forward():
+def test_beside_another_forward(multiply):
     """From a thread of its own, as a worker runs it, while XLA runs the other rows."""
     packed, params = model_of(CONFIG)
-    denoiser = tiled_denoiser(CONFIG, ScoreRules(), threads=2)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)
     expected = forward(params, CONFIG, rows, cache)
     found = []
@@ -212,7 +280,7 @@ def test_beside_another_forward():
         assert_same_rows(out, expected, rows.live)
 
 
-def test_memory_of_the_weights():
+def test_memory_of_the_weights(multiply):
     """Packed matrices are at most 1/7 of float32, and a forward stores none of them decoded."""
     config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
     packed, params = model_of(config)
@@ -224,7 +292,7 @@ def test_memory_of_the_weights():
     assert len(pairs) == 7 * config.n_layers + 1
     assert all(7 * small <= large for small, large in pairs)
     del params
-    denoiser = tiled_denoiser(config, ScoreRules(), threads=1)
+    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(config, 2)
 
     def run():

@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +21,8 @@ pytest.importorskip("llvmlite")
 
 @pytest.fixture(scope="module")
 def multiply():
-    return TileMultiplier(threads=2)
+    with TileMultiplier(threads=2) as multiplier:
+        yield multiplier
 
 
 def random_tiles(rng, kind, out, inputs):
@@ -66,7 +68,8 @@ def test_any_shape(seed, kind, out, inputs, leading, threads):
     rng = np.random.default_rng(seed)
     tiles = random_tiles(rng, kind, 32 * out, 32 * inputs)
     x = rng.standard_normal((*leading, 32 * inputs)).astype(np.float32)
-    found = TileMultiplier(threads)(x, tiles)
+    with TileMultiplier(threads) as multiply:
+        found = multiply(x, tiles)
     assert found.shape == (*leading, 32 * out)
     if x.size:
         assert_product(found, x, tiles)
@@ -107,6 +110,15 @@ def test_nothing_decoded_is_stored(multiply):
     allocated = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert allocated < x.nbytes + 2 * found.nbytes + 32 * 1024 < tiles.nbytes / 10
+
+
+def test_no_thread_is_left_behind():
+    before = set(threading.enumerate())
+    tiles = random_tiles(np.random.default_rng(0), "q4_0", 64, 64)
+    with TileMultiplier(threads=3) as multiplier:
+        multiplier(np.ones((1, 64), np.float32), tiles)
+        assert set(threading.enumerate()) > before, "the case must start a thread"
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "float16"])

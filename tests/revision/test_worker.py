@@ -5,13 +5,17 @@ import threading
 import time
 import traceback
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.revision.worker import Worker
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.loops import Refresher
+from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
-from tests.sampler.toy import CONFIG, toy_decode
+from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 STAGED = SamplerConfig(
@@ -86,21 +90,38 @@ def test_a_worker_that_fails_ends_the_run_with_its_own_traceback():
     assert threads() == []
 
 
+class Held(Worker):
+    """Its jobs wait until the run has failed."""
+
+    def __init__(self):
+        super().__init__()
+        self.submitted, self.failed, self.finished = (threading.Event() for _ in range(3))
+
+    def submit(self, job):
+        def later():
+            assert self.failed.wait(60)
+            job()
+            self.finished.set()
+
+        super().submit(later)
+        self.submitted.set()
+
+
 def test_a_run_that_fails_beside_a_job_leaves_no_thread():
-    started = threading.Event()
+    config = with_ids(STAGED, CONFIG)
+    denoiser, salt = toy_denoiser(config), jnp.int32(3)
 
-    def interrupted(view):
-        if started.is_set():
+    def forward_rows(*args):
+        if worker.submitted.is_set():
+            worker.failed.set()
             raise KeyboardInterrupt
+        return denoiser.forward_rows(*args)
 
-    class Slow(Worker):
-        def submit(self, job):
-            started.set()
-            super().submit(lambda: (time.sleep(0.05), job())[1])
-
-    with pytest.raises(KeyboardInterrupt), Slow() as worker:
-        toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=worker, on_step=interrupted)
-    assert threads() == []
+    failing = denoiser._replace(forward_rows=forward_rows, traceable=False)
+    with pytest.raises(KeyboardInterrupt), Held() as worker:
+        refresher = Refresher(worker, denoiser, salt)
+        decode(failing, salt, CONFIG, PROMPTS, config, loop="host", refresher=refresher)
+    assert worker.finished.is_set() and threads() == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The window that slides over blocks, its drafts, and its growth."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,6 +129,37 @@ def test_the_window_slides_and_takes_drafts_over():
     assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [6]
 
 
+RULES = {
+    "threshold": {},
+    "staged": {"threshold": None, "accept": "staged", "theta_visible": 0.2, "theta_stable": 0.3},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_window_that_neither_slides_nor_grows_is_block_wise_decoding(rule):
+    """But for padding: its buckets are others."""
+    still = SLIDING.replace(**RULES[rule], slide=False, lookahead_trigger=0)
+    found = toy_decode(PROMPTS, still, salt=3, loop="host").trace
+    expected = toy_decode(PROMPTS, still.replace(window="by_cache"), salt=3, loop="host").trace
+    assert replace(found, rows=expected.rows).same_decoding(expected)
+
+
+def test_a_window_that_does_not_slide_still_grows():
+    """It begins with the block until that is finished, though its first tokens were fed before."""
+    sure_at = {2: 0, 3: 1, 4: 2, 5: 2}
+
+    def script(forward, position, masked):
+        return position, 0.9 if forward >= sure_at.get(position, 0) else 0.1
+
+    trace, fed = story(script, lookahead_trigger=2, slide=False)
+    assert [sorted(window) for window in fed] == [
+        [0, 1, 2, 3, 4, 5],  # the prompt and the first block
+        [2, 3, 4, 5],
+        [2, 3, 4, 5, 6, 7, 8, 9],  # two masks are left
+    ]
+    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
+
+
 def test_a_draft_that_is_not_sure_is_not_taken_over():
     def script(forward, position, masked):
         return position + forward, 0.9 if position < 6 or forward > 0 else 0.4
@@ -137,6 +169,23 @@ def test_a_draft_that_is_not_sure_is_not_taken_over():
     assert trace.commit_steps()[0, 2:].tolist() == [0] * 4 + [1] * 4
     assert trace.tokens[0, 6:].tolist() == [7, 8, 9, 10], "the later prediction counts"
     assert trace.draft_rows[:, 0].tolist() == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("draft_scores", "steps", "second_block"),
+    [("same_forward", [0] * 8, [6, 7, 8, 9]), ("next_forward", [0] * 4 + [1] * 4, [7, 8, 9, 10])],
+)
+def test_whose_scores_decide_on_drafts(draft_scores, steps, second_block):
+    """The first forward is sure of all of two blocks; a second one is sure of other tokens."""
+
+    def script(forward, position, masked):
+        return position + forward, 0.9
+
+    trace, fed = story(script, lookahead_trigger=4, draft_scores=draft_scores)
+    assert trace.commit_steps()[0, 2:].tolist() == steps
+    assert trace.tokens[0, 6:].tolist() == second_block
+    assert len(fed) == 1 + max(steps) and trace.draft_rows[:, 0].tolist() == [4, 0][: len(fed)]
+    assert (trace.event_kind == Event.AHEAD).any() == (draft_scores == "same_forward")
 
 
 def test_drafts_of_several_blocks_cascade():

@@ -138,6 +138,22 @@ def test_tokens_beyond_those_that_are_refreshed(overflow):
 
 
 @pytest.mark.parametrize(
+    ("order", "refreshed"),
+    [("least_confident", [4, 3, 5]), ("leftmost", [3, 4, 5]), ("rightmost", [5, 4, 3])],
+)
+def test_which_token_is_refreshed_first(order, refreshed):
+    """A block of three is left behind, its first token surer than the second, the last the surest;
+    what is refreshed is stable at once."""
+    confidence = {3: 0.6, 4: 0.5, 5: 0.7}
+
+    def script(forward, position, masked):
+        return position, confidence.get(position, 0.9) if forward < 2 else 0.9
+
+    trace, _ = story(script, gen_length=15, refresh_rows=1, refresh_order=order)
+    assert [position for _, position, _ in events(trace, Event.PROMOTE)] == refreshed
+
+
+@pytest.mark.parametrize(
     "config",
     [
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),

@@ -1,0 +1,45 @@
+"""Weights in the NPU's tiles: those that the backend runs, or those that the worker refreshes from.
+
+A run's setting `tiles` asks for them, and says of which kind they are.
+"""
+
+from typing import NamedTuple, get_args
+
+import llada_jax as lj
+from llada_jax.config import SamplerConfig, require
+from llada_jax.revision.tiles import Kind
+
+BACKEND = "tiles"
+
+
+class Models(NamedTuple):
+    """What a run decodes with."""
+
+    model: lj.Model
+    refresh_on: lj.Model | None
+    """What its worker runs; None: the same, or there is no worker."""
+
+
+def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> None:
+    """Raises ValueError where nothing would read the tiles, and where the backend has none."""
+    require(
+        tiles is not None or backend != BACKEND,
+        f"tiles is None and backend is {backend!r}; allowed: "
+        + ", ".join(map(repr, get_args(Kind))),
+    )
+    require(
+        tiles is None or backend == BACKEND or sampler.has_worker,
+        f"tiles is {tiles!r}, backend is {backend!r} and the sampler has no worker; allowed: None, "
+        f"or tiles with backend {BACKEND!r} or with a staged sampler whose refresh is 'worker'",
+    )
+
+
+def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Models:
+    """The model as it is, or in tiles, where each is needed."""
+    if tiles is None:
+        return Models(model, None)
+    tiled = lj.tiled(model, tiles)
+    return Models(
+        tiled if backend == BACKEND else model,
+        tiled if sampler.has_worker else None,
+    )

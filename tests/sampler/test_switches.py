@@ -1,0 +1,55 @@
+"""Each part of llada.cpp's decoding can be switched off alone."""
+
+import numpy as np
+import pytest
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.trace import Event, Trace
+from tests.sampler.toy import MASK, toy_decode
+
+PROMPT, BLOCK = [3, 1, 4, 1, 5], 8
+EVERYTHING = SamplerConfig.preset(
+    "llada_cpp", gen_length=48, block_length=BLOCK, steps=48, theta_visible=0.2, theta_stable=0.25
+)
+SWITCHES = {
+    "nothing": {},
+    "slide": {"slide": False},
+    "lookahead": {"lookahead_trigger": 0},
+    "staged": {"accept": "quota", "threshold": 0.2},
+    "refresh": {"refresh": "none"},
+    "selective": {"selective_logits": False},
+}
+
+
+def parts_at_work(trace: Trace) -> set[str]:
+    """What of llada.cpp's decoding shows in the trace of one prompt."""
+    settled = trace.cache_length[1:, 0] - len(PROMPT)
+    beside = trace.shadow_rows[1:, 0] + trace.refreshed[1:, 0]
+    stop = settled + trace.live_rows[1:, 0] - beside
+    block = trace.block[1:, 0] * BLOCK
+    scored_in_window = trace.head_rows[1:, 0] - trace.refreshed[1:, 0]
+    shows = {
+        "slide": (settled % BLOCK > 0).any(),
+        "lookahead": (stop > np.maximum(settled, block) + BLOCK).any(),
+        "staged": trace.count(Event.PROMOTE).any(),
+        "refresh": trace.refreshed.any(),
+        "selective": (scored_in_window < stop - block).any(),
+    }
+    return {part for part, at_work in shows.items() if at_work}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_one_part_is_off_and_the_others_are_on(switch):
+    config = EVERYTHING.replace(**SWITCHES[switch])
+    run = toy_decode([PROMPT], config, salt=1, loop="host")
+    off = {"staged", "refresh"} if switch == "staged" else {switch}  # no token would need it
+    assert parts_at_work(run.trace) == SWITCHES.keys() - {"nothing"} - off
+    assert not (run.tokens == MASK).any()
+
+
+def test_both_loops_and_any_batch_decode_alike_without_sliding():
+    config, prompts = EVERYTHING.replace(slide=False), [PROMPT, [9, 2]]
+    host, compiled = (toy_decode(prompts, config, salt=1, loop=x) for x in ("host", "compiled"))
+    assert host.trace.same_decoding(compiled.trace)
+    alone = toy_decode([PROMPT], config, salt=1, loop="host")
+    assert (host.generated[0] == alone.generated[0]).all()
