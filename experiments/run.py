@@ -118,10 +118,10 @@ class Run:
             file.write(_json(row))
         self._recorded += 1
 
-    def finish(self, results: Sequence[ResultRow]) -> None:
-        """Writes `results.json`, whole or not at all, and prints it as a table."""
+    def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
+        """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
         self.write("results.json", _json([row.as_dict() for row in results], indent=2))
-        print(table(results))
+        print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:
         """A file of the folder, which never holds half a text."""
