@@ -48,7 +48,10 @@ ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler"
 
 def _without_files(hydra: HydraConf) -> HydraConf:
     """Hydra's own settings, but that it writes nothing into the folder of a run, which is `Run`'s:
-    a copy of the settings and a log would be there, or be overwritten, before input is checked."""
+    a copy of the settings and a log would be there, or be overwritten, before input is checked.
+
+    Of a sweep, Hydra's sweeper writes `multirun.yaml` whatever is set: not into the folder of a run
+    but into the one above (`hydra.sweep.dir`), which is the sweep's."""
     defaults = [
         {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
         for each in hydra.defaults
