@@ -70,12 +70,7 @@ class Cell:
 
     def load(self) -> lj.Model:
         """Raises ValueError for a model without tokenizer."""
-        model = lj.load(self.model, self.dtype)
-        require(
-            model.tokenizer is not None,
-            f"model {self.model!r} has no tokenizer.json; allowed: one that has",
-        )
-        return model
+        return load_model(self.model, self.dtype)
 
     def settings(self, model: lj.Model) -> dict[str, Any]:
         """What the generations depend on; not how many there are, nor how many at a time."""
@@ -120,6 +115,15 @@ class Cell:
                 store.add(*answers)
                 bar.update(len(indices))
         return judged(store.folder.parent, self.task.items)
+
+
+def load_model(name: str, dtype: str | None) -> lj.Model:
+    """One that answers questions. Raises ValueError for a model without tokenizer."""
+    model = lj.load(name, dtype)
+    require(
+        model.tokenizer is not None, f"model {name!r} has no tokenizer.json; allowed: one that has"
+    )
+    return model
 
 
 def fingerprint(model: lj.Model) -> str:

@@ -5,12 +5,14 @@
     python -m experiments.evaluate sampler=threshold baseline=outputs/evaluate/llada
     python -m experiments.evaluate rescore=outputs/evaluate/llada 'phones=[SM8750]'
     python -m experiments.evaluate suite=decoding task.items=100
+    python -m experiments.evaluate suite=decoding chosen=outputs/thresholds/a_run
     python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
 settings, and the traces, from which `rescore` judges again without decoding. A suite puts many such
-runs into one folder and prints one table. The same command on the same
-folder (`hydra.run.dir`) goes on where an interrupted run stopped. `metrics.jsonl` has a line for
+runs into one folder and prints one table; with `chosen` it also decodes with what a run of
+`experiments.thresholds` chose. The same command on the same folder (`hydra.run.dir`) goes on where
+an interrupted run stopped. `metrics.jsonl` has a line for
 each item; `python -m experiments.report` makes a page with tables and pictures from many runs.
 """
 
@@ -25,6 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.cell import Cell, TaskConfig
+from experiments.chosen import Chosen
 from experiments.judged import (
     CELLS,
     GENERATIONS,
@@ -37,7 +40,7 @@ from experiments.judged import (
 from experiments.phones import phone_profile
 from experiments.results import ResultRow
 from experiments.run import Run, launch
-from experiments.suite import SuiteConfig, evaluate_suite, rescore_suite
+from experiments.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
 from experiments.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
@@ -75,6 +78,7 @@ class EvaluateConfig:
     rescore: str | None = None
     phones: tuple[str, ...] = ()
     suite: SuiteConfig | None = None
+    chosen: str | None = None
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
@@ -100,6 +104,10 @@ class EvaluateConfig:
         require(
             self.baseline is None or not self.is_suite,
             "a suite has a baseline of its own; allowed: no baseline",
+        )
+        require(
+            self.chosen is None or self.suite is not None,
+            f"chosen is {self.chosen!r} without a suite; allowed: suite=decoding chosen=<folder>",
         )
 
     @property
@@ -127,7 +135,8 @@ class EvaluateConfig:
 def evaluate(config: EvaluateConfig, run: Run) -> None:
     """Decodes what is not decoded yet, or reads what another run decoded; judges and compares."""
     if config.is_suite:
-        run.finish(_suite_rows(config, run))
+        result = _suite_result(config, run)
+        run.finish(result.rows, result.tables)
         return
     baseline = judged(Path(config.baseline)) if config.baseline else None
     if config.rescore:
@@ -142,16 +151,22 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def _suite_rows(config: EvaluateConfig, run: Run) -> list[ResultRow]:
+def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
     if config.suite is None:
-        rows = rescore_suite(Path(config.rescore or ""), config.phones)
+        result = rescore_suite(Path(config.rescore or ""), config.phones)
         run.begin()
-        return rows
+        return result
     changes = HydraConfig.get().overrides.task
     require_for_suite(changes)
     asked = any(name_of(change) == "task.difficulty" for change in changes)
-    difficulty = config.task.difficulty if asked else None
-    return evaluate_suite(config.suite, config.cell, run, config.phones, difficulty)
+    return evaluate_suite(
+        config.suite,
+        config.cell,
+        run,
+        socs=config.phones,
+        difficulty=config.task.difficulty if asked else None,
+        chosen=Chosen.load(Path(config.chosen)) if config.chosen else None,
+    )
 
 
 def require_for_suite(changes: Sequence[str]) -> None:

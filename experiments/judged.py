@@ -74,12 +74,15 @@ def score_rows(found: Judged) -> list[ResultRow]:
 
 def decoder_rows(name: str, parts: Sequence[Judged], socs: Sequence[str] = ()) -> list[ResultRow]:
     """Quality, speed, and latency on phones over all items of all parts."""
-    return [*pooled_rows(name, parts), *speed_rows(name, parts), *phone_rows(name, parts, socs)]
+    return [
+        *rows_of_score(name, score_of(parts)),
+        *speed_rows(name, parts),
+        *phone_rows(name, parts, socs),
+    ]
 
 
-def pooled_rows(name: str, parts: Sequence[Judged]) -> list[ResultRow]:
-    """Exact match, forwards and tokens a forward over the items of all parts."""
-    found = score_of(parts)
+def rows_of_score(name: str, found: Score) -> list[ResultRow]:
+    """Exact match, forwards and tokens a forward."""
     n = len(found.right)
     return [
         ResultRow(

@@ -1,7 +1,7 @@
 """The results of an experiment: rows of numbers that say what they are and where they come from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -72,12 +72,20 @@ def _number(name: str, value: Any) -> float:
 
 def table(rows: Sequence[ResultRow]) -> str:
     """Aligned text, with the columns that at least one row fills; below, where traces are from."""
-    cells = [_cells(row) for row in rows]
-    columns = [name for name in cells[0] if any(row[name] for row in cells)] if cells else []
-    lines = [dict(zip(columns, columns, strict=True)), *cells]
-    widths = {name: max(len(line[name]) for line in lines) for name in columns}
     to_the_right = ("value", "reference", "error", "n", "interval")
-    aligned = "\n".join(
+    return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
+
+
+def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
+    """A table as text: under its name each column of the first row that at least one row fills.
+
+    Args:
+      to_the_right: columns that end, and do not begin, at one place.
+    """
+    columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    lines = [dict(zip(columns, columns, strict=True)), *rows]
+    widths = {name: max(len(line[name]) for line in lines) for name in columns}
+    return "\n".join(
         "  ".join(
             line[name].rjust(widths[name])
             if name in to_the_right
@@ -86,7 +94,6 @@ def table(rows: Sequence[ResultRow]) -> str:
         ).rstrip()
         for line in lines
     )
-    return "\n".join([aligned, *traces(rows)])
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:

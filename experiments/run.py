@@ -48,7 +48,10 @@ ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler"
 
 def _without_files(hydra: HydraConf) -> HydraConf:
     """Hydra's own settings, but that it writes nothing into the folder of a run, which is `Run`'s:
-    a copy of the settings and a log would be there, or be overwritten, before input is checked."""
+    a copy of the settings and a log would be there, or be overwritten, before input is checked.
+
+    Of a sweep, Hydra's sweeper writes `multirun.yaml` whatever is set: not into the folder of a run
+    but into the one above (`hydra.sweep.dir`), which is the sweep's."""
     defaults = [
         {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
         for each in hydra.defaults
@@ -118,10 +121,10 @@ class Run:
             file.write(_json(row))
         self._recorded += 1
 
-    def finish(self, results: Sequence[ResultRow]) -> None:
-        """Writes `results.json`, whole or not at all, and prints it as a table."""
+    def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
+        """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
         self.write("results.json", _json([row.as_dict() for row in results], indent=2))
-        print(table(results))
+        print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:
         """A file of the folder, which never holds half a text."""

@@ -1,20 +1,26 @@
 """Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
 
 The run folder gets `cells/<decoder>-<task>/generations`, from which the table can be made again.
+With `chosen`, a decoder that was swept by `experiments.thresholds` is followed by itself with what
+was chosen for it, as `<decoder>@chosen`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from experiments.cell import Cell, TaskConfig
+from experiments.cell import Cell, TaskConfig, fingerprint
+from experiments.chosen import CHOSEN, Chosen
 from experiments.judged import CELLS, Judged, decoder_rows, difference_rows, judged
 from experiments.results import ResultRow
 from experiments.run import CONFIG, Run, stored_settings
 from experiments.schema import read_config
+from experiments.score_table import suite_tables
 from experiments.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import paired
@@ -50,37 +56,77 @@ class SuiteConfig:
             for decoder in self.decoders:
                 _ = decoder.sampler_for(load_task(task).gen_length)  # which checks both
 
+    def with_chosen(self, chosen: Chosen) -> "SuiteConfig":
+        """Each decoder also with what was chosen in the sweep of its name.
+
+        Raises ValueError where no sweep has the name of a decoder.
+        """
+        names = [decoder.name for decoder in self.decoders]
+        require(
+            any(name in chosen.samplers for name in names),
+            f"{CHOSEN} has {', '.join(chosen.samplers) or 'nothing'}; allowed: sweeps of "
+            f"{', '.join(names)}",
+        )
+        return replace(self, decoders=tuple(self._and_chosen(chosen)))
+
+    def _and_chosen(self, chosen: Chosen) -> Iterator[DecoderConfig]:
+        for decoder in self.decoders:
+            yield decoder
+            if decoder.name in chosen.samplers:
+                sampler = chosen.samplers[decoder.name]
+                yield DecoderConfig(name=f"{decoder.name}@chosen", sampler=sampler)
+
+
+class SuiteResult(NamedTuple):
+    """Numbers, and the tables of them that are printed."""
+
+    rows: list[ResultRow]
+    tables: str
+
 
 def evaluate_suite(
-    suite: SuiteConfig, cell: Cell, run: Run, socs: Sequence[str], difficulty: int | None
-) -> list[ResultRow]:
+    suite: SuiteConfig,
+    cell: Cell,
+    run: Run,
+    *,
+    socs: Sequence[str] = (),
+    difficulty: int | None = None,
+    chosen: Chosen | None = None,
+) -> SuiteResult:
     """Each decoder's score over all tasks, then its score on each.
 
     Args:
       cell: everything else, items included; its task and its sampler give way to the suite's.
       difficulty: of every task; None: the default of each.
+      chosen: samplers to decode with besides.
 
     Raises:
       ValueError: a task has no such difficulty; a decoder reads no tiles; a cell's folder is of
-        other settings, or damaged.
+        other settings, or damaged; what was chosen is for another model or other items.
     """
+    if chosen is not None:
+        suite = suite.with_chosen(chosen)
     cells = {
         (decoder.name, task): _cell(cell, decoder, task, difficulty)
         for decoder in suite.decoders
         for task in suite.tasks
     }
     model = cell.load()
+    if chosen is not None:
+        chosen.require_for(fingerprint(model), cell.task.seed, cell.task.items)
     stores = {key: each.store(_folder(run.folder, *key), model) for key, each in cells.items()}
     run.begin()
+    if chosen is not None:
+        run.write(CHOSEN, chosen.as_json())
     found = {
         key: cells[key].decode(model, stores[key])
         for key in tqdm(cells, desc=suite.name, unit="cell")
     }
-    return _rows(suite, found, socs)
+    return _result(suite, found, socs)
 
 
-def rescore_suite(folder: Path, socs: Sequence[str]) -> list[ResultRow]:
-    """The rows of a suite that another run decoded, judged anew.
+def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
+    """The result of a suite that another run decoded, judged anew.
 
     Raises:
       ValueError, FileNotFoundError: it did not finish, is of another version, or is damaged.
@@ -89,7 +135,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> list[ResultRow]:
     require(path.is_file(), f"{folder} has no {CONFIG}; allowed: the run of a suite that began")
     stored = stored_settings(path)
     try:
-        suite = read_config(SuiteConfig, stored["suite"])
+        suite = _stored_suite(folder, stored)
         items = int(stored.task["items"])
     except (ValueError, TypeError, KeyError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {error}; allowed: a suite of this version") from error
@@ -104,16 +150,21 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> list[ResultRow]:
             have == items,
             f"{_folder(folder, *key)} has {have} of {items} items; allowed: a suite that finished",
         )
-    return _rows(suite, found, socs)
+    return _result(suite, found, socs)
+
+
+def _stored_suite(folder: Path, settings: DictConfig) -> SuiteConfig:
+    suite = read_config(SuiteConfig, settings["suite"])
+    return suite.with_chosen(Chosen.load(folder)) if settings.get("chosen") else suite
 
 
 def _folder(run: Path, decoder: str, task: str) -> Path:
     return run / CELLS / f"{decoder}-{task}"
 
 
-def _rows(
+def _result(
     suite: SuiteConfig, found: Mapping[tuple[str, str], Judged], socs: Sequence[str]
-) -> list[ResultRow]:
+) -> SuiteResult:
     baseline = suite.decoders[0].name
     rows: list[ResultRow] = []
     for decoder in suite.decoders:
@@ -124,7 +175,8 @@ def _rows(
             rows += _difference(f"{suite.name}/{decoder.name}/against/{baseline}", before, parts)
     for (decoder, task), part in found.items():
         rows += decoder_rows(f"{suite.name}/{decoder}/{task}", [part], socs)
-    return rows
+    samplers = {decoder.name: decoder.sampler for decoder in suite.decoders}
+    return SuiteResult(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
 
 def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None) -> Cell:

@@ -2,32 +2,31 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
 from experiments.score import Score
-from llada_jax.config import DraftFeed, Refresh, RefreshOrder, Rescore, SamplerConfig, require
+from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.accept import without_bound
 
+_SETTINGS = {
+    name: hint
+    for name, hint in get_type_hints(SamplerConfig).items()
+    if name not in ("gen_length", "steps")  # which a task sets
+}
 
-@dataclass(frozen=True, kw_only=True)
-class Axes:
+
+class Axes(
+    make_dataclass(
+        "Values",
+        [(name, tuple[hint, ...], field(default=())) for name, hint in _SETTINGS.items()],
+        frozen=True,
+        kw_only=True,
+    )
+):
     """Values of settings of `SamplerConfig`; those that are empty stay as the sampler has them."""
-
-    threshold: tuple[float, ...] = ()
-    theta_visible: tuple[float, ...] = ()
-    theta_stable: tuple[float, ...] = ()
-    lookahead_trigger: tuple[int, ...] = ()
-    draft_feed: tuple[DraftFeed, ...] = ()
-    draft_threshold: tuple[float | None, ...] = ()
-    guess_threshold: tuple[float | None, ...] = ()
-    rescore: tuple[Rescore, ...] = ()
-    refresh: tuple[Refresh, ...] = ()
-    refresh_rows: tuple[int, ...] = ()
-    refresh_order: tuple[RefreshOrder, ...] = ()
-    end_steps: tuple[int, ...] = ()
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """All of them, less those whose theta_visible is above theta_stable."""
@@ -59,7 +58,7 @@ class SweepConfig:
 
     name: str
     sampler: SamplerConfig
-    over: Axes = Axes()
+    over: Axes = field(default_factory=Axes)
 
     def __post_init__(self) -> None:
         require(len(self.settings) > 0, f"sweep {self.name!r} is empty; allowed: one setting")
@@ -85,10 +84,16 @@ def by_program(settings: Iterable[Setting]) -> list[Setting]:
 
 
 class Found(NamedTuple):
-    """A setting and its score."""
+    """A setting and its score.
+
+    Attributes:
+      refreshed: tokens of an item that were refreshed after they had left the window; None where
+        the sampler never refreshes.
+    """
 
     setting: Setting
     score: Score
+    refreshed: float | None = None
 
 
 def chosen(found: Sequence[Found], plain: Score, points: float) -> Found | None:

@@ -8,24 +8,26 @@ fewest forwards among those that lose at most `points` of exact match against th
 token a forward. Staged settings are also compared with committing at the same threshold for good:
 what that loses, how much of it revision brings back, and what it takes. The run folder gets
 `chosen.json` and `thresholds.png` beside what every run writes; the same command on the same folder
-(`hydra.run.dir`) goes on where an interrupted run stopped.
+(`hydra.run.dir`) goes on where an interrupted run stopped. `python -m experiments.evaluate
+suite=decoding chosen=<run folder>` scores what was chosen.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import hydra
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.cell import Cell
-from experiments.judged import Judged, score_of
+from experiments.cell import Cell, fingerprint, load_model
+from experiments.chosen import CHOSEN, Chosen
+from experiments.judged import Judged, rows_of_score, score_of
 from experiments.pictures import Cost, forwards_curves, save
-from experiments.results import ResultRow
+from experiments.results import ResultRow, aligned
 from experiments.run import Run, launch
 from experiments.score import Score
+from experiments.score_table import NUMBERS, score_cells
 from experiments.suite import DecoderConfig
 from experiments.sweep import Found, Revision, Setting, SweepConfig, by_program, chosen, revisions
 from experiments.validation_items import ValidationItems
@@ -90,7 +92,9 @@ class ThresholdsConfig:
 
 def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     """Decodes every setting, and chooses."""
-    found = {each.setting.name: each for each in _decoded(config, run)}
+    model = load_model(config.model, config.dtype)
+    run.begin()
+    found = {each.setting.name: each for each in _decoded(config, model, run)}
     everything = [found[setting.name] for setting in config.settings]
     plain, slowest, *swept = everything
     by_sweep = {
@@ -99,33 +103,33 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     choices = {
         name: chosen(settings, plain.score, config.points) for name, settings in by_sweep.items()
     }
-    _write_choices(choices, run)
+    run.write(CHOSEN, _handed_on(choices, model, config).as_json())
     curves = {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}
     costs = {name: list(map(_cost, settings)) for name, settings in curves.items()}
     save(forwards_curves(", ".join(config.tasks), costs), run.folder / "thresholds.png")
-    print(_table(everything, choices), end="\n\n")
+    scores = [row for each in everything for row in _score_rows(each)]
+    print(_table(everything, choices, scores), end="\n\n")
     run.finish([
-        *_score_rows(everything),
+        *scores,
         *_choice_rows(choices, plain.score, slowest.score),
         *(row for pair in revisions(swept, slowest.score) for row in _revision_rows(pair)),
     ])  # fmt: skip
 
 
-def _decoded(config: ThresholdsConfig, run: Run) -> Iterator[Found]:
+def _decoded(config: ThresholdsConfig, model: lj.Model, run: Run) -> Iterator[Found]:
     validation = config.validation
     cells = {
         setting: [_cell(config, setting, items) for items in validation]
         for setting in by_program(config.settings)
     }
-    model = next(iter(cells.values()))[0].load()
-    run.begin()
     for setting, parts in tqdm(cells.items(), unit="setting"):
-        score = score_of([_judged(cell, model, run) for cell in parts])
+        answered = [_judged(cell, model, run) for cell in parts]
+        score = score_of(answered)
         run.record({
             "setting": setting.name, "exact_match": score.exact_match, "nfe": score.nfe,
             "tpf": score.tpf,
         })  # fmt: skip
-        yield Found(setting, score)
+        yield Found(setting, score, _refreshed(answered) if setting.sampler.refreshes else None)
 
 
 def _judged(cell: Cell, model: lj.Model, run: Run) -> Judged:
@@ -150,52 +154,52 @@ def _lengthened(setting: Setting, gen_length: int) -> SamplerConfig:
     return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(gen_length)
 
 
-def _write_choices(choices: dict[str, Found | None], run: Run) -> None:
-    """The samplers' settings that are not the default."""
-    default = asdict(SamplerConfig())
-    samplers = {
-        name: {
-            key: value
-            for key, value in asdict(found.setting.sampler).items()
-            if value != default[key]
-        }
-        for name, found in choices.items()
-        if found is not None
-    }
-    run.write("chosen.json", json.dumps(samplers, indent=2) + "\n")
+def _refreshed(parts: Sequence[Judged]) -> float:
+    """Tokens of an item that were refreshed."""
+    counts = [
+        int(trace.refreshed[:, row].sum())
+        for part in parts
+        for batch, trace in part.store.traces()
+        for row, generation in enumerate(batch.generations)
+        if generation.index in part.right
+    ]
+    return sum(counts) / len(counts)
+
+
+def _handed_on(
+    choices: dict[str, Found | None], model: lj.Model, config: ThresholdsConfig
+) -> Chosen:
+    samplers = {name: each.setting.sampler for name, each in choices.items() if each is not None}
+    return Chosen(samplers, fingerprint(model), config.scored_seed, config.scored_items)
 
 
 def _cost(found: Found) -> Cost:
     return Cost(found.score.nfe, found.score.exact_match, *found.score.interval)
 
 
-def _table(found: Sequence[Found], choices: dict[str, Found | None]) -> str:
+def _table(
+    found: Sequence[Found], choices: dict[str, Found | None], scores: Sequence[ResultRow]
+) -> str:
     """A line for each setting; `>` before those that are chosen."""
     names = {each.setting.name for each in choices.values() if each is not None}
-    width = max(len(each.setting.name) for each in found)
-    lines = [f"  {'setting':{width}}  exact match (95 %)      forwards  tokens/forward"]
-    for setting, score in found:
-        low, high = (f"{100 * bound:.1f}" for bound in score.interval)
-        lines.append(
-            f"{'>' if setting.name in names else ' '} {setting.name:{width}}  "
-            f"{100 * score.exact_match:5.1f} % ({low:>4} to {high:>5})  "
-            f"{score.nfe:8.2f}  {score.tpf:14.2f}"
-        )
-    return "\n".join(lines)
+    rows = {row.name: row for row in scores}
+    lines = [
+        {
+            "": ">" if each.setting.name in names else "",
+            "setting": each.setting.name,
+            **score_cells(rows, f"thresholds/{each.setting.name}"),
+            "refreshed": "" if each.refreshed is None else f"{each.refreshed:.2f}",
+        }
+        for each in found
+    ]
+    return aligned(lines, (*NUMBERS, "refreshed"))
 
 
-def _score_rows(found: Sequence[Found]) -> Iterator[ResultRow]:
-    for setting, score in found:
-        name, n = f"thresholds/{setting.name}", len(score.right)
-        yield ResultRow(
-            name=f"{name}/exact_match",
-            value=score.exact_match,
-            unit="of items",
-            n=n,
-            interval=score.interval,
-        )
-        yield ResultRow(name=f"{name}/nfe", value=score.nfe, unit="forwards", n=n)
-        yield ResultRow(name=f"{name}/tpf", value=score.tpf, unit="tokens/forward", n=n)
+def _score_rows(found: Found) -> Iterator[ResultRow]:
+    name = f"thresholds/{found.setting.name}"
+    yield from rows_of_score(name, found.score)
+    if found.refreshed is not None:
+        yield ResultRow(name=f"{name}/refreshed", value=found.refreshed, unit="tokens an item")
 
 
 def _choice_rows(

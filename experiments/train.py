@@ -41,7 +41,7 @@ from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
 from llada_jax.training.export import CARD_FILE, export_model
-from llada_jax.training.loop import Evaluate, read_metrics, train
+from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 TOKENIZER_TEXTS = 20_000
@@ -170,9 +170,11 @@ def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evalua
 def train_and_export(config: RunConfig, run: Run) -> None:
     """Trains from the last checkpoint in the run folder, scores the model and exports it.
 
-    Raises ValueError, before anything is written, where the folder's training is another one.
+    Raises ValueError, before anything is written, where the folder's training is another one, or
+    has gone further than is asked.
     """
     training = training_of(config).resumed(run.folder, earlier_training(run.folder))
+    require_steps(run.folder, config.train)
     parent = None if config.parent is None else parent_params(config.parent, config.model)
     run.begin()
     run.write(TRAINING, training.as_json())

@@ -1,27 +1,70 @@
-"""The bundled model is whole, small, and solves problems that it has not seen."""
+"""Every bundled model is whole, small, and does what its card says."""
+
+import pytest
+from scipy.stats import binom
 
 import llada_jax as lj
+from experiments.answers import answer_items, batched
 from llada_jax.checkpoint import bundled_folder, bundled_names
-from llada_jax.evaluation.tasks import word_problems
+from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.tasks import load_task
+from tests.model_cards import StatedScore, outdated_tasks, stated_scores
 
 LIMIT = 12 * 2**20
+FEW = 32
+UNLIKELY = 1e-3
 
 
-def test_it_is_small_and_says_how_it_was_made():
+def stated(cheapest: bool = False):
+    """Scores that bundled models are said to have on items that tasks still have."""
     for name in bundled_names():
         folder = bundled_folder(name)
-        assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
-        card = (folder / "README.md").read_text()
-        assert "python -m experiments.train" in card and "exact match" in card
+        scores = [each for each in stated_scores(folder) if each.task not in outdated_tasks(folder)]
+        chosen = [min(scores, key=lambda each: each.cost)] if cheapest and scores else scores
+        for score in chosen:
+            yield pytest.param(name, score, id=f"{name}-{score.task}-{score.name}")
 
 
-def test_it_solves_problems_of_the_test_split():
-    """Some of the 500 that the model card scores; the bound leaves room for other CPUs."""
-    model = lj.load("tiny")
-    assert model.tokenizer is not None
-    problems = [word_problems.TASK.item(2, index, "test", difficulty=0) for index in range(16)]
-    chats = [[{"role": "user", "content": each.question}] for each in problems]
-    prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
-    result = lj.generate(model, prompts)
-    answers = map(model.tokenizer.decode, result.generated)
-    assert sum(map(word_problems.verify, problems, answers)) >= 6
+@pytest.mark.parametrize("name", bundled_names())
+def test_it_is_small_and_says_how_it_was_made(name):
+    folder = bundled_folder(name)
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
+    card = (folder / "README.md").read_text()
+    assert "python -m experiments.train" in card and "exact match" in card
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
+    scores = stated_scores(bundled_folder(name))
+    assert scores
+    for score in scores:
+        low, high = wilson_interval(round(score.share * score.items), score.items)
+        assert (score.low, score.high) == pytest.approx((low, high), abs=6e-4)
+
+
+def test_the_model_for_quick_tests_is_scored_on_tasks_of_today():
+    assert not outdated_tasks(bundled_folder("tiny"))
+
+
+@pytest.mark.parametrize(("name", "score"), list(stated(cheapest=True)))
+def test_it_solves_problems_of_the_test_split(name, score):
+    """Of a few of the items that were scored, not fewer than chance would leave."""
+    assert right(name, score, FEW) >= binom.ppf(UNLIKELY, FEW, score.share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "score"), list(stated()))
+def test_it_scores_what_its_card_states(name, score):
+    """On all items: other processors and kernels may round some answers to others."""
+    assert score.low <= right(name, score, score.items) / score.items <= score.high
+
+
+def right(name: str, score: StatedScore, items: int) -> int:
+    model, task = lj.load(name), load_task(score.task)
+    count = 0
+    for places in batched(range(items), 50):
+        asked = {place: task.item(score.seed, place, "test") for place in places}
+        answers = answer_items(model, asked, score.sampler)[0].generations
+        count += sum(task.verify(answer.item, answer.text) for answer in answers)
+    print(f"{name}: {count} of {items} {score.task}, {score.name}; stated {score.share:.1%}")
+    return count

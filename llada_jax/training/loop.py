@@ -49,14 +49,11 @@ def train(
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
     """
     folder = Path(folder).absolute()  # orbax takes no relative paths
+    require_steps(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
     with _checkpointer(folder, config) as checkpointer:
         state = _restore(checkpointer, create_state(model, config, parent))
         start = np.asarray(state.step).item()
-        require(
-            start <= config.steps,
-            f"steps is {config.steps}; allowed: {start} or more, where the last checkpoint stands",
-        )
         metrics = MetricsFile(folder / METRICS_FILE, start)
         train_step = make_train_step(model, config)
         schedule = learning_rate(config)
@@ -80,6 +77,21 @@ def train(
             if _due(step, config.checkpoint_every, config.steps):
                 checkpointer.save(step, state.arrays())
     return state
+
+
+def require_steps(folder: str | Path, config: TrainConfig) -> None:
+    """Raises ValueError where the last checkpoint of a run is past `config.steps`; changes nothing
+    in its folder."""
+    checkpoints = Path(folder).absolute() / CHECKPOINT_FOLDER
+    if not checkpoints.is_dir():
+        return
+    with ocp.training.Checkpointer(str(checkpoints)) as checkpointer:
+        last = checkpointer.latest
+    require(
+        last is None or last.step <= config.steps,
+        f"steps is {config.steps}; allowed: {last.step if last else 0} or more, where the last "
+        "checkpoint stands",
+    )
 
 
 def load_params(folder: str | Path, model: ModelConfig, config: TrainConfig) -> ModelParams:

@@ -17,7 +17,7 @@ from experiments import (
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.evaluation.tasks import word_problems
+from llada_jax.evaluation.tasks import task_names, word_problems
 
 CONF = REPOSITORY / "conf"
 SCHEMAS = {
@@ -63,6 +63,39 @@ def test_every_architecture_composes(architecture):
 @pytest.mark.parametrize("sampler", names("sampler"))
 def test_every_sampler_composes(sampler):
     assert isinstance(composed("generate", f"sampler={sampler}").sampler, SamplerConfig)
+
+
+REPORTED = {
+    "llada": SamplerConfig.preset("llada"),
+    "blockwise": SamplerConfig(cache="blockwise"),
+    "fast_dllm_prefix": SamplerConfig.preset("fast_dllm", cache="prefix"),
+    "fast_dllm_dual": SamplerConfig.preset("fast_dllm"),
+    "multi_block": SamplerConfig.preset("multi_block"),
+    "staged": SamplerConfig.preset("staged"),
+    "llada_cpp": SamplerConfig.preset("llada_cpp"),
+    "wino": SamplerConfig.preset("wino"),
+    "token_edit": SamplerConfig.preset("token_edit"),
+}
+"""Decoders under whose names others look results up."""
+
+
+def test_the_suite_has_the_decoders_that_are_reported_on_every_task():
+    suite = composed("evaluate", "suite=decoding").suite
+    shipped = {decoder.name: decoder.sampler for decoder in suite.decoders}
+    committing_for_good = SamplerConfig(cache="blockwise", threshold=0.9)
+    assert shipped == REPORTED | {"blockwise_threshold": committing_for_good}
+    assert suite.name == "decoding" and suite.decoders[0].name == "llada"
+    assert set(suite.tasks) == set(task_names())
+
+
+def test_every_decoder_of_the_suite_that_has_thresholds_is_swept_around_them():
+    swept = {sweep.name: sweep for sweep in composed("thresholds").sweeps}
+    for decoder in composed("evaluate", "suite=decoding").suite.decoders:
+        by_number = decoder.sampler.accept == "quota"
+        assert by_number == (decoder.name not in swept)
+        if not by_number:
+            settings = [setting.sampler for setting in swept[decoder.name].settings]
+            assert decoder.sampler in settings and len(settings) > 1
 
 
 @pytest.mark.parametrize("sampler", ["llada", "fast_dllm"])

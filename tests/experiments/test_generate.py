@@ -188,6 +188,7 @@ def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
     arguments = [f"model={random_model}", "loop=host", f"hydra.sweep.dir={tmp_path}"]
     run_main([*arguments, "prompt=Hello", "seed=0,1", "hydra.mode=MULTIRUN"])
     assert [OmegaConf.load(tmp_path / run / "config.yaml").seed for run in "01"] == [0, 1]
+    assert list(tmp_path.rglob("multirun.yaml")) == [tmp_path / "multirun.yaml"], "Hydra's own"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Sweeps: which settings they have, in which order, which is chosen, what revision makes good."""
 
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
@@ -43,6 +44,21 @@ def test_a_sweep_has_every_combination_that_makes_sense():
     ]
     assert settings[0].sampler == STAGED.replace(theta_visible=0.5, theta_stable=0.8, end_steps=1)
     assert SweepConfig(name="one", sampler=STAGED).settings == [Setting("one", "", STAGED)]
+
+
+def test_every_setting_that_no_task_sets_can_be_swept():
+    names = {each.name for each in fields(SamplerConfig)}
+    assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
+    section = {
+        "name": "overflow",
+        "sampler": {"cache": "blockwise", "accept": "staged"},
+        "over": {"refresh_overflow": ["carry", "drop"], "row_budget": [None, 64]},
+    }
+    settings = read_config(SweepConfig, OmegaConf.create(section)).settings
+    found = {(each.sampler.refresh_overflow, each.sampler.row_budget) for each in settings}
+    assert found == {("carry", None), ("carry", 64), ("drop", None), ("drop", 64)}
+    with pytest.raises(ValueError, match=r"over\.steps is no setting; allowed: block_length, "):
+        read_config(SweepConfig, OmegaConf.create(section | {"over": {"steps": [8]}}))
 
 
 def test_sweeps_are_read_from_files():

@@ -7,13 +7,15 @@ import pytest
 
 from experiments import cell
 from experiments import thresholds as entry
+from experiments.chosen import Chosen
 from experiments.judged import judged
+from llada_jax.config import SamplerConfig
 from tests.experiments.in_process import run_experiment
 
 SWEEPS = (
     "sweeps=[{name: hasty, sampler: {cache: blockwise, threshold: 0.9},"
     " over: {threshold: [0.0001, 0.9]}},"
-    " {name: staged, sampler: {cache: blockwise, accept: staged, refresh: none},"
+    " {name: staged, sampler: {cache: blockwise, accept: staged},"
     " over: {theta_visible: [0.0001], theta_stable: [0.9]}}]"
 )
 SMALL = [
@@ -48,11 +50,15 @@ def test_every_setting_has_its_score(finished):
     assert fast == 2 and slow == 64, "a model of random weights is never sure"
 
 
-def test_the_choice_is_printed_and_written(finished):
+def test_the_choice_is_printed_and_written(finished, random_model):
     folder, rows, printed = finished
-    chosen = json.loads((folder / "chosen.json").read_text())
-    assert chosen["hasty"] == {"cache": "blockwise", "accept": "threshold", "threshold": 0.0001}
-    assert chosen["staged"]["theta_visible"] == 0.0001
+    chosen = Chosen.load(folder)
+    assert chosen.samplers == {
+        "hasty": SamplerConfig(cache="blockwise", threshold=0.0001),
+        "staged": SamplerConfig(cache="blockwise", accept="staged", theta_visible=0.0001),
+    }
+    assert (chosen.scored_seed, chosen.scored_items) == (0, 10)
+    assert chosen.fingerprint == cell.fingerprint(cell.load_model(str(random_model), None))
     marked = {line.split()[1] for line in printed.splitlines() if line.startswith("> ")}
     assert marked == {"hasty@threshold:0.0001", "staged@theta_visible:0.0001,theta_stable:0.9"}
     share = rows["thresholds/hasty/chosen/threshold:0.0001/forwards"]["value"]
@@ -71,6 +77,17 @@ def test_what_revision_brings_back_is_said(finished):
     )
     assert rows[f"{prefix}/recovered"]["value"] == pytest.approx(recovered)
     assert rows[f"{prefix}/forwards"]["value"] > 1, "a token that is not sure is scored again"
+
+
+def test_what_was_refreshed_is_said_of_decoders_that_refresh(finished):
+    folder, rows, printed = finished
+    name = "staged@theta_visible:0.0001,theta_stable:0.9"
+    ((_, trace),) = judged(folder / "cells" / f"{name}-yes_no").store.traces()
+    refreshed = rows[f"thresholds/{name}/refreshed"]["value"]
+    assert refreshed == trace.refreshed.sum() / 2 > 0
+    lines = {line.replace(">", "").split()[0]: line for line in printed.splitlines() if line}
+    assert lines[name].split()[-1] == f"{refreshed:.2f}"
+    assert "thresholds/hasty@threshold:0.9/refreshed" not in rows
 
 
 def test_a_finished_sweep_decodes_nothing_again(finished, random_model, monkeypatch):

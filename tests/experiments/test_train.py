@@ -16,6 +16,8 @@ from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
+from tests.experiments.retraining import recipe
+from tests.model_cards import outdated_tasks, stated_scores, training_arguments
 
 TINY = [
     "train.steps=4",
@@ -138,6 +140,8 @@ def test_a_run_leaves_a_model_that_loads(tmp_path):
     log = (tmp_path / "model" / "training_log.jsonl").read_text().splitlines()
     assert json.loads(log[-1])["step"] == 4
     assert 0 <= json.loads(log[-1])["word_problems/exact_match"] <= 1
+    the_card_tells_how_to_repeat_it(tmp_path / "model")
+    refused_with_fewer_steps(tmp_path)
     refused_with_another_rate(tmp_path)
     goes_on_in_a_child(tmp_path / "model", tmp_path / "child")
 
@@ -157,6 +161,26 @@ def goes_on_in_a_child(parent, folder):
             [*TINY, "model.ffn_width=8", f"parent={parent}", f"hydra.run.dir={folder}-other"],
         )
     assert not (folder.parent / f"{folder.name}-other" / "metrics.jsonl").exists()
+
+
+def the_card_tells_how_to_repeat_it(model):
+    assert recipe(training_arguments(model)) == read_config(entry.RunConfig, composed(*TINY))
+    assert not outdated_tasks(model)
+    assert [(each.task, each.name, each.items) for each in stated_scores(model)] == [
+        (task, sampler, 3)
+        for task in ("word_problems", "countdown")
+        for sampler in ("llada", "blockwise")
+    ]
+
+
+def refused_with_fewer_steps(folder):
+    def content():
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = content()
+    with pytest.raises(SystemExit, match="steps is 3; allowed: 4 or more, where the last checkp"):
+        run_experiment(entry.main, [*TINY, "train.steps=3", f"hydra.run.dir={folder}"])
+    assert content() == before
 
 
 def refused_with_another_rate(folder):

@@ -195,6 +195,15 @@ def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):
         run(uninterrupted[0], shorter)
 
 
+def test_what_a_run_left_is_only_looked_at_before_it_goes_on(tmp_path, uninterrupted):
+    leftover = tmp_path / "run" / loop.CHECKPOINT_FOLDER / "4.orbax-checkpoint-tmp"
+    loop.require_steps(tmp_path / "run", CONFIG)
+    assert not any(tmp_path.iterdir())
+    leftover.mkdir(parents=True)
+    loop.require_steps(tmp_path / "run", CONFIG)
+    assert list((tmp_path / "run").rglob("*")) == [leftover.parent, leftover]
+
+
 def test_evaluations_join_the_metrics(tmp_path):
     config = CONFIG.replace(steps=6, decay_steps=2, evaluate_every=4)
     run(tmp_path, config, evaluate=lambda params: {"answer": float(params.embedding.shape[0])})

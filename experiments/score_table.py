@@ -1,0 +1,92 @@
+"""Scores as text, from result rows alone: a line for each way of decoding."""
+
+from collections.abc import Mapping, Sequence
+
+from experiments.results import ResultRow, aligned, traces
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.accept import bounds_of
+
+MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
+NUMBERS = (MATCH, FORWARDS, TOKENS)
+"""Columns of numbers, which are aligned to the right."""
+
+
+def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
+    """Of one way of decoding.
+
+    Args:
+      rows: by name, among them `<name>/exact_match`, `<name>/nfe` and `<name>/tpf`.
+    """
+    match = rows[f"{name}/exact_match"]
+    return {
+        MATCH: f"{100 * match.value:.1f} % ({_interval(match, '.1f')})",
+        FORWARDS: f"{rows[f'{name}/nfe'].value:.2f}",
+        TOKENS: f"{rows[f'{name}/tpf'].value:.2f}",
+    }
+
+
+def thresholds_of(sampler: SamplerConfig) -> str:
+    """What it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
+    bounds = bounds_of(sampler)
+    used = bounds if sampler.revises else bounds[: int(sampler.accept != "quota")]
+    return ", ".join(f"{float(bound):.4g}" for bound in used)
+
+
+def suite_tables(
+    suite: str,
+    decoders: Mapping[str, SamplerConfig],
+    tasks: Sequence[str],
+    results: Sequence[ResultRow],
+) -> str:
+    """A line for each decoder over all tasks; then its exact match on each task.
+
+    Args:
+      decoders: by name; the first one is what the others are compared with.
+      results: rows of the suite, whose names begin with its own.
+    """
+    rows = {row.name: row for row in results}
+    baseline = next(iter(decoders))
+    against = f"points against {baseline} (95 %)"
+    phones = [name.rpartition("/")[2] for name in rows if name.startswith(_phone(suite, baseline))]
+    over_all = [
+        {
+            "decoder": name,
+            "thresholds": thresholds_of(sampler),
+            **score_cells(rows, f"{suite}/{name}"),
+            against: _difference(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
+            **{soc: f"{rows[_phone(suite, name) + soc].value:.2f} s" for soc in phones},
+        }
+        for name, sampler in decoders.items()
+    ]
+    by_task = [
+        {
+            "decoder": name,
+            **{task: f"{100 * _match(rows, f'{suite}/{name}/{task}'):.1f} %" for task in tasks},
+        }
+        for name in decoders
+    ]
+    items = rows[f"{suite}/{baseline}/exact_match"].n
+    parts = [
+        f"{suite}: {items} items of {', '.join(tasks)}",
+        aligned(over_all, (*NUMBERS, against, *phones)),
+    ]
+    if len(tasks) > 1:
+        parts += ["", "exact match by task", aligned(by_task, tasks)]
+    return "\n".join([*parts, *traces(results)])
+
+
+def _phone(suite: str, decoder: str) -> str:
+    return f"{suite}/{decoder}/phone/"
+
+
+def _match(rows: Mapping[str, ResultRow], name: str) -> float:
+    return rows[f"{name}/exact_match"].value
+
+
+def _difference(row: ResultRow | None) -> str:
+    """In points."""
+    return "" if row is None else f"{100 * row.value:+.1f} ({_interval(row, '+.1f')})"
+
+
+def _interval(row: ResultRow, form: str) -> str:
+    return " to ".join(f"{100 * bound:{form}}" for bound in row.interval or ())

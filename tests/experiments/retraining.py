@@ -1,0 +1,55 @@
+"""The first steps of a training that a model's card tells how to repeat, beside the log of then."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hydra import compose, initialize_config_dir
+
+from experiments.mixture import example_source
+from experiments.run import REPOSITORY
+from experiments.schema import read_config
+from experiments.train import RunConfig, with_special_tokens
+from llada_jax.text import Tokenizer
+from llada_jax.training.export import LOG_FILE
+from llada_jax.training.loop import read_metrics, train
+
+
+class Compared(NamedTuple):
+    """A row of the log, and the same one of now."""
+
+    then: dict[str, float]
+    now: dict[str, float]
+
+
+def recipe(arguments: Sequence[str]) -> RunConfig:
+    """What `experiments.train` makes of a command line."""
+    name, overrides = "train", [each for each in arguments if not each.startswith("hydra.")]
+    if "--config-name" in overrides:
+        place = overrides.index("--config-name")
+        name = overrides[place + 1]
+        del overrides[place : place + 2]
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return read_config(RunConfig, compose(name, overrides=overrides))
+
+
+def first_steps(model: Path, config: RunConfig, last: int, folder: Path) -> list[Compared]:
+    """Rows of a log up to a step, which may not lie where the learning rate had begun to fall."""
+    log = [json.loads(line) for line in (model / LOG_FILE).read_text().splitlines()]
+    again(model, config, last, folder)
+    now = {row["step"]: row for row in read_metrics(folder)}
+    return [Compared(row, now[row["step"]]) for row in log if row["step"] <= last]
+
+
+def again(model: Path, config: RunConfig, last: int, folder: Path) -> None:
+    """Trains up to a step, with the tokenizer that the model has."""
+    tokenizer, every = Tokenizer.from_folder(model), config.train.log_every
+    settings = config.train.replace(
+        steps=last + 1,  # at which the learning rate is 0
+        decay_steps=1,
+        evaluate_every=0,
+        checkpoint_every=(last // every + 1) * every,
+    )
+    source = example_source(tokenizer, config.data, settings.batch_size)
+    train(folder, with_special_tokens(config.model, tokenizer), settings, source, progress=False)

@@ -1,0 +1,66 @@
+"""Scores as text: a line for each decoder, numbers below each other."""
+
+import pytest
+
+from experiments.results import ResultRow
+from experiments.score_table import suite_tables, thresholds_of
+from llada_jax.config import SamplerConfig
+
+DECODERS = {"slow": SamplerConfig(), "fast": SamplerConfig.preset("staged")}
+
+
+def rows(tasks, phones=()):
+    for decoder, share in (("slow", 0.9), ("fast", 0.0)):
+        for place in ("", *(f"/{task}" for task in tasks)):
+            name = f"s/{decoder}{place}"
+            yield ResultRow(
+                name=f"{name}/exact_match", value=share, unit="of items", n=20, interval=(0, 1)
+            )
+            yield ResultRow(name=f"{name}/nfe", value=128.0, unit="forwards")
+            yield ResultRow(name=f"{name}/tpf", value=0.5, unit="tokens/forward")
+            for soc in phones:
+                yield ResultRow(
+                    name=f"{name}/phone/{soc}", value=2.5, unit="s", kind="modelled",
+                    trace_source="a toy",
+                )  # fmt: skip
+    yield ResultRow(
+        name="s/fast/against/slow/difference", value=-0.9, unit="of items", interval=(-0.95, 0.021)
+    )
+
+
+def test_each_decoder_has_one_line_over_all_tasks_and_one_by_task():
+    tasks = ("yes_no", "choices")
+    assert suite_tables("s", DECODERS, tasks, list(rows(tasks))).splitlines() == [
+        "s: 20 items of yes_no, choices",
+        "decoder  thresholds     exact match (95 %)  forwards  tokens/forward"
+        "  points against slow (95 %)",
+        "slow                 90.0 % (0.0 to 100.0)    128.00            0.50",
+        "fast     0.7, 0.9     0.0 % (0.0 to 100.0)    128.00            0.50"
+        "       -90.0 (-95.0 to +2.1)",
+        "",
+        "exact match by task",
+        "decoder  yes_no  choices",
+        "slow     90.0 %   90.0 %",
+        "fast      0.0 %    0.0 %",
+    ]
+
+
+def test_one_task_needs_one_table_and_phones_have_their_columns():
+    lines = suite_tables("s", DECODERS, ["a"], list(rows(["a"], ("SM8750",)))).splitlines()
+    assert len(lines) == 5 and lines[1].endswith("SM8750") and lines[2].endswith("2.50 s")
+    assert lines[-1] == "traces: a toy"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        (SamplerConfig(), ""),
+        (SamplerConfig(threshold=0.9), "0.9"),
+        (SamplerConfig(factor=1.0), "1"),
+        (SamplerConfig.preset("llada_cpp", theta_visible=0.55), "0.55, 0.9"),
+        (SamplerConfig.preset("wino"), "0.6, 0.9"),
+        (SamplerConfig.preset("token_edit"), "0.7, 0.5"),
+    ],
+)
+def test_what_a_decoder_compares_confidence_with(sampler, text):
+    assert thresholds_of(sampler) == text

@@ -1,0 +1,76 @@
+"""What a model's card states, read back from its text."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.tasks import load_task
+
+SCORE = re.compile(
+    r"^\| (?P<task>\w+) \| (?P<items>\d+) \| (?P<name>\w+) \| gen_length (?P<gen_length>\d+), "
+    r"block_length (?P<block_length>\d+), cache (?P<cache>\w+), "
+    r"(?:(?P<steps>\d+) steps|threshold (?P<threshold>[\d.]+)) "
+    r"\| (?P<share>[\d.]+)% \| (?P<low>[\d.]+)% to (?P<high>[\d.]+)% \|$",
+    re.MULTILINE,
+)
+
+
+class StatedScore(NamedTuple):
+    """The share of a task's test items that a sampler answers right, with its interval."""
+
+    task: str
+    name: str
+    sampler: SamplerConfig
+    seed: int
+    items: int
+    share: float
+    low: float
+    high: float
+
+    @property
+    def cost(self) -> int:
+        """Of an item, compared with others."""
+        canvas = 2 * self.sampler.gen_length  # with its question
+        rows = self.sampler.block_length if self.sampler.cache == "blockwise" else canvas
+        return rows * (self.sampler.steps if self.sampler.accept == "quota" else 8)
+
+
+def stated_scores(folder: Path) -> list[StatedScore]:
+    card = _card(folder)
+    seed = re.search(r"default difficulty, seed (\d+)\) whose generated", card)
+    assert seed, f"the card of {folder.name} does not say which items were scored"
+    return [_score(match, int(seed[1])) for match in SCORE.finditer(card)]
+
+
+def _score(match: re.Match[str], seed: int) -> StatedScore:
+    length, threshold = int(match["gen_length"]), match["threshold"]
+    sampler = SamplerConfig(
+        gen_length=length,
+        block_length=int(match["block_length"]),
+        cache=match["cache"],
+        steps=int(match["steps"] or length),
+        threshold=float(threshold) if threshold else None,
+    )
+    share, low, high = (float(match[key]) / 100 for key in ("share", "low", "high"))
+    items = int(match["items"])
+    return StatedScore(match["task"], match["name"], sampler, seed, items, share, low, high)
+
+
+def outdated_tasks(folder: Path) -> Mapping[str, int]:
+    """Tasks whose items are others now, with the version that the model was trained on."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| [\d.]+ \| .*\|$", _card(folder), re.MULTILINE)
+    assert rows, f"the card of {folder.name} does not say what the model was trained on"
+    return {name: int(version) for name, version in rows if load_task(name).version != int(version)}
+
+
+def training_arguments(folder: Path) -> list[str] | None:
+    """Of `experiments.train`, which began the training; None where today's command was not yet."""
+    command = re.search(r"^    python -m experiments\.train(.*)$", _card(folder), re.MULTILINE)
+    return shlex.split(command[1]) if command else None
+
+
+def _card(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,76 @@
+"""Where windows reach beyond a block and tokens change, a batch still gives each row its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.generate import Result
+from llada_jax.sampler.trace import Event
+from tests.sampler.toy import toy_decode
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "llada-gqa"
+OF_GOLDEN = {"mask_id": 319, "eos_id": 318}
+TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+PROMPTS = [[29, 259, 9, 163, 26], [92, 145], [128, 122, 11, 4, 39, 5, 202, 159, 195]]
+SHORTEST = 1  # what a batch pads most
+SHOWN = {
+    "multi_block": (Event.AHEAD,),
+    "lossless": (Event.AHEAD,),
+    "staged": (Event.REPLACE, Event.PROMOTE),
+    "llada_cpp": (Event.AHEAD, Event.REPLACE, Event.PROMOTE),
+}
+"""What each policy is for, and the row alone must do."""
+COMPILED = [
+    pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
+    for policy in SHOWN
+]
+
+
+def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
+    """Thresholds between which the confidence of an untrained model lies."""
+    lengths = dict(gen_length=16, block_length=8, steps=16)
+    settings = {
+        "multi_block": {"threshold": threshold},
+        "lossless": {"threshold": None, "lossless": True, "lookahead_trigger": 8},
+    }
+    preset = "multi_block" if policy == "lossless" else policy
+    return SamplerConfig.preset(preset, **lengths, **settings.get(policy, stages))
+
+
+@pytest.mark.parametrize("policy", COMPILED)
+def test_the_compiled_loop(policy):
+    config = sampler(policy, 0.24, theta_visible=0.2, theta_stable=0.3)
+    together = toy_decode(TOY_PROMPTS, config, salt=1, seed=[11, 22, 33], loop="compiled")
+    alone = toy_decode([TOY_PROMPTS[SHORTEST]], config, salt=1, seed=[22], loop="compiled")
+    check(policy, together, alone)
+
+
+@pytest.mark.parametrize("policy", SHOWN)
+def test_a_model_in_floats(policy):
+    check_in_floats(policy, "host")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", SHOWN)
+def test_a_model_in_floats_and_the_compiled_loop(policy):
+    check_in_floats(policy, "compiled")
+
+
+def check_in_floats(policy: str, loop: str) -> None:
+    config = sampler(policy, 0.4, theta_visible=0.28, theta_stable=0.4).replace(**OF_GOLDEN)
+    model = lj.load(GOLDEN)
+    together = lj.generate(model, PROMPTS, config, loop=loop, trace=True)
+    alone = lj.generate(model, [PROMPTS[SHORTEST]], config, loop=loop, trace=True)
+    check(policy, together, alone)
+
+
+def check(policy: str, together: Result, alone: Result) -> None:
+    for event in SHOWN[policy]:
+        assert alone.trace.count(event).sum() > 0, f"the case shows no {event.name}"
+    np.testing.assert_array_equal(together.generated[SHORTEST], alone.generated[0])
+    assert together.nfe[SHORTEST] == alone.nfe[0]
+    steps, own = together.trace.commit_steps()[SHORTEST], alone.trace.commit_steps()[0]
+    np.testing.assert_array_equal(steps[: len(own)], own)
