@@ -77,7 +77,8 @@ def test_our_own_quantized_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_nothing(tmp_path: Path) -> None:
-    allowed = r"allowed: a bundled model \('tiny', 'tiny_moe'\), a folder with config\.json or"
+    bundled = r"\('small', 'tiny', 'tiny_moe'\)"
+    allowed = rf"allowed: a bundled model {bundled}, a folder with config\.json or"
     with pytest.raises(FileNotFoundError, match=rf"no model at 'GSAI/LLaDA'; {allowed}"):
         load_params("GSAI/LLaDA")
     with pytest.raises(FileNotFoundError, match=rf"no config\.json in .*; {allowed}"):
