@@ -261,15 +261,15 @@ def latency_table(
     )
     require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
     require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
-    denoiser = backend_denoiser(model, backend, ScoreRules(spread=False))
-    return time_steps(
-        denoiser,
-        model.params,
-        buckets,
-        canvas=canvas,
-        vocab_size=model.config.vocab_size,
-        repeats=repeats,
-    )
+    with ExitStack() as threads:
+        return time_steps(
+            backend_denoiser(model, backend, ScoreRules(spread=False), threads),
+            model.params,
+            buckets,
+            canvas=canvas,
+            vocab_size=model.config.vocab_size,
+            repeats=repeats,
+        )
 
 
 def _decode(

@@ -51,7 +51,7 @@ def test_every_setting_that_no_task_sets_can_be_swept():
     assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
     section = {
         "name": "overflow",
-        "sampler": {"cache": "blockwise", "accept": "staged"},
+        "sampler": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
         "over": {"refresh_overflow": ["carry", "drop"], "row_budget": [None, 64]},
     }
     settings = read_config(SweepConfig, OmegaConf.create(section)).settings

@@ -140,7 +140,8 @@ def test_a_window_that_neither_slides_nor_grows_is_block_wise_decoding(rule):
     """But for padding: its buckets are others."""
     still = SLIDING.replace(**RULES[rule], slide=False, lookahead_trigger=0)
     found = toy_decode(PROMPTS, still, salt=3, loop="host").trace
-    expected = toy_decode(PROMPTS, still.replace(window="by_cache"), salt=3, loop="host").trace
+    by_block = SLIDING.replace(**RULES[rule], window="by_cache")
+    expected = toy_decode(PROMPTS, by_block, salt=3, loop="host").trace
     assert replace(found, rows=expected.rows).same_decoding(expected)
 
 

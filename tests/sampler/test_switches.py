@@ -8,14 +8,13 @@ from llada_jax.sampler.trace import Event, Trace
 from tests.sampler.toy import MASK, toy_decode
 
 PROMPT, BLOCK = [3, 1, 4, 1, 5], 8
-EVERYTHING = SamplerConfig.preset(
-    "llada_cpp", gen_length=48, block_length=BLOCK, steps=48, theta_visible=0.2, theta_stable=0.25
-)
+LENGTHS = {"gen_length": 48, "block_length": BLOCK, "steps": 48}
+EVERYTHING = SamplerConfig.preset("llada_cpp", **LENGTHS, theta_visible=0.2, theta_stable=0.25)
 SWITCHES = {
     "nothing": {},
     "slide": {"slide": False},
     "lookahead": {"lookahead_trigger": 0},
-    "staged": {"accept": "quota", "threshold": 0.2},
+    "staged": {"accept": "quota", "threshold": 0.2, "theta_visible": 0.7, "theta_stable": 0.9},
     "refresh": {"refresh": "none"},
     "selective": {"selective_logits": False},
 }
