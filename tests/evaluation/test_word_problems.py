@@ -160,6 +160,10 @@ def test_the_vocabulary_is_small(train):
         ("#### 17\n#### none", False),
         ("#### 17.5", False),
         ("#### 17,000", False),
+        ("#### $17", True),
+        ("#### 17+3=20", False),
+        ("#### 17/2", False),
+        ("#### 17 - 2", False),
         ("", False),
     ],
 )

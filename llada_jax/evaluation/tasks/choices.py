@@ -4,8 +4,8 @@ The rule is told or is common knowledge (days, compass), the facts around it are
 and the four choices answer the same question: by the choices alone each is as likely as the others.
 The worked answer applies the rule, repeats the choice as it is listed, and ends in its letter.
 
-The key of an item is all that is told, asked and offered, in whatever order: no such question of
-the test split occurs in training.
+The key of an item is all that is told, asked and offered, in whatever order of sentences and of
+choices: no such question of the test split occurs in training.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,9 +3,9 @@
 A problem is a story of two to four steps about small whole numbers. The worked solution retells
 the story one sentence per step, each with its equation (`12+5=17`), and ends in `#### n`.
 
-The key of a problem is its chain of equations (`"12+5=17 17-3=14"`): no chain of the test split
-occurs in training, under any story, name, phrasing, seed or difficulty. Single equations do occur
-in both.
+The key of a problem is its chain of equations (`"12+5=17 17-3=14"`): no problem in training has the
+whole chain of one of the test split, under any story, name, phrasing, seed or difficulty. Parts of
+chains occur in both: single equations, and short chains within longer ones.
 """
 
 import itertools
@@ -287,7 +287,7 @@ STORIES = (
 
 def verify(item: Item, text: str) -> bool:
     """Whether a generated solution ends in the problem's number; words after it do not matter."""
-    number = re.match(r"(-?[0-9]+)(?![.,]?[0-9])", final_answer(text))
+    number = re.match(r"\$?(-?[0-9]+)(?![.,]?[0-9]|\s*[-+*/=]\s*[0-9])", final_answer(text))
     return number is not None and int(number[1]) == int(item.target)
 
 
