@@ -56,6 +56,10 @@ class ReliabilityConfig:
         for name in ("items", "batch_size", "block_length", "bins"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require(
+            self.items % self.batch_size == 0,
+            f"items is {self.items}; allowed: a multiple of batch_size, {self.batch_size}",
+        )
 
 
 class Predictions(NamedTuple):
@@ -114,7 +118,8 @@ def _predictions(
 ) -> Predictions:
     batches = _batches(model, task, block_share, config)
     predict = partial(_predict, model.params, model.config)
-    parts = [predict(jax.random.key(step), batch) for step, batch in enumerate(batches)]
+    masks = jax.random.key(config.seed)
+    parts = [predict(jax.random.fold_in(masks, step), batch) for step, batch in enumerate(batches)]
     return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -130,7 +135,7 @@ def _batches(
         prompt = tokenizer.encode_chat([{"role": "user", "content": item.question}])
         return Example(prompt, [*tokenizer.encode(item.answer), *end])
 
-    steps = -(-config.items // config.batch_size)
+    steps = config.items // config.batch_size
     canvases = TrainConfig(
         seed=config.seed,
         steps=steps,
