@@ -62,8 +62,8 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
 
 ## Training
 
-    {command}
-
+    {commands}
+{continued}
 - Loss: LLaDA's masked-diffusion loss on answers, weighted 1/t, answers padded with
   `<|endoftext|>` to the canvas's end; {other_terms}, no weights on tokens.
 - Data: `llada_jax.evaluation.tasks`, split `train`, seed {data_seed}, {examples:,} examples, each
@@ -97,7 +97,7 @@ small decisions of a task in one example. The last stage lasts to the end.
 {curve}
 
 {probes}
-`training_log.jsonl` has the whole curve.
+`training_log.jsonl` has the whole curve{after}.
 {before}"""
 
 
@@ -110,20 +110,25 @@ STARTS = {
 
 TRAINING_HEADING = "## Training\n"
 
+CONTINUED = """
+Each went on in the same folder, from the last checkpoint of the one before.
+"""
 
-class ParentCard(NamedTuple):
-    """The model whose parameters a training began with, and the text of its card."""
+
+class Parent(NamedTuple):
+    """The model whose parameters a training began with, the text of its card, and its log."""
 
     name: str
-    text: str
+    card: str
+    log: Sequence[Mapping[str, Any]]
 
     @property
     def training(self) -> str:
         """What its card says of its own training, and of those before."""
-        return self.text.partition(TRAINING_HEADING)[2]
+        return self.card.partition(TRAINING_HEADING)[2]
 
 
-class Score(NamedTuple):
+class TaskScore(NamedTuple):
     """Right answers among so many items of a task, under one sampler."""
 
     task: str
@@ -136,7 +141,7 @@ class Score(NamedTuple):
 def model_card(
     *,
     name: str,
-    command: str,
+    commands: Sequence[str],
     model: ModelConfig,
     train: TrainConfig,
     data: MixtureConfig,
@@ -145,9 +150,9 @@ def model_card(
     metrics: Sequence[Mapping[str, Any]],
     score_seed: int,
     probe: str,
-    scores: Sequence[Score],
+    scores: Sequence[TaskScore],
     calibration: Mapping[str, Reliability],
-    parent: ParentCard | None = None,
+    parent: Parent | None = None,
 ) -> str:
     """Markdown with the front matter that the Hugging Face hub reads."""
     minutes = _minutes(metrics)
@@ -155,7 +160,8 @@ def model_card(
     commit = f"commit {environment['git_sha']}" + (", changed" if environment["git_dirty"] else "")
     return TEMPLATE.format(
         name=name,
-        command=command,
+        commands="\n    ".join(commands),
+        continued=CONTINUED if len(commands) > 1 else "",
         model=model,
         architecture=model.family,
         feed_forward=_feed_forward(model),
@@ -177,11 +183,12 @@ def model_card(
         calibration="\n".join(starmap(_calibration_line, calibration.items())),
         curve=_curve(metrics, minutes),
         probes=_probes(metrics, probe),
+        after="" if parent is None else ", after that of the training before",
         before="" if parent is None else f"\n## Training before, of its start\n{parent.training}",
     )
 
 
-def _started_from(parent: ParentCard) -> str:
+def _started_from(parent: Parent) -> str:
     return (
         f"the parameters of `{parent.name}` as of the commit below; how they were trained stands\n"
         "  at the end"
@@ -204,7 +211,7 @@ def _other_terms(model: ModelConfig, train: TrainConfig) -> str:
     )
 
 
-def _score_line(score: Score) -> str:
+def _score_line(score: TaskScore) -> str:
     low, high = wilson_interval(score.right, score.items)
     s = score.sampler
     rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"

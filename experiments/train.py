@@ -10,6 +10,7 @@ prolonged, and other settings are refused. The run folder gets `config.yaml`, `e
 """
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from experiments.answers import answer_items, batched
 from experiments.mixture import MixtureConfig, example_source, mixture_texts
-from experiments.model_card import ParentCard, Score, model_card
+from experiments.model_card import Parent, TaskScore, model_card
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.results import ResultRow
 from experiments.resume import TRAINING, Training
@@ -40,7 +41,7 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.export import CARD_FILE, export_model
+from llada_jax.training.export import CARD_FILE, export_model, read_log
 from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
@@ -128,7 +129,7 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     """The folder of the tokenizer, which is learnt first where there is none."""
     source = config.parent or config.tokenizer.source
     if source is not None:
-        return bundled_folder(source) if source in bundled_names() else Path(source)
+        return model_folder(source)
     folder = run.folder / "tokenizer"
     if not folder.exists():
         texts = islice(mixture_texts(config.data), TOKENIZER_TEXTS)
@@ -138,9 +139,13 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     return folder
 
 
+def model_folder(name: str) -> Path:
+    return bundled_folder(name) if name in bundled_names() else Path(name)
+
+
 def exact_match(
     model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
-) -> Score:
+) -> TaskScore:
     """Counts the test items whose generated answer passes the task's verifier."""
     right = 0
     batches = list(batched(range(config.items), config.batch_size))
@@ -148,7 +153,7 @@ def exact_match(
         items = {index: task.item(config.seed, index, "test") for index in indices}
         answers = answer_items(model, items, sampler)[0].generations
         right += sum(task.verify(answer.item, answer.text) for answer in answers)
-    return Score(task.name, name, sampler, right, config.items)
+    return TaskScore(task.name, name, sampler, right, config.items)
 
 
 def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evaluate:
@@ -229,17 +234,23 @@ def finish(
         for name, sampler in config.score.samplers(task).items()
     ]
     names = tuple(task.name for task in tasks)
+    items = config.score.items
     calibration = reliability_by_task(
         model,
         ReliabilityConfig(
-            model=str(run.folder), tasks=names, items=config.score.items, seed=config.score.seed
+            model=str(run.folder),
+            tasks=names,
+            items=items,
+            batch_size=math.gcd(items, ReliabilityConfig.batch_size),
+            seed=config.score.seed,
         ),
     )
+    parent = None if config.parent is None else parent_of(config.parent)
     metrics = read_metrics(run.folder)
     env = json.loads((run.folder / "env.json").read_text())
     card = model_card(
         name=HydraConfig.get().runtime.choices["architecture@model"],
-        command="\n    ".join(commands),  # an indented block of the card
+        commands=commands,
         model=model.config,
         train=config.train,
         data=config.data,
@@ -251,9 +262,12 @@ def finish(
         f"threshold {config.score.probe_threshold:g}",
         scores=scores,
         calibration=calibration,
-        parent=None if config.parent is None else parent_card(config.parent, tokenizer),
+        parent=parent,
     )
-    export_model(run.folder / "model", model.config, model.params, tokenizer, card, metrics)
+    log_before = () if parent is None else parent.log
+    export_model(
+        run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
+    )
     run.finish(
         [
             ResultRow(
@@ -268,16 +282,19 @@ def finish(
     )
 
 
-def parent_card(name: str, folder: Path) -> ParentCard:
-    path = folder / CARD_FILE
-    return ParentCard(name, path.read_text(encoding="utf-8") if path.exists() else "")
+def parent_of(name: str) -> Parent:
+    folder = model_folder(name)
+    card = folder / CARD_FILE
+    text = card.read_text(encoding="utf-8") if card.exists() else ""
+    return Parent(name, text, read_log(folder))
 
 
 def _command() -> str:
-    """That this run was started by."""
-    name, overrides = HydraConfig.get().job.config_name, HydraConfig.get().overrides.task
+    """That this run was started by, with its folder, on which other commands went on."""
+    name, overrides = HydraConfig.get().job.config_name, HydraConfig.get().overrides
     named = [] if name == "train" else ["--config-name", str(name)]
-    return shlex.join(["python", "-m", "experiments.train", *named, *overrides])
+    folder = [each for each in overrides.hydra if each.startswith("hydra.run.dir=")]
+    return shlex.join(["python", "-m", "experiments.train", *named, *overrides.task, *folder])
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")

@@ -59,17 +59,42 @@ def _score(match: re.Match[str], seed: int) -> StatedScore:
     return StatedScore(match["task"], match["name"], sampler, seed, items, share, low, high)
 
 
+class StatedTraining(NamedTuple):
+    """How a model was trained, or the parent that it went on from.
+
+    Attributes:
+      arguments: of the `experiments.train` that began it; None where today's command was not yet.
+      commit: of the code, and of a bundled parent.
+      outdated: tasks whose items are others now, with the version that was trained on.
+    """
+
+    arguments: list[str] | None
+    commit: str
+    outdated: Mapping[str, int]
+
+
+def stated_trainings(folder: Path) -> list[StatedTraining]:
+    """The model's own first, then its parent's."""
+    _, *sections = re.split(r"^## Training.*\n", _card(folder), flags=re.MULTILINE)
+    assert sections, f"the card of {folder.name} does not say how the model was trained"
+    return list(map(_training, sections))
+
+
+def _training(section: str) -> StatedTraining:
+    command = re.search(r"^    python -m experiments\.train(.*)$", section, re.MULTILINE)
+    commit = re.search(r"Code and versions: commit (\w+)", section)
+    tasks = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| [\d.]+ \| .*\|$", section, re.MULTILINE)
+    assert tasks, "the card does not say what the model was trained on"
+    return StatedTraining(
+        shlex.split(command[1]) if command else None,
+        commit[1] if commit else "",
+        {name: int(version) for name, version in tasks if load_task(name).version != int(version)},
+    )
+
+
 def outdated_tasks(folder: Path) -> Mapping[str, int]:
-    """Tasks whose items are others now, with the version that the model was trained on."""
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| [\d.]+ \| .*\|$", _card(folder), re.MULTILINE)
-    assert rows, f"the card of {folder.name} does not say what the model was trained on"
-    return {name: int(version) for name, version in rows if load_task(name).version != int(version)}
-
-
-def training_arguments(folder: Path) -> list[str] | None:
-    """Of `experiments.train`, which began the training; None where today's command was not yet."""
-    command = re.search(r"^    python -m experiments\.train(.*)$", _card(folder), re.MULTILINE)
-    return shlex.split(command[1]) if command else None
+    """Tasks whose items are others now than those that the model was trained and scored on."""
+    return stated_trainings(folder)[0].outdated
 
 
 def _card(folder: Path) -> str:

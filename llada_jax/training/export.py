@@ -24,9 +24,11 @@ def export_model(
     tokenizer_folder: str | Path,
     card: str,
     log: Iterable[Mapping[str, Any]],
+    log_before: Iterable[Mapping[str, Any]] = (),
 ) -> None:
     """Writes weights in bfloat16, configuration, tokenizer, model card and a thinned-out log.
 
+    `log_before` has the rows of the parent's log, which come first and are not thinned out again.
     A new folder appears only when it is complete; in an existing one these files are replaced.
     """
     with new_folder(Path(folder), replace=False) as part:
@@ -34,8 +36,16 @@ def export_model(
         for name in TOKENIZER_FILES:
             shutil.copyfile(Path(tokenizer_folder) / name, part / name)
         (part / CARD_FILE).write_text(card, encoding="utf-8")
-        rows = "".join(json.dumps(_rounded(row)) + "\n" for row in thinned(list(log)))
-        (part / LOG_FILE).write_text(rows, encoding="utf-8")
+        rows = [*log_before, *map(_rounded, thinned(list(log)))]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (part / LOG_FILE).write_text(lines, encoding="utf-8")
+
+
+def read_log(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows of a model's log, those of its parents first; none where it has no log."""
+    path = Path(folder) / LOG_FILE
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def thinned(rows: list[Mapping[str, Any]], most: int = LOG_ROWS) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """The first steps of a training that a model's card tells how to repeat, beside the log of then."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,17 +10,17 @@ from hydra import compose, initialize_config_dir
 from experiments.mixture import example_source
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
-from experiments.train import RunConfig, with_special_tokens
+from experiments.train import RunConfig, parent_params, with_special_tokens
 from llada_jax.text import Tokenizer
-from llada_jax.training.export import LOG_FILE
+from llada_jax.training.export import read_log
 from llada_jax.training.loop import read_metrics, train
 
 
 class Compared(NamedTuple):
     """A row of the log, and the same one of now."""
 
-    then: dict[str, float]
-    now: dict[str, float]
+    then: Mapping[str, float]
+    now: Mapping[str, float]
 
 
 def recipe(arguments: Sequence[str]) -> RunConfig:
@@ -34,9 +34,17 @@ def recipe(arguments: Sequence[str]) -> RunConfig:
         return read_config(RunConfig, compose(name, overrides=overrides))
 
 
-def first_steps(model: Path, config: RunConfig, last: int, folder: Path) -> list[Compared]:
+def stated_logs(model: Path) -> list[list[dict[str, float]]]:
+    """The log of a model's own training, then its parent's."""
+    rows = read_log(model)
+    begins = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(rows)) if b["step"] <= a["step"])]
+    return [rows[first:last] for first, last in pairwise([*begins, len(rows)])][::-1]
+
+
+def first_steps(
+    model: Path, config: RunConfig, log: Sequence[Mapping[str, float]], last: int, folder: Path
+) -> list[Compared]:
     """Rows of a log up to a step, which may not lie where the learning rate had begun to fall."""
-    log = [json.loads(line) for line in (model / LOG_FILE).read_text().splitlines()]
     again(model, config, last, folder)
     now = {row["step"]: row for row in read_metrics(folder)}
     return [Compared(row, now[row["step"]]) for row in log if row["step"] <= last]
@@ -52,4 +60,6 @@ def again(model: Path, config: RunConfig, last: int, folder: Path) -> None:
         checkpoint_every=(last // every + 1) * every,
     )
     source = example_source(tokenizer, config.data, settings.batch_size)
-    train(folder, with_special_tokens(config.model, tokenizer), settings, source, progress=False)
+    shape = with_special_tokens(config.model, tokenizer)
+    parent = None if config.parent is None else parent_params(config.parent, config.model)
+    train(folder, shape, settings, source, progress=False, parent=parent)

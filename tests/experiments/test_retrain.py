@@ -1,19 +1,22 @@
-"""Training again by the command on a bundled model's card goes as its log says."""
+"""Training again by the commands on a bundled model's card goes as its log says."""
 
 import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from experiments.run import REPOSITORY
 from llada_jax.checkpoint import bundled_folder, bundled_names
-from llada_jax.training.export import LOG_FILE, TOKENIZER_FILES
-from llada_jax.training.loop import METRICS_FILE
-from tests.experiments.retraining import Compared, again, first_steps, recipe
+from llada_jax.training.export import TOKENIZER_FILES
+from llada_jax.training.loop import read_metrics
+from tests.experiments.retraining import Compared, again, first_steps, recipe, stated_logs
 from tests.experiments.test_train import TINY
-from tests.model_cards import outdated_tasks, training_arguments
+from tests.model_cards import stated_trainings
 
 pytestmark = pytest.mark.slow
-FIRST_STEPS = 150
+FIRST_STEPS = 300
 LOSS, ACCURACY = 0.05, 0.02
 """What other kernels and processors may make of the same batches (relative, and absolute); on the
 processor of then nothing differs."""
@@ -30,15 +33,42 @@ def goes_alike(rows: list[Compared]) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", bundled_names())
-def test_the_first_steps_go_as_they_went(name, tmp_path):
-    folder = bundled_folder(name)
-    arguments = training_arguments(folder)
-    if arguments is None:
-        pytest.skip(f"{name} was trained by commands that are none of today's")
-    if outdated := outdated_tasks(folder):
-        pytest.skip(f"{name} was trained on items of other versions: {outdated}")
-    assert goes_alike(first_steps(folder, recipe(arguments), FIRST_STEPS, tmp_path))
+def trainings():
+    """Of every bundled model its own, and its parent's."""
+    for name in bundled_names():
+        folder = bundled_folder(name)
+        stated = zip(stated_trainings(folder), stated_logs(folder), strict=True)
+        for place, (training, log) in enumerate(stated):
+            yield pytest.param(folder, training, log, id=f"{name}-{'parent' if place else 'own'}")
+
+
+@pytest.mark.parametrize(("folder", "training", "log"), list(trainings()))
+def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
+    if training.arguments is None:
+        pytest.skip("it was trained by commands that are none of today's")
+    if training.outdated:
+        pytest.skip(f"it was trained on items of other versions: {training.outdated}")
+    config = recipe(training.arguments)
+    if config.parent is not None:
+        parent = bundled_as_of(training.commit, config.parent, tmp_path / "parent")
+        config = replace(config, parent=str(parent))
+    assert goes_alike(first_steps(folder, config, log, FIRST_STEPS, tmp_path / "run"))
+
+
+def bundled_as_of(commit: str, name: str, folder: Path) -> Path:
+    """A model that was bundled at a commit; skips where the history here does not reach it."""
+    source = f"{commit}:{bundled_folder(name).relative_to(REPOSITORY).as_posix()}"
+    listed = git("ls-tree", "--name-only", source)
+    if listed.returncode != 0:
+        pytest.skip(f"git has no {source}")
+    folder.mkdir()
+    for file in listed.stdout.decode().split():
+        (folder / file).write_bytes(git("show", f"{source}/{file}").stdout)
+    return folder
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True)
 
 
 def test_other_data_is_noticed(tmp_path):
@@ -47,7 +77,7 @@ def test_other_data_is_noticed(tmp_path):
     for name in TOKENIZER_FILES:
         shutil.copy(bundled_folder("tiny") / name, model)
     again(model, config, 4, tmp_path / "then")
-    shutil.copy(tmp_path / "then" / METRICS_FILE, model / LOG_FILE)
-    assert goes_alike(first_steps(model, config, 4, tmp_path / "now"))
+    then = read_metrics(tmp_path / "then")
+    assert goes_alike(first_steps(model, config, then, 4, tmp_path / "now"))
     other = replace(config, data=replace(config.data, seed=5))
-    assert not goes_alike(first_steps(model, other, 4, tmp_path / "other"))
+    assert not goes_alike(first_steps(model, other, then, 4, tmp_path / "other"))

@@ -15,9 +15,10 @@ from experiments.mixture import TaskShare
 from experiments.run import REPOSITORY
 from experiments.schema import read_config
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.training.loop import read_metrics
 from tests.experiments.in_process import run_experiment
-from tests.experiments.retraining import recipe
-from tests.model_cards import outdated_tasks, stated_scores, training_arguments
+from tests.experiments.retraining import recipe, stated_logs
+from tests.model_cards import outdated_tasks, stated_scores, stated_trainings
 
 TINY = [
     "train.steps=4",
@@ -155,6 +156,10 @@ def goes_on_in_a_child(parent, folder):
     assert f"Start: the parameters of `{parent}`" in card
     assert card.count("python -m experiments.train") == 2
     assert card.count("Start: random weights") == 1
+    own, before = stated_logs(folder / "model")
+    assert [row["step"] for row in own] == [row["step"] for row in read_metrics(folder)]
+    assert [before] == stated_logs(parent)
+    assert stated_trainings(folder / "model")[1:] == stated_trainings(parent)
     with pytest.raises(SystemExit, match=r"model\.ffn_width is 8; allowed: 16, as of parent"):
         run_experiment(
             entry.main,
@@ -164,7 +169,8 @@ def goes_on_in_a_child(parent, folder):
 
 
 def the_card_tells_how_to_repeat_it(model):
-    assert recipe(training_arguments(model)) == read_config(entry.RunConfig, composed(*TINY))
+    [training] = stated_trainings(model)
+    assert recipe(training.arguments) == read_config(entry.RunConfig, composed(*TINY))
     assert not outdated_tasks(model)
     assert [(each.task, each.name, each.items) for each in stated_scores(model)] == [
         (task, sampler, 3)
