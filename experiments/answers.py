@@ -6,6 +6,7 @@ from functools import cache
 import jax.monitoring
 import numpy as np
 
+from experiments.run import environment
 from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig
@@ -53,7 +54,7 @@ def answer_items(
         text = model.tokenizer.decode(tokens[:length])
         generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
     compiled = _compilations().count > compiled_before
-    return Batch(generations, result.seconds, compiled), result.trace
+    return Batch(generations, result.seconds, compiled, environment()), result.trace
 
 
 def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:

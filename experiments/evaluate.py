@@ -9,11 +9,13 @@
     python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
-settings, and the traces, from which `rescore` judges again without decoding. A suite puts many such
-runs into one folder and prints one table; with `chosen` it also decodes with what a run of
-`experiments.thresholds` chose. The same command on the same folder (`hydra.run.dir`) goes on where
-an interrupted run stopped. `metrics.jsonl` has a line for
-each item; `python -m experiments.report` makes a page with tables and pictures from many runs.
+settings, commit and versions, and the traces, from which `rescore` judges again, in a folder of its
+own, without decoding. A suite puts many such runs into one folder and prints one table; with
+`chosen` it also decodes with what a run of `experiments.thresholds` chose. The same command on the
+same folder (`hydra.run.dir`) goes on where an interrupted run stopped, and a sweep (`-m`) on the
+same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs behind it.
+`metrics.jsonl` has a line for each item; `python -m experiments.report` makes a page with tables
+and pictures from many runs.
 """
 
 from collections.abc import Sequence
@@ -134,6 +136,9 @@ class EvaluateConfig:
 
 def evaluate(config: EvaluateConfig, run: Run) -> None:
     """Decodes what is not decoded yet, or reads what another run decoded; judges and compares."""
+    require_no_other_answers(config, run.folder)
+    if config.rescore:
+        require_for_rescore(HydraConfig.get().overrides.task)
     if config.is_suite:
         result = _suite_result(config, run)
         run.finish(result.rows, result.tables)
@@ -167,6 +172,27 @@ def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
         difficulty=config.task.difficulty if asked else None,
         chosen=Chosen.load(Path(config.chosen)) if config.chosen else None,
     )
+
+
+def require_no_other_answers(config: EvaluateConfig, folder: Path) -> None:
+    """Raises ValueError for the folder of a run that decoded, unless this one can go on with it:
+    its settings and results, which say what its answers are of, would be replaced."""
+    goes_on_with = CELLS if config.is_suite else GENERATIONS
+    for name in (GENERATIONS, CELLS):
+        require(
+            not (folder / name).exists() or (name == goes_on_with and not config.rescore),
+            f"{folder} has the {name} of another run, whose settings and results this one would "
+            "replace; allowed: another folder (hydra.run.dir)",
+        )
+
+
+def require_for_rescore(changes: Sequence[str]) -> None:
+    """Raises ValueError where the command line sets what the run that is judged again has set."""
+    for change in changes:
+        require(
+            name_of(change) in ("rescore", "baseline", "phones"),
+            f"{change} with rescore, which reads what was decoded; allowed: baseline, phones",
+        )
 
 
 def require_for_suite(changes: Sequence[str]) -> None:

@@ -22,9 +22,10 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from experiments.judged import CELLS, GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
 from experiments.labels import labels
 from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
+from experiments.provenance import environment_file, provenance
 from experiments.results import ResultRow
 from experiments.run import Run, launch
 from llada_jax.config import require
@@ -33,18 +34,11 @@ from llada_jax.evaluation.stored import (
     parsed,
     parsed_object,
     require_object,
-    stored_object,
     stored_text,
 )
 
 Table = Sequence[Mapping[str, str]]
 _RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
-_ENVIRONMENT = {
-    "git_dirty": (bool, type(None)),
-    "git_sha": (str, type(None)),
-    "packages": dict,
-    "processor": str,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +133,7 @@ def report(config: ReportConfig, run: Run) -> None:
     for folder, results in others:
         _other_run(page, folder, results)
     page.add("## Runs")
-    page.add_table([_provenance(folder) for folder in folders])
+    page.add_table([line for folder in folders for line in provenance(folder)])
     run.begin()
     page.write(run)
     run.finish(rows)
@@ -268,17 +262,6 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _provenance(folder: Path) -> dict[str, str]:
-    env = stored_object(_environment(folder), _ENVIRONMENT)
-    changed = ", changed" if env["git_dirty"] else ""
-    return {
-        "run": str(folder),
-        "commit": f"{(env['git_sha'] or 'unknown')[:10]}{changed}",
-        "jax": env["packages"].get("jax", "unknown"),
-        "machine": env["processor"],
-    }
-
-
 def _runs_in(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
@@ -287,13 +270,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return _environment(folder).is_file()
-
-
-def _environment(folder: Path) -> Path:
-    """Where the versions of a run are; those of a suite's cell are the suite's."""
-    of_cell = _is_evaluation(folder) and folder.absolute().parent.name == CELLS
-    return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
+    return environment_file(folder).is_file()
 
 
 def _is_evaluation(folder: Path) -> bool:

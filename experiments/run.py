@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -149,8 +150,10 @@ def _json(content: Any, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, allow_nan=False) + "\n"
 
 
+@cache
 def environment() -> dict[str, Any]:
-    """Versions, the machine, and the commit of the code."""
+    """Versions, the machine, and the commit of the code, as a process finds them first: what is
+    committed while it goes on is not what it runs."""
     status = _git("status", "--porcelain")
     return {
         "python": platform.python_version(),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from llada_jax.config import require
+
+_DAMAGED = (
+    *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
+    *(OSError, RuntimeError),  # a zip's directory that names a place or a method which is none
+)
 
 
 def save_archive(
@@ -41,7 +47,7 @@ def load_archive(
             settings = json.loads(str(archive["settings"]))
             found = settings.pop("format", None)
             arrays = {name: archive[name] for name in names} if found == version else {}
-        except (EOFError, KeyError, IndexError, ValueError, BadZipFile) as error:
+        except _DAMAGED as error:
             raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
     require(found == version, f"{path} has {short} format {found!r}; allowed: {version}")
     return arrays, settings

@@ -3,7 +3,7 @@
 A folder holds `settings.json`, which says what was decoded how, and for each batch one file of JSON
 lines and the trace. Each file appears whole or not at all, and one of lines says how many it has
 and what their hash is: so an interrupted run goes on where it stopped, and a damaged file is
-noticed.
+noticed. It also says which commit and versions decoded it, since a run may go on under others.
 """
 
 import hashlib
@@ -17,8 +17,9 @@ from llada_jax.config import require
 from llada_jax.evaluation.stored import (
     first_difference,
     parsed_object,
+    require_object,
     stored_in_format,
-    stored_text,
+    stored_lines,
 )
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
@@ -26,7 +27,13 @@ from llada_jax.sampler.trace import Trace
 FORMAT = 1
 TRACE = ".trace.npz"
 SETTINGS = "settings.json"
-_BATCH = {"count": int, "sha256": str, "seconds": (int, float), "compiled": bool}
+_BATCH = {
+    "count": int,
+    "sha256": str,
+    "seconds": (int, float),
+    "compiled": bool,
+    "environment": (dict, type(None)),
+}
 
 
 class Generation(NamedTuple):
@@ -50,11 +57,19 @@ class Generation(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Generations that were decoded together; `compiled` is whether that needed a compilation."""
+    """Generations that were decoded together.
+
+    Attributes:
+      seconds: wall time.
+      compiled: whether that needed a compilation.
+      environment: commit, versions and machine that decoded them, as plain JSON; None where the
+        version that stored them did not say.
+    """
 
     generations: list[Generation]
     seconds: float
     compiled: bool
+    environment: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,7 @@ class GenerationStore:
             "sha256": _sha256(lines),
             "seconds": batch.seconds,
             "compiled": batch.compiled,
+            "environment": batch.environment,
         }
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
         if trace is not None:
@@ -141,16 +157,20 @@ class GenerationStore:
 
 
 def _read(path: Path) -> Batch:
-    first, *lines = stored_text(path).splitlines(keepends=True) or [""]
-    header = parsed_object(first, path, _BATCH)
+    first, *lines = stored_lines(path) or [""]
+    header = require_object({"environment": None} | parsed_object(first, path, {}), path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
     require(
         whole,
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )
-    return Batch([_generation(json.loads(line)) for line in lines], header["seconds"],
-                 header["compiled"])  # fmt: skip
+    return Batch(
+        [_generation(json.loads(line)) for line in lines],
+        header["seconds"],
+        header["compiled"],
+        header["environment"],
+    )
 
 
 def _generation(line: dict[str, Any]) -> Generation:

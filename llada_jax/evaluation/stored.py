@@ -1,5 +1,6 @@
 """JSON that a run stored, read back: what is damaged is named by its file."""
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,14 @@ def stored_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}; {_ALLOWED}") from error
+
+
+def stored_lines(path: Path) -> list[str]:
+    """Lines, each with the line feed that ends it, and only that does: a JSON string may hold what
+    else `str.splitlines` takes for an end, such as U+2028.
+
+    Raises ValueError for what is no UTF-8."""
+    return list(io.StringIO(stored_text(path)))
 
 
 def parsed(text: str, path: Path) -> Any:

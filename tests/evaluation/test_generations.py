@@ -39,6 +39,27 @@ def test_what_is_stored_is_read_in_the_order_of_items(store):
     assert [each.index for each in found.generations()] == list(range(13))
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_what_ends_lines_elsewhere_ends_none_here(store, end):
+    generations = [each._replace(text=f"a{end}b{end}") for each in batch(13, 2).generations]
+    store.add(Batch(generations, seconds=1.0, compiled=False))
+    assert store.generations()[13:] == generations
+
+
+def test_a_batch_keeps_what_decoded_it_also_where_a_run_goes_on_with_another(store):
+    environment = {"git_sha": "ab", "packages": {"jax": "1"}}
+    store.add(batch(13, 2)._replace(environment=environment))
+    assert [each.environment for each in store.batches()] == [None, None, environment]
+
+
+def test_a_batch_of_a_version_that_stored_no_environment_is_read(store):
+    path = store.folder / "000000.jsonl"
+    header, rest = path.read_text().split("\n", 1)
+    old = {key: value for key, value in json.loads(header).items() if key != "environment"}
+    path.write_text(f"{json.dumps(old)}\n{rest}")
+    assert store.batches()[0] == batch(0, 10)
+
+
 def test_the_same_settings_go_on(store):
     assert len(GenerationStore.begin(store.folder, SETTINGS).generations()) == 13
 
@@ -76,8 +97,12 @@ def test_a_folder_without_generations_is_named(tmp_path):
         lambda text: "[]\n" + text,
         lambda text: text[text.index("\n") + 1 :],
         lambda text: text.replace('"seconds"', '"minutes"', 1),
+        lambda text: text.replace('"environment": null', '"environment": 3', 1),
     ],
-    ids=["half", "a line less", "a digit changed", "empty", "a list", "no header", "no seconds"],
+    ids=[
+        *("half", "a line less", "a digit changed", "empty", "a list", "no header", "no seconds"),
+        "a number for an environment",
+    ],
 )
 def test_a_damaged_file_is_named(store, damage):
     path = store.folder / "000000.jsonl"

@@ -8,10 +8,11 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
-from experiments import cell, report
+from experiments import answers, cell, report
 from experiments import evaluate as entry
 from experiments.judged import judged, score_rows
 from experiments.on_phones import on_phones
+from experiments.run import environment
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
@@ -38,7 +39,8 @@ def texts(folder: Path) -> list[str]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,8 @@ def test_the_score_is_that_of_the_library(finished):
         model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
     ]
     found = lj.generate(model, prompts, lj.SamplerConfig(threshold=0.9))
-    answers = list(map(model.tokenizer.decode, found.generated))
-    right = sum(map(task.verify, items, answers))
+    said = list(map(model.tokenizer.decode, found.generated))
+    right = sum(map(task.verify, items, said))
     row = results(finished)["word_problems/threshold/exact_match"]
     assert (row["value"], row["n"]) == (right / 6, 6)
     assert row["interval"][0] < row["value"] <= row["interval"][1]
@@ -134,6 +136,21 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
     assert texts(folder) == texts(finished)
 
 
+def test_each_answer_says_what_decoded_it_though_the_run_went_on_with_another(
+    tmp_path, monkeypatch, random_model
+):
+    arguments = [f"model={random_model}", "sampler=blockwise", "sampler.threshold=0.001"]
+    for commit, items in (("a", 1), ("b", 2)):
+        told = {**environment(), "git_sha": commit * 40, "git_dirty": False}
+        monkeypatch.setattr(answers, "environment", lambda told=told: told)
+        run(tmp_path / "run", *arguments, f"task.items={items}")
+    batches = GenerationStore.load(tmp_path / "run" / "generations").batches()
+    assert [batch.environment["git_sha"][0] for batch in batches] == ["a", "b"]
+    run_experiment(report.main, [f"runs=[{tmp_path}/run]", f"hydra.run.dir={tmp_path}/page"])
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert f"| {'a' * 10} | jax " in page and f"| {'b' * 10} | jax " in page
+
+
 def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     assert run(tmp_path / "run", *CELL, "task.items=4")["threshold/exact_match"]["n"] == 4
@@ -169,6 +186,22 @@ def test_the_folder_of_another_experiment_is_refused_and_kept(finished, tmp_path
         arguments = [f"runs=[{finished}]", f"hydra.run.dir={tmp_path / 'run'}"]
         run_experiment(report.main, arguments)
     assert contents(tmp_path / "run") == before
+
+
+def test_what_a_rescore_does_not_read_is_refused(finished, tmp_path):
+    for change in ("model=tiny", "task=yes_no", "task.items=3", "sampler.threshold=0.3", "seed=1"):
+        with pytest.raises(SystemExit, match=rf"{change} with rescore.*allowed: baseline, phones"):
+            run(tmp_path / "run", f"rescore={finished}", change)
+    assert not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("place", ["run", "other"])
+def test_a_rescore_replaces_nothing_of_a_run(finished, place, tmp_path):
+    for name in ("run", "other"):
+        shutil.copytree(finished, tmp_path / name)
+    with pytest.raises(SystemExit, match=rf"/{place} has the generations of another run.*allowed"):
+        run(tmp_path / place, f"rescore={tmp_path / 'run'}")
+    assert contents(tmp_path / place) == contents(finished)
 
 
 def test_a_run_has_the_files_that_it_says_and_no_others(finished):

@@ -15,6 +15,13 @@ from experiments.run import Run, environment
 ROW = ResultRow(name="steps", value=2, unit="steps")
 
 
+@pytest.fixture(autouse=True)
+def a_process_that_has_not_asked():
+    environment.cache_clear()
+    yield
+    environment.cache_clear()
+
+
 @pytest.fixture
 def run(tmp_path):
     return Run(tmp_path / "run", OmegaConf.create({"seed": 3, "again": "${seed}"}))
@@ -82,6 +89,12 @@ def test_the_environment_names_versions_and_the_commit():
     assert json.loads(json.dumps(told)) == told
 
 
+def test_what_is_committed_while_a_process_runs_is_not_what_it_runs(monkeypatch):
+    before = environment()
+    monkeypatch.setattr(module, "_git", lambda *_: "a later commit")
+    assert environment() == before
+
+
 def test_versions_of_extras_are_named_where_they_are_installed(monkeypatch):
     monkeypatch.setattr(module, "OF_EXTRAS", ("pytest", "no-such-package"))
     packages = environment()["packages"]
@@ -98,6 +111,7 @@ def test_the_extras_are_those_of_the_backends():
 def test_no_git_is_no_problem(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "REPOSITORY", tmp_path)
     assert (environment()["git_sha"], environment()["git_dirty"]) == (None, None)
+    environment.cache_clear()
 
     def no_program(*_, **__):
         raise FileNotFoundError("git")

@@ -33,6 +33,10 @@ def run(folder: Path, *changes: str) -> dict[str, dict]:
     return results(folder)
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def results(folder: Path) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
 
@@ -174,6 +178,28 @@ def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
     parts = [phones[f"decoding/llada/{task}/phone/SM8750"]["value"] for task in TASKS]
     assert phones["decoding/llada/phone/SM8750"]["value"] == pytest.approx(sum(parts) / 2)
     assert sum("/tokens_per_second" in name for name in rows) == len(phones)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_suite_is_not_replaced_by_what_cannot_go_on_with_it(finished, begun, tmp_path):
+    folder = tmp_path / "suite"
+    shutil.copytree(finished[0], folder)
+    if not begun:
+        (folder / "config.yaml").unlink()
+    before = contents(folder)
+    message = "holds a run of another" if begun else "has the cells of another run"
+    for arguments in (["model=tiny", "task.items=1"], [f"rescore={finished[0]}"]):
+        with pytest.raises(SystemExit, match=f"/suite {message}.*allowed: another folder"):
+            run_experiment(entry.main, [*arguments, f"hydra.run.dir={folder}"])
+    assert contents(folder) == before
+
+
+def test_a_decoder_is_not_replaced_by_a_suite(finished, tmp_path):
+    shutil.copytree(finished[0] / "cells" / "hasty-yes_no", tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(SystemExit, match=r"/run has the generations of another run"):
+        run(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
