@@ -16,6 +16,12 @@ _SETTINGS = {
     for name, hint in get_type_hints(SamplerConfig).items()
     if name not in ("gen_length", "steps")  # which a task sets
 }
+_RULES = {
+    *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
+    *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
+    *("refresh", "refresh_rows", "refresh_order", "refresh_overflow", "end_steps"),
+}
+"""Settings of what accepts and revises tokens; the others say what it works on."""
 
 
 class Axes(
@@ -124,24 +130,23 @@ class Revision(NamedTuple):
 
 
 def revisions(found: Sequence[Found], slowest: Score) -> list[Revision]:
-    """Every staged setting against the threshold that it makes tokens visible at, in the same
-    window."""
+    """Every staged setting against the threshold that it makes tokens visible at, where all but the
+    rules is the same: a window of another size has other forwards of its own."""
     thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
     pairs = []
     for staged in found:
         sampler = staged.setting.sampler
         if sampler.accept != "staged":
             continue
-        alike = [each for each in thresholds if _same_window(each.setting.sampler, sampler)]
+        alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
         for hasty in alike:
             if hasty.setting.sampler.threshold == sampler.theta_visible:
                 pairs.append(_revision(staged, hasty, alike, slowest))
     return pairs
 
 
-def _same_window(one: SamplerConfig, other: SamplerConfig) -> bool:
-    names = ("cache", "window", "lookahead_trigger", "draft_feed", "draft_threshold", "lossless")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
 
 
 def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Score) -> Revision:

@@ -146,7 +146,7 @@ class _Canvas:
         self._settle(inside)
         cache = 0 if first else rounded(self.prompt + start)
         prefill = self.prompt if first else 0
-        return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed)
+        return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
     def _start(self) -> int:
         return self.block * self.decoding.block

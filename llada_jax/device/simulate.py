@@ -336,10 +336,10 @@ class Phone:
         return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
 
     def _refresh_task(self, forward: Forward) -> Task:
-        """Some scattered rows through all layers, and the head."""
+        """Some scattered rows through all layers, and the head of those that are scored."""
         lowered = self._graphs.layer(forward.refreshed, forward.cache)
         layer = self._price_on_cpu(lowered, self._cpu)
-        seconds, dram = self._head_cost(forward.refreshed, self._head)
+        seconds, dram = self._head_cost(forward.rescored, self._head)
         seconds += layer.seconds * self._graphs.n_layers
         dram += layer.dram_bytes * self._graphs.n_layers
         return Task("revision", "cpu", seconds, dram, (), {"revision": seconds})

@@ -20,6 +20,8 @@ class Forward(NamedTuple):
     head_rows: int
     refreshed: int = 0
     """Rows that the CPU runs beside it, to revise what is already visible."""
+    rescored: int = 0
+    """Tokens that these rows give scores of: not all of them, where a token has two."""
 
 
 class Workload(NamedTuple):
@@ -84,7 +86,8 @@ def from_trace(
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
     if not as_if:
         _require_shape(trace.settings.get("model", {}), model)
-    live, beside = trace.live_rows[:, row], _rows_beside(trace)[:, row]
+    live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
+    beside = rescored * _rows_a_token(trace)
     buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
@@ -92,6 +95,7 @@ def from_trace(
             cache=rounded(int(trace.cache_length[step, row])),
             head_rows=int(trace.head_rows[step, row]),
             refreshed=int(beside[step]),
+            rescored=int(rescored[step]),
         )
         for step in range(len(live))
         if live[step] or beside[step]
@@ -116,13 +120,16 @@ def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
     return f"{whose}, run as if by this model" if as_if else whose
 
 
-def _rows_beside(trace: TraceLike) -> Any:
-    """Rows that a worker ran beside each forward, [S, B]: a refreshed token's own and its shadow's.
-    Without a worker they are among the forward's."""
-    sampler = trace.settings.get("sampler", {})
-    if sampler.get("refresh") != "worker":
-        return np.zeros_like(trace.refreshed)
-    return trace.refreshed * (2 if sampler.get("rescore") == "shadow" else 1)
+def _refreshed_beside(trace: TraceLike) -> Any:
+    """Tokens that a worker refreshed beside each forward, [S, B]. Without a worker, their rows and
+    scores are among the forward's."""
+    by_worker = trace.settings.get("sampler", {}).get("refresh") == "worker"
+    return trace.refreshed if by_worker else np.zeros_like(trace.refreshed)
+
+
+def _rows_a_token(trace: TraceLike) -> int:
+    """Of a refreshed token: its own, and its shadow's."""
+    return 2 if trace.settings.get("sampler", {}).get("rescore") == "shadow" else 1
 
 
 def _require_shape(found: dict[str, Any], model: ModelConfig) -> None:

@@ -97,12 +97,13 @@ class Trajectory:
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:
-        """Masks of the current block when each forward begins."""
+        """Masks of the current block when each forward begins; also of what pads an answer."""
         return (self._states == MASKED).sum(axis=2)
 
     @property
     def open_decisions(self) -> Int[np.ndarray, "S B"]:
-        """Positions of the current block that each forward decides on: masked or visible ones."""
+        """Positions of the current block that each forward decides on: masked or visible ones, also
+        of what pads an answer."""
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:

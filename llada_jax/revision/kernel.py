@@ -5,6 +5,12 @@ weights, decodes it in registers, and adds its products with every row. So a wei
 for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in vectors of LLVM,
 which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
 nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
+
+The first version was numba's. Its loops over lanes kept the sums in memory, so a tile's product was
+written in these same vectors, as an intrinsic; what was left for numba to compile was the loop
+around it, so numba went. `jax.ffi` was not tried: it takes a library that was compiled before, for
+each kind of machine. XLA decodes weights into memory; `python -m experiments.bench suite=revision`
+times it beside this kernel (`int4_in_graph`).
 """
 
 import ctypes

@@ -68,7 +68,7 @@ def revise_wino(
     Of as many as the step before had committed, or more, one less than those: the least probable.
     So every two steps make progress. Where the model prefers another token, the probability of the
     one that stands there is only known to be what the other leaves, which is what they are ranked
-    by.
+    by. It is a shadow's, which sees no other shadow; WINO's own see each other.
     """
     assert config.mask_id is not None
     confidence = rescored.said.confidence

@@ -60,10 +60,11 @@ class Trace:
     """Masked positions beyond the current block."""
     branch_rows: Int[np.ndarray, "S B"]
     refreshed: Int[np.ndarray, "S B"]
-    """Tokens outside the window that were refreshed: by two rows each of this forward, or of a
-    worker's own (`settings["sampler"]["refresh"]`)."""
+    """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own
+    (`settings["sampler"]["refresh"]`). Each by two rows, of which the shadow is scored; with
+    `rescore="token"` by one."""
     head_rows: Int[np.ndarray, "S B"]
-    """Positions that were scored."""
+    """Positions that this forward scored. A worker scores the tokens that it refreshes itself."""
     cache_length: Int[np.ndarray, "S B"]
     """Cached positions that the rows read."""
     block: Int[np.ndarray, "S B"]

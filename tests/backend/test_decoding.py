@@ -12,10 +12,11 @@ from experiments.train import batched
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.quantize import QuantArray
+from llada_jax.sampler.trace import Event
 from tests.backend.example_backend import ExampleBackend
 from tests.backend.models import GQA, random_params
 
-WINDOWS = ("none", "prefix", "dual", "blockwise")
+CACHES = ("none", "prefix", "dual", "blockwise")
 SHORT = lj.SamplerConfig(gen_length=16, block_length=8, steps=8)
 
 
@@ -48,6 +49,7 @@ def assert_same(found: lj.Result, expected: lj.Result) -> None:
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.nfe, expected.nfe)
     if found.trace and expected.trace:
+        np.testing.assert_array_equal(found.trace.event_kind, expected.trace.event_kind)
         ours, theirs = found.trace.event_confidence, expected.trace.event_confidence
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
@@ -72,7 +74,8 @@ TOGETHER: list[dict[str, Any]] = [
     {"temperature": 1.0, "noise_dtype": "float64", "confidence_dtype": "float64",
      "threshold": 0.6, "predict_mask": True, "cache": "dual"},
 ]  # fmt: skip
-"""Every window and every rule, some of them at a time to save compilations; `ALONE` is slow."""
+"""Every `cache` and every rule that keeps what it commits, some of them at a time to save
+compilations; `ALONE` is slow."""
 
 ALONE: list[dict[str, Any]] = [
     {},
@@ -90,6 +93,37 @@ ALONE: list[dict[str, Any]] = [
     {"predict_mask": True},
     {"tie_break": "highest_index"},
 ]
+
+
+ATTENTIVE = random_model(n_layers=2)
+"""The keys of its second layer depend on what rows see."""
+_LENGTHS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "steps": 16}
+POLICIES = {
+    "multi_block": lj.SamplerConfig.preset(
+        "multi_block", **_LENGTHS, threshold=0.09, draft_threshold=0.06, lookahead_trigger=8
+    ),
+    "lossless": lj.SamplerConfig(
+        **_LENGTHS, cache="blockwise", window="multi_block", lossless=True, lookahead_trigger=8
+    ),
+    "llada_cpp": lj.SamplerConfig.preset(
+        "llada_cpp", **_LENGTHS, theta_visible=0.06, theta_stable=0.12
+    ),
+}
+"""Windows beyond the block, and rows beside them; thresholds about an untrained model's share."""
+
+
+def assert_policy_is_the_same(policy: str, backend: Any) -> None:
+    """Tokens, events and confidences are XLA's, and the policy does what it is for."""
+    config = POLICIES[policy]
+    expected = lj.generate(ATTENTIVE, [PROMPT], config, trace=True, loop="host")
+    assert expected.trace is not None
+    if policy == "llada_cpp":
+        refreshed = expected.trace.refreshed[:, 0] > 0
+        assert (refreshed[1:] & refreshed[:-1]).any(), "the case refreshes in successive forwards"
+        assert expected.trace.count(Event.REPLACE).any()
+    else:
+        assert expected.trace.count(Event.AHEAD).any()
+    assert_same(lj.generate(ATTENTIVE, [PROMPT], config, backend=backend, trace=True), expected)
 
 
 def shown(settings: dict[str, Any]) -> str:
@@ -116,6 +150,13 @@ def test_the_example_backend_decodes_as_xla_does(example: ExampleBackend) -> Non
     config = SHORT.replace(cache="dual", steps=4)
     expected = lj.generate(ON_THE_GRID, [PROMPT], config, trace=True)
     assert_same(lj.generate(ON_THE_GRID, [PROMPT], config, backend=example, trace=True), expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_windows_beyond_the_block_and_rows_beside_them(
+    policy: str, example: ExampleBackend
+) -> None:
+    assert_policy_is_the_same(policy, example)
 
 
 def test_rounded_weights_would_be_seen(example: ExampleBackend) -> None:
@@ -148,7 +189,7 @@ class TestLiteRT:
         ],
         ids=shown,
     )
-    def test_every_window_and_the_rules_of_the_sampler(
+    def test_every_cache_and_the_rules_of_the_sampler(
         self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
         config = SHORT.replace(**settings)
@@ -159,10 +200,14 @@ class TestLiteRT:
         assert len(np.unique(expected.tokens[:, -16:])) > 10, "the model should say something"
         assert_same(found, expected)
 
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_windows_beyond_the_block_and_rows_beside_them(self, policy: str) -> None:
+        assert_policy_is_the_same(policy, "litert")
+
     @pytest.mark.slow
-    @pytest.mark.parametrize("cache", WINDOWS)
+    @pytest.mark.parametrize("cache", CACHES)
     @pytest.mark.parametrize("settings", ALONE, ids=shown)
-    def test_every_rule_in_every_window(
+    def test_every_rule_with_every_cache(
         self,
         settings: dict[str, Any],
         cache: Any,
@@ -271,7 +316,7 @@ class TestLiteRT:
             lj.generate(tiny, [[5]], SHORT, backend="litert", loop="compiled")
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("cache", WINDOWS)
+    @pytest.mark.parametrize("cache", CACHES)
     def test_two_hundred_prompts(self, cache: Any, tiny: lj.Model) -> None:
         config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache=cache)
         for indices in batched(range(200), 50):

@@ -176,6 +176,33 @@ def test_a_new_run_forgets_the_last_one() -> None:
     assert keys[1].any() and not keys[2].any()
 
 
+def test_a_row_that_refreshes_a_token_again_leaves_the_last_key_to_the_others() -> None:
+    """Position 2 is refreshed in both forwards; the row at 3 reads it from the cache."""
+    recorder = Recorder()
+    session = Session(recorder, ScoreRules(spread=False))
+    cache = session.empty_cache(None, 1, LENGTH)
+    for token in (7, 9):
+        rows = rows_of([Forward([3, 2], [True, True])], np.array([[5, token]]))
+        seen = np.zeros((1, 2, LENGTH), bool)
+        seen[0, 0, 2] = True
+        alone = np.eye(2, dtype=bool)[None]
+        rows = rows._replace(sees_cache=jnp.asarray(seen), sees_rows=jnp.asarray(alone))
+        session.forward_rows(None, rows, cache)
+    assert recorder.calls[1]["keys_0@0"][0, 2, 0] == 7
+    assert recorder.calls[1]["keys_0@0"][0, 3, 0] == 0, "nobody reads where the window stands"
+
+
+def test_a_row_that_does_not_write_leaves_the_cache_as_it_is() -> None:
+    """A shadow: it feeds another token at a position of the window."""
+    recorder = Recorder()
+    session = Session(recorder, ScoreRules(spread=False))
+    cache = session.empty_cache(None, 1, LENGTH)
+    rows = rows_of([Forward([2, 2], [True, True])], np.array([[7, 49]]))
+    session.forward_rows(None, rows._replace(writes=jnp.asarray([[True, False]])), cache)
+    session.forward_rows(None, rows_of([Forward([3], [True])], np.array([[8]])), cache)
+    assert recorder.calls[1]["keys_0@0"][0, 2, 0] == 7
+
+
 def test_two_threads_on_one_program_get_their_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RecordingShard.run
 

@@ -61,9 +61,22 @@ def test_mapping_again_stops_the_npu():
 
 
 def test_revision_hides_beside_the_npu_and_shares_its_memory():
-    few, many = (seconds(STEP._replace(refreshed=n)) for n in (1, 20))
+    few, many = (seconds(STEP._replace(refreshed=n, rescored=n)) for n in (1, 20))
     assert few == pytest.approx(seconds(), rel=0.02)
     assert many > 1.5 * few
+
+
+def test_a_revision_scores_tokens_and_not_all_of_their_rows():
+    def revision(rescored: int) -> float:
+        step = Phone(LLADA, PHONE, SWAP).step(STEP._replace(refreshed=8, rescored=rescored))
+        return next(e.task.seconds for e in step.events if e.task.name == "revision")
+
+    def head(rows: int) -> float:
+        step = Phone(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=rows))
+        return next(e.task.seconds for e in step.events if e.task.name == "head")
+
+    assert head(8) > 1.1 * head(4)
+    assert revision(8) - revision(4) == pytest.approx(head(8) - head(4))
 
 
 def test_a_body_on_the_cpu_leaves_the_npu_idle():

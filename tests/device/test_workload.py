@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llada_jax.config import SamplerConfig
 from llada_jax.device.workload import (
     Forward,
     autoregressive,
@@ -16,7 +17,9 @@ from llada_jax.device.workload import (
     rounded,
     vanilla,
 )
+from llada_jax.revision.worker import Worker
 from tests.device.small import SHAPE
+from tests.sampler.toy import toy_decode
 
 
 def trace(**changes):
@@ -38,7 +41,7 @@ def trace(**changes):
 
 def test_a_trace_gives_its_forwards_golden():
     workload = from_trace(trace(), SHAPE)
-    assert workload.forwards == (Forward(40, 0, 32), Forward(32, 32, 9, 2))
+    assert workload.forwards == (Forward(40, 0, 32), Forward(32, 32, 9, 2, 2))
     assert (workload.prompt_length, workload.tokens, workload.canvas) == (8, 32, 40)
     other = from_trace(trace(), SHAPE, row=1)
     assert other.forwards == (Forward(40, 0, 32),) and other.canvas == 36
@@ -50,16 +53,39 @@ def test_a_row_of_a_batch_takes_the_bucket_that_it_would_take_alone():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "rows"),
+    ("sampler", "beside"),
     [
-        ({"refresh": "worker", "rescore": "shadow"}, 4),
-        ({"refresh": "rows", "rescore": "shadow"}, 0),
-        ({}, 0),
+        ({"refresh": "worker", "rescore": "shadow"}, (4, 2)),
+        ({"refresh": "worker", "rescore": "token"}, (2, 2)),
+        ({"refresh": "rows", "rescore": "shadow"}, (0, 0)),
+        ({}, (0, 0)),
     ],
 )
-def test_only_a_worker_refreshes_beside_the_forward(sampler, rows):
+def test_only_a_worker_refreshes_beside_the_forward(sampler, beside):
     settings = {**trace().settings, "sampler": sampler}
-    assert from_trace(trace(settings=settings), SHAPE).forwards[1].refreshed == rows
+    forward = from_trace(trace(settings=settings), SHAPE).forwards[1]
+    assert (forward.refreshed, forward.rescored) == beside
+
+
+@pytest.mark.parametrize("rescore", ["shadow", pytest.param("token", marks=pytest.mark.slow)])
+def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
+    """Whoever refreshes, as many rows run and as many positions are scored."""
+    staged = SamplerConfig(
+        gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
+        theta_visible=0.2, theta_stable=0.3, rescore=rescore,
+    )  # fmt: skip
+    prompts = [[3, 1, 4, 1, 5]]
+    by_rows = toy_decode(prompts, staged, salt=3, loop="host").trace
+    with Worker() as worker:
+        config = staged.replace(refresh="worker")
+        by_worker = toy_decode(prompts, config, salt=3, loop="host", worker=worker).trace
+    forwards = from_trace(by_worker, SHAPE, as_if=True).forwards
+    refreshed, rescored = (np.array(n) for n in zip(*(f[3:] for f in forwards), strict=True))
+    np.testing.assert_array_equal(rescored, by_rows.refreshed[:, 0])
+    assert rescored.any(), "the case must refresh"
+    rows, heads = by_worker.live_rows[:, 0] + refreshed, by_worker.head_rows[:, 0] + rescored
+    np.testing.assert_array_equal(rows, by_rows.live_rows[:, 0])
+    np.testing.assert_array_equal(heads, by_rows.head_rows[:, 0])
 
 
 @pytest.mark.parametrize(

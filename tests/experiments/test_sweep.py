@@ -11,7 +11,7 @@ from experiments.schema import read_config
 from experiments.score import Score
 from experiments.sweep import Axes, Found, Setting, SweepConfig, by_program, chosen, revisions
 from experiments.validation_items import ValidationItems
-from llada_jax.config import SamplerConfig
+from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.sampler.accept import without_bound
 
@@ -116,6 +116,32 @@ def test_revision_is_compared_with_the_same_threshold_and_with_as_many_forwards(
     assert pair.beyond == pytest.approx(0.84 - 0.70)
     (slow,) = revisions([*hasty, found(STAGED.replace(theta_visible=0.5), 84, 21)], score(90, 64))
     assert slow.beyond is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slide": False},
+        {"draft_scores": "next_forward"},
+        {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 2.0))},
+        {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 1.5)), "latency_allowance": 3.0},
+        {"row_budget": 64},
+        {"block_length": 16},
+        {"eos_early_stop": True},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_revision_is_compared_within_one_window(changes):
+    window = {"window": "multi_block"}
+    hasty = [
+        found(BLOCKWISE.replace(threshold=0.7, **window, **changes), 70, 10),
+        found(BLOCKWISE.replace(threshold=0.7, **window), 60, 10),
+    ]
+    revised = STAGED.replace(theta_visible=0.7, refresh_rows=1, rescore="token")
+    (pair,) = revisions([*hasty, found(revised.replace(**window), 84, 15)], score(90, 64))
+    assert pair.hasty == hasty[1], "and rules of its own do not keep it from being compared"
+    changed = found(revised.replace(**window, **changes), 84, 15)
+    assert [each.hasty for each in revisions([*hasty, changed], score(90, 64))] == hasty[:1]
 
 
 def validation(**changes) -> ValidationItems:

@@ -40,7 +40,7 @@ def weight_of(tiles):
 
 
 def assert_product(found, x, tiles):
-    """To 1e-5 of the largest sum of absolute products, and of the largest result."""
+    """To 1e-5 of the largest result."""
     expected = x.astype(np.float64) @ weight_of(tiles).astype(np.float64).T
     assert found.dtype == np.float32 and found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
