@@ -187,7 +187,8 @@ def _decoder_line(name: str, decoder: Decoder, base: Decoder | None) -> dict[str
     low, high = match.interval or (0, 0)
     line = {
         "decoder": name,
-        "items": str(match.n),
+        "items": str(match.items),
+        "questions": str(match.n),
         "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
         "forwards": f"{decoder.rows['nfe'].value:.1f}",
         "tokens per forward": f"{decoder.rows['tpf'].value:.2f}",
