@@ -17,7 +17,7 @@ from llada_jax.evaluation.tasks import load_task
 GENERATIONS = "generations"
 CELLS = "cells"  # of a suite's run: a folder with generations for each decoder and task
 _SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
-_TASK = {"name": str, "difficulty": int, "seed": int}
+_TASK = {"name": str, "version": int, "difficulty": int, "seed": int}
 
 
 class Judged(NamedTuple):
