@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.on_phones import as_if_llada_8b, mean_latency
 from experiments.results import ResultRow
-from experiments.score import Score, score
+from experiments.score import Score, asked_first, joined, score
 from llada_jax.config import require
 from llada_jax.device.workload import Workload
 from llada_jax.evaluation.generations import SETTINGS, Batch, Generation, GenerationStore
@@ -17,7 +17,7 @@ from llada_jax.evaluation.tasks import load_task
 GENERATIONS = "generations"
 CELLS = "cells"  # of a suite's run: a folder with generations for each decoder and task
 _SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
-_TASK = {"name": str, "difficulty": int, "seed": int}
+_TASK = {"name": str, "version": int, "difficulty": int, "seed": int}
 
 
 class Judged(NamedTuple):
@@ -36,6 +36,11 @@ class Judged(NamedTuple):
     @property
     def generations(self) -> list[Generation]:
         return [generation for batch in self.batches for generation in batch.generations]
+
+    @property
+    def counted(self) -> dict[int, bool]:
+        """`right` without the items that ask a question again."""
+        return {each.index: self.right[each.index] for each in asked_first(self.generations)}
 
     @property
     def name(self) -> str:
@@ -73,7 +78,7 @@ def score_rows(found: Judged) -> list[ResultRow]:
 
 
 def decoder_rows(name: str, parts: Sequence[Judged], socs: Sequence[str] = ()) -> list[ResultRow]:
-    """Quality, speed, and latency on phones over all items of all parts."""
+    """Quality and latency on phones over all questions of all parts; speed over all items."""
     return [
         *rows_of_score(name, score_of(parts)),
         *speed_rows(name, parts),
@@ -83,26 +88,24 @@ def decoder_rows(name: str, parts: Sequence[Judged], socs: Sequence[str] = ()) -
 
 def rows_of_score(name: str, found: Score) -> list[ResultRow]:
     """Exact match, forwards and tokens a forward."""
-    n = len(found.right)
+    n, items = len(found.right), found.items
     return [
         ResultRow(
             name=f"{name}/exact_match",
             value=found.exact_match,
-            unit="of items",
+            unit="of questions",
             n=n,
+            items=items,
             interval=found.interval,
         ),
-        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", n=n),
-        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", n=n),
+        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", n=n, items=items),
+        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", n=n, items=items),
     ]
 
 
 def score_of(parts: Sequence[Judged]) -> Score:
-    """All items of all parts."""
-    generations = [each for part in parts for each in part.generations]
-    return score(
-        generations, [part.right[each.index] for part in parts for each in part.generations]
-    )
+    """All questions of all parts."""
+    return joined([score(part.generations, part.right) for part in parts])
 
 
 def speed_rows(name: str, parts: Sequence[Judged]) -> Iterator[ResultRow]:
@@ -120,7 +123,8 @@ def speed_rows(name: str, parts: Sequence[Judged]) -> Iterator[ResultRow]:
 
 
 def phone_rows(name: str, parts: Sequence[Judged], socs: Sequence[str]) -> Iterator[ResultRow]:
-    """Mean latency of an item on each phone: the same forwards, of a model of LLaDA-8B's shape."""
+    """Mean latency of a question on each phone: the same forwards, of a model of LLaDA-8B's
+    shape."""
     if not socs:
         return
     workloads = [workload for part in parts for workload in _workloads(part)]
@@ -132,31 +136,32 @@ def phone_rows(name: str, parts: Sequence[Judged], socs: Sequence[str]) -> Itera
             unit="s",
             kind="modelled",
             n=len(workloads),
+            items=sum(len(part.right) for part in parts),
             interval=interval,
             trace_source=workloads[0].source,
         )
 
 
 def _workloads(found: Judged) -> list[Workload]:
-    """Of each item. Raises ValueError where a batch has no trace."""
+    """Of each question. Raises ValueError where a batch has no trace."""
+    counted = found.counted
     workloads = [
         as_if_llada_8b(trace, row)
         for batch, trace in found.store.traces()
         for row, generation in enumerate(batch.generations)
-        if generation.index in found.right
+        if generation.index in counted
     ]
     require(
-        len(workloads) == len(found.right),
-        f"{found.store.folder} has traces of {len(workloads)} items; "
-        f"allowed: of all {len(found.right)}",
+        len(workloads) == len(counted),
+        f"{found.store.folder} has traces of {len(workloads)} questions; "
+        f"allowed: of all {len(counted)}",
     )
     return workloads
 
 
 def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
-    """The difference to a baseline on the same items, and whether it could be chance."""
+    """The difference to a baseline on the same questions, and whether it could be chance."""
     require_same_items(baseline, found.settings["task"], 0)
-    indices = list(found.right)
     lacking = sorted(found.right.keys() - baseline.right.keys())
     require(
         not lacking,
@@ -164,23 +169,26 @@ def comparison_rows(baseline: Judged, found: Judged) -> list[ResultRow]:
         f"{found.store.folder.parent} has; allowed: a baseline with all of them",
     )
     name = f"{found.name}/against/{baseline.settings['sampler_name']}"
-    result = paired([baseline.right[i] for i in indices], [found.right[i] for i in indices])
-    difference, p_value = difference_rows(name, result, len(indices))
+    counted = found.counted
+    result = paired([baseline.right[index] for index in counted], list(counted.values()))
+    difference, p_value = difference_rows(name, result, len(counted), len(found.right))
     return [
         difference,
-        ResultRow(name=f"{name}/gained", value=result.gained, unit="items"),
-        ResultRow(name=f"{name}/lost", value=result.lost, unit="items"),
+        ResultRow(name=f"{name}/gained", value=result.gained, unit="questions"),
+        ResultRow(name=f"{name}/lost", value=result.lost, unit="questions"),
         p_value,
     ]
 
 
-def difference_rows(name: str, result: Paired, n: int) -> tuple[ResultRow, ResultRow]:
-    """A difference of exact match, and whether it could be chance."""
+def difference_rows(name: str, result: Paired, n: int, items: int) -> tuple[ResultRow, ResultRow]:
+    """A difference of exact match on n questions of so many items, and whether it could be
+    chance."""
     difference = ResultRow(
         name=f"{name}/difference",
         value=result.difference,
-        unit="of items",
+        unit="of questions",
         n=n,
+        items=items,
         interval=result.interval,
     )
     chance = "McNemar, exact, two-sided"

@@ -5,11 +5,11 @@
     python -m experiments.report 'runs=[outputs/small,outputs/reliability/a]' hydra.run.dir=docs/x
 
 Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
-differences against the baseline on the same items, and, where a sampler was run with several
-settings, its accuracy-parallelism curve and the area under it. Of any other run the results are
-shown, and of a training the loss. A suite shows its table; its
-`cells` are runs to compare. The page is `report.md` in the run folder, its pictures beside
-it, its own numbers in `results.json`.
+differences against the baseline of the same model on the same items, and, where a sampler was run
+with several settings, its accuracy-parallelism curve and the area under it. Of any other run the
+results are shown, and of a training the loss. A suite shows its table; its `cells` are runs to
+compare. The page is `report.md` in the run folder, its pictures beside it, its own numbers in
+`results.json`.
 """
 
 import json
@@ -39,6 +39,8 @@ from llada_jax.evaluation.stored import (
 
 Table = Sequence[Mapping[str, str]]
 _RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
+_WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
+_SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,8 @@ class Decoder:
     @property
     def task(self) -> str:
         task = self.settings["task"]
-        return f"{task['name']}, difficulty {task['difficulty']}, seed {task['seed']}"
+        parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
+        return ", ".join([task["name"], *parts])
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -152,16 +155,23 @@ def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Ite
     for task in dict.fromkeys(decoder.task for decoder in decoders):
         here = {each.folder: each for each in decoders if each.task == task}
         names = labels({folder: each.settings for folder, each in here.items()})
-        base = next((each for each in here.values() if each.sampler == baseline), None)
+        bases = {
+            folder: baseline_of(each, list(here.values()), baseline)
+            for folder, each in here.items()
+        }
         page.add(f"## {task}")
-        page.add_table([_decoder_line(names[f].text, each, base) for f, each in here.items()])
+        lines = [_decoder_line(names[folder].text, each) for folder, each in here.items()]
+        if any(bases.values()):
+            cells = [_difference_cells(each, bases[folder]) for folder, each in here.items()]
+            lines = [line | more for line, more in zip(lines, cells, strict=True)]
+        page.add_table(lines)
         page.add_picture(
             f"{task} scores",
             scores(task, {names[folder].text: each.share for folder, each in here.items()}),
             f"Exact match of each decoder on {task}",
         )
         for folder, decoder in here.items():
-            rows = list(decoder.rows.values())
+            rows, base = list(decoder.rows.values()), bases[folder]
             if base is not None and decoder is not base:
                 rows += comparison_rows(base.judged, decoder.judged)
             yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
@@ -171,31 +181,65 @@ def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Ite
         yield from _curves(page, task, families)
 
 
+def baseline_of(
+    decoder: Decoder, decoders: Sequence[Decoder], sampler: str | None
+) -> Decoder | None:
+    """The run of a sampler that a decoder of the same task is compared with.
+
+    It has the same weights; of several such runs, the one that agrees in backend, tiles and seed
+    as far as one does. None where the model was not run with the sampler.
+
+    Raises:
+      ValueError: it could be any of several.
+    """
+    found = [each for each in decoders if each.sampler == sampler]
+    for setting in _WEIGHTS:
+        found = _agreeing(found, decoder, setting)
+    for setting in _SURROUNDINGS:
+        found = _agreeing(found, decoder, setting) or found
+    require(
+        len(found) <= 1,
+        f"baseline {sampler!r} of {decoder.folder} could be any of "
+        f"{', '.join(str(each.folder) for each in found)}; allowed: one run of it for each task, "
+        "model, dtype, backend, tiles and seed",
+    )
+    return found[0] if found else None
+
+
+def _agreeing(decoders: Sequence[Decoder], decoder: Decoder, setting: str) -> list[Decoder]:
+    """Those with which a decoder has a setting in common."""
+    value = decoder.settings.get(setting)
+    return [each for each in decoders if each.settings.get(setting) == value]
+
+
 def _renamed(row: ResultRow, decoder: Decoder, name: str) -> ResultRow:
     """The row of a decoder under a name that no other of the page has."""
     return replace(row, name=name + row.name.removeprefix(decoder.judged.name))
 
 
-def _decoder_line(name: str, decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+def _decoder_line(name: str, decoder: Decoder) -> dict[str, str]:
     match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
     low, high = match.interval or (0, 0)
-    line = {
+    return {
         "decoder": name,
-        "items": str(match.n),
+        "items": str(match.items),
+        "questions": str(match.n),
         "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
         "forwards": f"{decoder.rows['nfe'].value:.1f}",
         "tokens per forward": f"{decoder.rows['tpf'].value:.2f}",
         "tokens/s": f"{speed.value:.0f}"
         + ("" if speed.name.endswith("second") else " (compiling)"),
     }
-    if base is None:
-        return line
-    if decoder is base:
-        return line | {"difference (95 %)": "baseline", "McNemar p": ""}
+
+
+def _difference_cells(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+    if base is None or decoder is base:
+        shown = "baseline" if decoder is base else "no baseline"
+        return {"difference (95 %)": shown, "McNemar p": ""}
     difference, *_, p_value = comparison_rows(base.judged, decoder.judged)
     low, high = (100 * bound for bound in difference.interval or (0, 0))
     shown = f"{100 * difference.value:+.1f} points ({low:+.1f} to {high:+.1f})"
-    return line | {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
+    return {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
 
 
 def _curves(

@@ -24,6 +24,8 @@ class ResultRow:
     source: str | None = None
     n: int | None = None
     """How many samples the value is a mean of."""
+    items: int | None = None
+    """Of a score: how many items it was found on. They ask `n` questions; each counts once."""
     interval: tuple[float, float] | None = None
     """Its 95 % confidence interval."""
     fitted: bool | None = None
@@ -72,7 +74,7 @@ def _number(name: str, value: Any) -> float:
 
 def table(rows: Sequence[ResultRow]) -> str:
     """Aligned text, with the columns that at least one row fills; below, where traces are from."""
-    to_the_right = ("value", "reference", "error", "n", "interval")
+    to_the_right = ("value", "reference", "error", "n", "items", "interval")
     return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
 
 
@@ -111,6 +113,7 @@ def _cells(row: ResultRow) -> dict[str, str]:
         "reference": _shown(row.reference),
         "error": "" if row.error is None else f"{row.error:+.1%}",
         "n": _shown(row.n),
+        "items": _shown(row.items),
         "interval": " to ".join(map(_shown, row.interval or ())),
         "fitted": {None: "", True: "yes", False: "no"}[row.fitted],
         "source": row.source or "",

@@ -65,13 +65,15 @@ def suite_tables(
         }
         for name in decoders
     ]
-    items = rows[f"{suite}/{baseline}/exact_match"].n
+    match = rows[f"{suite}/{baseline}/exact_match"]
     parts = [
-        f"{suite}: {items} items of {', '.join(tasks)}",
+        f"{suite}: {match.items} items of {', '.join(tasks)}; {match.n} different questions",
         aligned(over_all, (*NUMBERS, against, *phones)),
     ]
     if len(tasks) > 1:
-        parts += ["", "exact match by task", aligned(by_task, tasks)]
+        found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
+        questions = ", ".join(f"{task} {n}" for task, n in found.items())
+        parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
     return "\n".join([*parts, *traces(results)])
 
 

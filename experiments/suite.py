@@ -52,6 +52,10 @@ class SuiteConfig:
         require(len(names) > 0, "decoders is empty; allowed: one or more")
         require(len(set(names)) == len(names), f"decoders are {names}; allowed: each name once")
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
+        require(
+            len(set(self.tasks)) == len(self.tasks),
+            f"tasks are {self.tasks}; allowed: each name once",
+        )
         for task in self.tasks:
             for decoder in self.decoders:
                 _ = decoder.sampler_for(load_task(task).gen_length)  # which checks both
@@ -196,11 +200,11 @@ def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None)
 def _difference(
     name: str, before: Sequence[Judged], after: Sequence[Judged]
 ) -> tuple[ResultRow, ResultRow]:
-    """Of exact match on the same items, and whether it could be chance."""
+    """Of exact match on the same questions, and whether it could be chance."""
     pairs = [
         (old.right[index], right)
         for old, new in zip(before, after, strict=True)
-        for index, right in new.right.items()
+        for index, right in new.counted.items()
     ]
     result = paired(*map(list, zip(*pairs, strict=True)))
-    return difference_rows(name, result, len(pairs))
+    return difference_rows(name, result, len(pairs), sum(len(part.right) for part in after))

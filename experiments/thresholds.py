@@ -211,21 +211,21 @@ def _choice_rows(
             continue
         name = f"thresholds/{found.setting.sweep}/chosen/{found.setting.particular}"
         loss = plain.exact_match - found.score.exact_match
-        yield ResultRow(name=f"{name}/lost", value=loss, unit="of items", n=len(plain.right))
+        yield ResultRow(name=f"{name}/lost", value=loss, unit="of questions", n=len(plain.right))
         share = found.score.nfe / slowest.nfe
         yield ResultRow(name=f"{name}/forwards", value=share, unit="of one token a forward")
 
 
 def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
     name, n = f"thresholds/revision/{pair.staged.setting.name}", len(pair.staged.score.right)
-    yield ResultRow(name=f"{name}/threshold_loses", value=pair.lost, unit="of items", n=n)
-    yield ResultRow(name=f"{name}/recovered", value=pair.recovered, unit="of items", n=n)
+    yield ResultRow(name=f"{name}/threshold_loses", value=pair.lost, unit="of questions", n=n)
+    yield ResultRow(name=f"{name}/recovered", value=pair.recovered, unit="of questions", n=n)
     if pair.lost > 0:
         share = pair.recovered / pair.lost
         yield ResultRow(name=f"{name}/recovered_share", value=share, unit="of what was lost")
     yield ResultRow(name=f"{name}/forwards", value=pair.forwards, unit="of the threshold's")
     if pair.beyond is not None:
-        yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of items")
+        yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of questions")
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="thresholds")

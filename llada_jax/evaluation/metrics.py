@@ -43,7 +43,10 @@ class Point(NamedTuple):
 
 
 def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
-    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927)."""
+    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
+
+    The n trials are independent: a question that is asked twice, and answered alike, is one.
+    """
     require(n > 0, f"n is {n}; allowed: 1 or more")
     require(0 <= right <= n, f"right is {right}; allowed: 0 to n ({n})")
     share = right / n
@@ -61,7 +64,8 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
-    """Compares two decoders, item by item.
+    """Compares two decoders, item by item. No two items ask the same question, as in
+    `wilson_interval`.
 
     The interval is Agresti and Min's: Wald's with half an item added to each cell (Statistics in
     Medicine 24, 2005), which holds its level for few items too.

@@ -65,7 +65,7 @@ def test_the_score_is_that_of_the_library(finished):
     said = list(map(model.tokenizer.decode, found.generated))
     right = sum(map(task.verify, items, said))
     row = results(finished)["word_problems/threshold/exact_match"]
-    assert (row["value"], row["n"]) == (right / 6, 6)
+    assert (row["value"], row["n"], row["items"]) == (right / 6, 6, 6)
     assert row["interval"][0] < row["value"] <= row["interval"][1]
     assert results(finished)["word_problems/threshold/nfe"]["value"] == found.nfe.mean()
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
@@ -242,7 +242,7 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
     assert min(seconds) / 2 < row["interval"][0] < row["value"] < row["interval"][1]
     shutil.copytree(finished, tmp_path / "old")
     (tmp_path / "old" / "generations" / "000003.trace.npz").unlink()
-    with pytest.raises(SystemExit, match=r"has traces of 3 items; allowed: of all 6"):
+    with pytest.raises(SystemExit, match=r"has traces of 3 questions; allowed: of all 6"):
         run(tmp_path / "no", f"rescore={tmp_path / 'old'}", "phones=[SM8750]")
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,21 +19,30 @@ ITEMS = 20
 
 
 def evaluation(
-    folder: Path, sampler: str, right: int, nfe: int, items: int = ITEMS, seed: int = 0
+    folder: Path,
+    sampler: str,
+    right: int,
+    nfe: int,
+    items: int = ITEMS,
+    questions: int = ITEMS,
+    version: int = 1,
+    **changes: Any,
 ) -> Path:
-    """A run of `experiments.evaluate`, as it would be found; the first `right` items are right."""
+    """A run of `experiments.evaluate`, as it would be found; the first `right` questions are
+    answered right, and after the last one the items begin again with the first."""
     settings = {
         "model": "tiny",
-        "task": {"name": "yes_no", "difficulty": 1, "seed": 5},
+        "task": {"name": "yes_no", "version": version, "difficulty": 1, "seed": 5},
         "sampler_name": sampler,
         "backend": "xla",
-        "seed": seed,
+        "seed": 0,
     }
-    store = GenerationStore.begin(folder / "generations", settings)
+    store = GenerationStore.begin(folder / "generations", settings | changes)
+    asked = [i % questions for i in range(items)]
     generations = [
-        Generation(i, Item("Is it?", "#### yes", "yes"), f"#### {'yes' if i < right else 'no'}",
-                   [1], 12, nfe)
-        for i in range(items)
+        Generation(i, Item(f"Is it {question}?", "#### yes", "yes"),
+                   f"#### {'yes' if question < right else 'no'}", [1], 12, nfe)
+        for i, question in enumerate(asked)
     ]  # fmt: skip
     store.add(Batch(generations, seconds=2.0, compiled=False))
     (folder / "env.json").write_text(json.dumps(environment()))
@@ -68,7 +78,9 @@ def runs(tmp_path) -> Path:
 def test_decoders_stand_side_by_side(runs, tmp_path):
     page = run(tmp_path / "page", f"runs=[{runs}/sweep]", "baseline=llada")
     lines = [line for line in page.splitlines() if line.startswith("| tiny:")]
-    assert "| tiny: llada | 20 | 90.0% (69.9% to 97.2%) | 12.0 | 1.00 | 120 | baseline |" in page
+    assert (
+        "| tiny: llada | 20 | 20 | 90.0% (69.9% to 97.2%) | 12.0 | 1.00 | 120 | baseline |" in page
+    )
     assert "4.0 | 3.00 | 120 | +0.0 points" in lines[1]
     assert "-45.0 points" in lines[2] and lines[2].endswith("| 0.0039 |")
 
@@ -77,7 +89,7 @@ def test_settings_of_a_sampler_make_a_curve_with_an_area(runs, tmp_path):
     run(tmp_path / "page", f"runs=[{runs}/sweep]")
     rows = json.loads((tmp_path / "page" / "results.json").read_text())
     areas = {row["name"]: row["value"] for row in rows if row["name"].endswith("/aup")}
-    task = "yes_no, difficulty 1, seed 5/tiny"
+    task = "yes_no, version 1, difficulty 1, seed 5/tiny"
     assert areas == {f"{task}: llada/aup": 90, f"{task}: threshold/aup": 270}
 
 
@@ -179,6 +191,74 @@ def test_a_baseline_of_fewer_items_is_named_before_anything_is_written(runs, tmp
     with pytest.raises(SystemExit, match=r"baseline, .*/short, lacks items \[3, 4, 5\] that .*/0"):
         run(tmp_path / "page", f"runs=[{runs}/short,{runs}/sweep]", "baseline=short")
     assert not any((tmp_path / "page").iterdir())
+
+
+def test_each_model_is_compared_with_its_own_baseline(tmp_path):
+    for model, right in (("tiny", 10), ("small", 20)):
+        evaluation(tmp_path / model / "llada", "llada", right=right, nfe=12, model=model)
+        evaluation(tmp_path / model / "fast", "threshold", right=right - 2, nfe=4, model=model)
+    evaluation(tmp_path / "half", "threshold", right=20, nfe=4, model="tiny", dtype="bfloat16")
+    runs = f"runs=[{tmp_path}/tiny,{tmp_path}/small,{tmp_path}/half]"
+    page = run(tmp_path / "page", runs, "baseline=llada")
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith(("| tiny", "| sm"))]
+    assert {line[0]: line[7].split(" (")[0] for line in lines} == {
+        "| tiny: llada": "baseline",
+        "| tiny: threshold, dtype None": "-10.0 points",
+        "| tiny: threshold, dtype bfloat16": "no baseline",
+        "| small: llada": "baseline",
+        "| small: threshold": "-10.0 points",
+    }
+    rows = json.loads((tmp_path / "page" / "results.json").read_text())
+    differences = [row for row in rows if row["name"].endswith("/against/llada/difference")]
+    assert [row["value"] for row in differences] == [pytest.approx(-0.1)] * 2
+
+
+def test_of_several_baselines_that_of_the_same_backend_is_taken(tmp_path):
+    for backend, right in (("xla", 20), ("litert", 10)):
+        evaluation(tmp_path / backend / "llada", "llada", right=right, nfe=12, backend=backend)
+        evaluation(tmp_path / backend / "fast", "threshold", right=10, nfe=4, backend=backend)
+    evaluation(tmp_path / "tiles", "staged", right=18, nfe=4, tiles="q4_0")
+    runs = f"runs=[{tmp_path}/xla,{tmp_path}/litert,{tmp_path}/tiles]"
+    page = run(tmp_path / "page", runs, "baseline=llada")
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| tiny")]
+    assert {line[0]: line[7].split(" (")[0] for line in lines} == {
+        "| tiny: llada": "baseline",
+        "| tiny: threshold": "-50.0 points",
+        "| tiny: llada on litert": "baseline",
+        "| tiny: threshold on litert": "+0.0 points",
+        "| tiny: staged": "-10.0 points",
+    }
+
+
+def test_several_runs_that_could_be_the_baseline_are_named(runs, tmp_path):
+    evaluation(runs / "again", "llada", right=17, nfe=12)
+    with pytest.raises(SystemExit, match=r"baseline 'llada' of .*sweep/0, .*/again; allowed: one"):
+        run(tmp_path / "page", f"runs=[{runs}/sweep,{runs}/again]", "baseline=llada")
+    assert not any((tmp_path / "page").iterdir())
+
+
+def test_versions_of_a_task_have_tables_of_their_own(tmp_path):
+    for version in (1, 2):
+        evaluation(tmp_path / f"v{version}", "llada", right=9, nfe=12, version=version)
+    page = run(tmp_path / "page", f"runs=[{tmp_path}/v*]")
+    assert re.findall("## (yes_no.*)", page) == [
+        "yes_no, version 1, difficulty 1, seed 5",
+        "yes_no, version 2, difficulty 1, seed 5",
+    ]
+
+
+def test_a_question_that_is_asked_again_counts_once(tmp_path):
+    once, often = tmp_path / "once", tmp_path / "often"
+    for folder, items in ((once, 5), (often, 100)):
+        evaluation(folder / "0", "llada", right=4, nfe=12, items=items, questions=5)
+        evaluation(folder / "1", "threshold", right=1, nfe=4, items=items, questions=5)
+    pages = [run(each / "page", f"runs=[{each}/?]", "baseline=llada") for each in (once, often)]
+    tables = [[line.strip("|").split("|") for line in re.findall(r"\| tiny: .*", page)]
+              for page in pages]  # fmt: skip
+    for line, same in zip(*tables, strict=True):
+        assert (line[1:3], same[1:3]) == ([" 5 ", " 5 "], [" 100 ", " 5 "])
+        assert line[3:6] == same[3:6] and line[7:] == same[7:]  # but more tokens a second
+    assert tables[1][0][3] == " 80.0% (37.6% to 96.4%) " and tables[1][1][-1] == " 0.25 "
 
 
 def test_a_run_without_numbers_of_its_own_says_so(runs, tmp_path):

@@ -55,15 +55,19 @@ def test_a_table_is_aligned_and_has_no_empty_columns():
     rows = [
         ResultRow(name="forwards", value=12_345, unit="forwards"),
         LATENCY,
-        ResultRow(name="accuracy", value=0.61234, unit="share", n=500, interval=(0.57, 0.654)),
+        ResultRow(
+            name="accuracy", value=0.61234, unit="share", n=500, items=1000, interval=(0.57, 0.654)
+        ),
         ResultRow(name="energy", value=98_765.4, unit="J"),
         ResultRow(name="change", value=0.0, unit="tokens"),
     ]
     assert table(rows).split("\n") == [
-        "name       value  unit      kind      reference   error    n          interval  source",
+        "name       value  unit      kind      reference   error    n  items          interval"
+        "  source",
         "forwards  12,345  forwards  measured",
-        "latency    7.500  s         modelled          6  +25.0%                         Table 3",
-        "accuracy  0.6123  share     measured                     500  0.5700 to 0.6540",
+        "latency    7.500  s         modelled          6  +25.0%                              "
+        "  Table 3",
+        "accuracy  0.6123  share     measured                     500  1,000  0.5700 to 0.6540",
         "energy    98,765  J         measured",
         "change         0  tokens    measured",
     ]

@@ -14,8 +14,9 @@ def rows(tasks, phones=()):
         for place in ("", *(f"/{task}" for task in tasks)):
             name = f"s/{decoder}{place}"
             yield ResultRow(
-                name=f"{name}/exact_match", value=share, unit="of items", n=20, interval=(0, 1)
-            )
+                name=f"{name}/exact_match", value=share, unit="of questions", interval=(0, 1),
+                n=20 if place else 19 * len(tasks), items=25,
+            )  # fmt: skip
             yield ResultRow(name=f"{name}/nfe", value=128.0, unit="forwards")
             yield ResultRow(name=f"{name}/tpf", value=0.5, unit="tokens/forward")
             for soc in phones:
@@ -24,21 +25,24 @@ def rows(tasks, phones=()):
                     trace_source="a toy",
                 )  # fmt: skip
     yield ResultRow(
-        name="s/fast/against/slow/difference", value=-0.9, unit="of items", interval=(-0.95, 0.021)
+        name="s/fast/against/slow/difference",
+        value=-0.9,
+        unit="of questions",
+        interval=(-0.95, 0.021),
     )
 
 
 def test_each_decoder_has_one_line_over_all_tasks_and_one_by_task():
     tasks = ("yes_no", "choices")
     assert suite_tables("s", DECODERS, tasks, list(rows(tasks))).splitlines() == [
-        "s: 20 items of yes_no, choices",
+        "s: 25 items of yes_no, choices; 38 different questions",
         "decoder  thresholds     exact match (95 %)  forwards  tokens/forward"
         "  points against slow (95 %)",
         "slow                 90.0 % (0.0 to 100.0)    128.00            0.50",
         "fast     0.7, 0.9     0.0 % (0.0 to 100.0)    128.00            0.50"
         "       -90.0 (-95.0 to +2.1)",
         "",
-        "exact match by task",
+        "exact match by task (questions: yes_no 20, choices 20)",
         "decoder  yes_no  choices",
         "slow     90.0 %   90.0 %",
         "fast      0.0 %    0.0 %",

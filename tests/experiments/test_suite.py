@@ -99,7 +99,7 @@ def test_one_table_has_a_line_for_each_decoder(finished):
     folder, rows = finished
     printed = run_experiment(entry.main, [*SUITE, f"hydra.run.dir={folder}"])
     over_all, by_task = (part.splitlines() for part in printed.split("\n\n"))
-    assert over_all[0] == "decoding: 8 items of word_problems, yes_no"
+    assert over_all[0] == "decoding: 8 items of word_problems, yes_no; 8 different questions"
     assert [line.split()[0] for line in over_all[1:]] == ["decoder", "llada", "hasty"]
     assert [line.split()[0] for line in by_task[1:]] == ["decoder", "llada", "hasty"]
     share = 100 * rows["decoding/hasty/exact_match"]["value"]
@@ -219,6 +219,19 @@ def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
     assert "| decoding/hasty/exact_match |" in page
 
 
+def test_a_question_that_is_asked_again_counts_once(tmp_path, random_model):
+    changes = [
+        f"model={random_model}", "suite.tasks=[countdown]", "task.seed=8", "task.items=4",
+        "batch_size=4", "phones=[SM8750]",
+        "suite.decoders=[{name: a, sampler: {threshold: 0.001}},"
+        " {name: b, sampler: {threshold: 0.0001}}]",
+    ]  # fmt: skip
+    rows = run(tmp_path, *changes)
+    counted = {name: (row["n"], row["items"]) for name, row in rows.items() if "n" in row}
+    assert set(counted.values()) == {(3, 4)}
+    assert {"decoding/a/exact_match", "decoding/b/against/a/difference"} < counted.keys()
+
+
 def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
     changes = [f"model={random_model}", "task.difficulty=2", "task.items=1"]
     rows = run(tmp_path, *changes, "suite.decoders=[{name: a, sampler: {threshold: 0.001}}]")
@@ -235,6 +248,7 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
     [
         ("suite.tasks=[chess]", "chess"),
         ("suite.tasks=[]", "tasks is empty; allowed: one or more"),
+        ("suite.tasks=[yes_no,yes_no]", "tasks are .*yes_no.*; allowed: each name once"),
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
