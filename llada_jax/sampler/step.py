@@ -449,16 +449,26 @@ class Decoder:
         return start[:, None] + jnp.arange(self.config.block_length, dtype=jnp.int32)
 
     def _commit(
-        self, canvas: Canvas, said: Scores, bounds: Bounds, rule: Accept, where: Bool[Array, " B"]
+        self,
+        canvas: Canvas,
+        said: Scores,
+        bounds: Bounds,
+        rule: Accept,
+        where: Bool[Array, " B"],
+        *,
+        ahead: bool = False,
     ) -> Canvas:
-        """The current block with what `rule` accepts, in the rows `where`."""
+        """The current block with what `rule` accepts, in the rows `where`.
+
+        Drafts (`ahead`) are not stable before a forward of their own block has measured them again.
+        """
         positions = self._candidates(canvas)
         scores = Scores(*(take(array, positions) for array in said))
         candidates = self._weigh(canvas, positions, scores, where)
         transfer_mask = rule(candidates, bounds.accept)
         state = jnp.int8(VISIBLE if self.config.revises else STABLE)
         states = jnp.broadcast_to(state, positions.shape)
-        if self.config.accept == "staged":
+        if self.config.accept == "staged" and not ahead:
             states = jnp.where(scores.confidence >= bounds.revise, jnp.int8(STABLE), states)
         return commit(
             canvas,
@@ -502,7 +512,7 @@ class Decoder:
         def take_over(carry):
             canvas, moved = carry
             at = canvas.block
-            canvas = self._commit(canvas, said.here, bounds, self.accept_draft, moved)
+            canvas = self._commit(canvas, said.here, bounds, self.accept_draft, moved, ahead=True)
             nothing = jnp.zeros_like(moved)
             canvas = self.stop(self.advance(canvas, nothing, moved, counts=False))
             return canvas, (canvas.block != at) & ~canvas.done

@@ -81,6 +81,27 @@ def test_the_example_of_the_paper(window):
     assert fed[3][5] == [F, MASK]
 
 
+@pytest.mark.parametrize("cascades", [False, True])
+def test_drafts_that_were_taken_over_are_measured_again(cascades):
+    """However sure the forward was that still saw the masks of the block before: here the next one
+    prefers other tokens in their place, and keeps one. With or without a block that they complete."""
+
+    def script(forward, position, masked):
+        if position >= 6:
+            sure = cascades or position < 8
+            return (position if forward == 0 or position == 7 else A), 0.9 if sure else 0.1
+        return position, 0.9
+
+    trace, fed = story(script, window="multi_block", lookahead_trigger=3)
+    taken = [6, 7, 8] if cascades else [6, 7]
+    ahead = [(0, position, position) for position in taken]
+    assert events(trace, Event.AHEAD) == ahead
+    assert all(fed[1][position] == [position, MASK] for position in taken), "with a shadow each"
+    replaced = [position for position in taken if position != 7]
+    assert events(trace, Event.REPLACE) == [(1, position, A) for position in replaced]
+    assert (1, 7, 7) in events(trace, Event.PROMOTE)
+
+
 @pytest.mark.parametrize("refresh", ["rows", "none"])
 def test_a_token_left_behind_is_refreshed_from_the_cache(refresh):
     """`f` is not sure when its block is finished; two forwards later it has left the window."""
