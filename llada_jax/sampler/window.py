@@ -149,8 +149,10 @@ class MultiBlock:
     """A window that slides with the committed tokens, and reaches into later blocks (llada.cpp
     §3.2).
 
-    It holds the current block and, from the first position that is not settled, at least
-    `block_length` positions. A position settles in the forward that feeds its final token; what is
+    It keeps its size, `block_length` positions from the first one that is not settled, also while
+    tokens of the block before are still to be fed. Only where that would leave out tokens of the
+    current block (drafts that it took over), or masks that the step has to commit, it reaches to
+    the end of that block. A position settles in the forward that feeds its final token; what is
     still visible when its block is finished is not waited for. Where few masks are left in the
     block, the window grows to a larger bucket, which also holds the rows beside it.
 
@@ -160,6 +162,8 @@ class MultiBlock:
 
     block_length: int
     slides: bool
+    due: int
+    """Most masks that a step has to commit."""
     trigger: int
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
@@ -171,12 +175,27 @@ class MultiBlock:
     worker refreshes them, too: where that happens changes no window, so it changes no token."""
 
     def span(self, canvas: Canvas) -> Span:
-        stop = block_start(canvas, self.block_length) + self.block_length
-        if self.slides:
-            stop = jnp.maximum(canvas.settled + self.block_length, stop)
-        stop = jnp.minimum(stop, canvas.end)
+        stop = self._stop(canvas)
         growth = jnp.where(self._late(canvas), self._growth(canvas, stop), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+
+    def _stop(self, canvas: Canvas) -> Int[Array, " B"]:
+        """Where the window ends before it grows."""
+        whole = block_start(canvas, self.block_length) + self.block_length
+        if not self.slides:
+            return jnp.minimum(whole, canvas.end)
+        slid = jnp.maximum(canvas.settled, canvas.origin) + self.block_length
+        holds = slid >= self._least_stop(canvas)
+        return jnp.minimum(jnp.where(holds, slid, jnp.maximum(slid, whole)), canvas.end)
+
+    def _least_stop(self, canvas: Canvas) -> Int[Array, " B"]:
+        """Past the current block's last token, and its first `due` masks."""
+        start = block_start(canvas, self.block_length)
+        stop = jnp.minimum(start + self.block_length, canvas.end)
+        in_block = in_span(canvas, start, stop)
+        masked = in_block & (canvas.state == MASKED)
+        held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= self.due))
+        return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
 
     def _late(self, canvas: Canvas) -> Int[Array, " B"]:
         start = block_start(canvas, self.block_length)
@@ -239,7 +258,8 @@ LARGEST_GROWTH = 8
 
 
 def multi_block(config: SamplerConfig) -> Window:
-    """The window of `multi_block`. Lossless, it is the block, and a branch does the rest."""
+    """The window of `multi_block`. Lossless, it is the block as a whole, which block-wise decoding
+    sees in every step, and a branch does the rest."""
     if config.lossless:
         return Blockwise(config.block_length)
     doubling = tuple(config.block_length << i for i in range(LARGEST_GROWTH.bit_length()))
@@ -248,12 +268,20 @@ def multi_block(config: SamplerConfig) -> Window:
     return MultiBlock(
         block_length=config.block_length,
         slides=config.slide,
+        due=_most_due(config),
         trigger=config.lookahead_trigger,
         buckets=buckets,
         grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
         shadows=config.revises and config.rescore == "shadow",
         refreshed=config.refresh_rows if config.refreshes else 0,
     )
+
+
+def _most_due(config: SamplerConfig) -> int:
+    """Most masks that a step commits, however unsure they are."""
+    if "quota" in (config.accept, config.forced_progress):
+        return -(-config.block_length // config.steps_per_block)
+    return 1
 
 
 def _grown(

@@ -122,11 +122,46 @@ def test_the_window_slides_and_takes_drafts_over():
         [0, 1, 2, 3, 4, 5],  # the prompt and the first block
         [2, 3, 4, 5],
         [3, 4, 5, 6],  # 2 has been fed as itself; 6 is a draft
-        [4, 5, 6, 7, 8, 9],  # 8 was no row of the last forward, so nothing was known of it
+        [4, 5, 6, 7],  # 4 and 5 are to be fed as themselves, so 8 and 9 are out of reach
+        [7, 8, 9],
     ]
     assert fed[2][6] == [MASK], "it was sure of 6 before, but its block was not current"
-    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 3, 3, 3]
+    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 3, 4, 4]
     assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    ("last", "second_block"), [(2, [2, 3, 4, 5, 6, 7, 8, 9]), (4, [4, 5, 6, 7])]
+)
+def test_a_window_keeps_its_size_where_that_leaves_something_to_commit(last, second_block):
+    """The last token of the first block, and what follows it, are still to be fed."""
+
+    def script(forward, position, masked):
+        return position, 0.9 if position < 6 and position != last else 0.1
+
+    trace, fed = story(script, lookahead_trigger=0)
+    assert trace.block[:3, 0].tolist() == [0, 0, 1]
+    assert sorted(fed[2]) == second_block
+
+
+def test_a_window_holds_drafts_that_its_block_took_over():
+    """The last forward of the first block had grown, and was sure of the second block's end."""
+
+    def script(forward, position, masked):
+        return position, 0.9 if position in (2, 3, 9) or forward > 0 and position < 6 else 0.1
+
+    trace, fed = story(script, lookahead_trigger=4)
+    assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [9]
+    assert sorted(fed[2]) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("rule", [{"draft_threshold": 0.24}, {"forced_progress": "quota"}])
+def test_a_window_holds_as_many_masks_as_the_schedule_commits(rule):
+    config = SLIDING.replace(threshold=0.99 if "forced_progress" in rule else None, steps=6, **rule)
+    for salt in range(4):
+        result = toy_decode(PROMPTS, config, salt=salt, loop="host")
+        assert not (result.tokens == MASK).any()
+        assert (result.nfe <= 6).all()
 
 
 RULES = {

@@ -221,12 +221,13 @@ def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(
         beside = int(trace.shadow_rows[step, 0] + trace.refreshed[step, 0])
         first, *_, last = rows.positions[0][rows.live[0]][: live - beside]
         block_end = len(PROMPTS[0]) + 8 * (trace.block[step, 0] + 1)
-        needed = max(first + 8, block_end) - first + beside
-        if live <= needed:
+        sizes = (min(8, end - first), max(8, block_end - first))
+        if live - beside in sizes:
             continue
         grew += 1
-        bucket = np.searchsorted(window.buckets, needed)
-        assert live == window.grown[bucket] or (live < window.grown[bucket] and last == end - 1)
+        buckets = np.searchsorted(window.buckets, np.array(sizes) + beside)
+        grown = np.array(window.grown)[buckets]
+        assert live in grown or (live < grown.max() and last == end - 1)
         assert budget is None or live <= budget
     assert grew > 0
 
