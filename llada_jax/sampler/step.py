@@ -108,7 +108,7 @@ class Decoder:
 
     @cached_property
     def window(self) -> Window:
-        return window_for(self.config)
+        return window_for(self.config, self.shift)
 
     @cached_property
     def accept(self) -> Accept:

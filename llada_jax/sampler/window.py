@@ -165,6 +165,8 @@ class MultiBlock:
     due: int
     """Most masks that a step has to commit."""
     trigger: int
+    shift: int
+    """Rows before the window, whose outputs predict its first token: 1 of a shifted model."""
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
     """What a window in each bucket grows to; at least the bucket itself, within the budget."""
@@ -204,7 +206,7 @@ class MultiBlock:
         return (left > 0) & (left <= self.trigger)
 
     def _growth(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
-        rows = stop - canvas.settled + self._beside(canvas, stop)
+        rows = stop - jnp.maximum(canvas.settled - self.shift, 0) + self._beside(canvas, stop)
         bucket = jnp.searchsorted(jnp.asarray(self.buckets, rows.dtype), rows)
         larger = jnp.asarray((*self.grown, 0), rows.dtype)[bucket]  # 0: no bucket holds them
         return jnp.maximum(larger - rows, 0)
@@ -250,25 +252,27 @@ class MultiBlock:
             layout.prompt_length + self.block_length if layout.prompt_length else layout.length
         )
         largest = min(max(prefill, self.most_rows), layout.length)
-        return (*(size for size in self.buckets if size < largest), largest)
+        spans = sorted({rows - self.shift for rows in (*self.buckets, *self.grown)})
+        return (*(size for size in spans if size < largest), largest)
 
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
 
 
-def multi_block(config: SamplerConfig) -> Window:
+def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
     """The window of `multi_block`. Lossless, it is the block as a whole, which block-wise decoding
     sees in every step, and a branch does the rest."""
     if config.lossless:
         return Blockwise(config.block_length)
-    doubling = tuple(config.block_length << i for i in range(LARGEST_GROWTH.bit_length()))
-    table = config.latency_table
-    buckets = table.rows if table else doubling
+    block, table = config.block_length, config.latency_table
+    doubling = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
+    buckets = table.rows if table else tuple(sorted({block + shift, *doubling}))
     return MultiBlock(
         block_length=config.block_length,
         slides=config.slide,
         due=_most_due(config),
+        shift=shift,
         trigger=config.lookahead_trigger,
         buckets=buckets,
         grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
@@ -287,8 +291,8 @@ def _most_due(config: SamplerConfig) -> int:
 def _grown(
     bucket: int, buckets: tuple[int, ...], table: LatencyTable | None, config: SamplerConfig
 ) -> int:
-    """The largest bucket that the allowance and the budget permit; without a table, the next. A
-    bucket beyond the budget is filled up to the budget."""
+    """The largest bucket that the allowance permits, or, without a table, the next; as far as the
+    budget goes."""
     budget = buckets[-1] if config.row_budget is None else config.row_budget
     if table is None:
         allowed = buckets[bucket : bucket + 2]
@@ -296,7 +300,7 @@ def _grown(
         limit = config.latency_allowance * table.ms[bucket]
         within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))
         allowed = [buckets[k] for k in within]
-    return max((rows for rows in allowed if rows <= budget), default=budget)
+    return min(allowed[-1], budget)
 
 
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:
@@ -315,10 +319,11 @@ _WINDOWS = {
 }
 
 
-def window_for(config: SamplerConfig) -> Window:
-    """The window policy that `config.window` and `config.cache` name."""
+def window_for(config: SamplerConfig, shift: int = 0) -> Window:
+    """The window policy that `config.window` and `config.cache` name, for a model whose outputs
+    stand `shift` positions before what they predict."""
     if config.window == "multi_block":
-        return multi_block(config)
+        return multi_block(config, shift)
     return _WINDOWS[config.cache](config.block_length)
 
 
