@@ -309,7 +309,8 @@ class Decoder:
         rescored = Rescored(said.here, query.rescored, passed, accepted)
         revised = self.revise(canvas, rescored, bounds)
         edited = ((revised.tokens != before.tokens) & query.rescored).any(axis=1)
-        canvas = self._drop(revised, query)._replace(accepted=accepted)
+        stale = (before.stale & ~query.refreshed) | ((revised.tokens != before.tokens) & passed)
+        canvas = self._drop(revised, query)._replace(accepted=accepted, stale=stale)
         canvas = decided = self.stop(self.advance(canvas, edited, ~before.done))
         if self.drafts and self.config.draft_scores == "same_forward":
             canvas = self._accept_drafts(canvas, before, said, bounds)
@@ -497,10 +498,12 @@ class Decoder:
         return Candidates(scores, is_open & where[:, None], random, due)
 
     def _drop(self, canvas: Canvas, query: Query) -> Canvas:
-        """Tokens that no refresh had room for stay as they are, where they may not wait."""
+        """Tokens that no refresh had room for stay as they are, where they may not wait; but for
+        those whose key and value the cache does not have."""
         if self.config.refresh_overflow == "carry":
             return canvas
-        return canvas._replace(state=jnp.where(query.waiting, jnp.int8(STABLE), canvas.state))
+        dropped = query.waiting & ~canvas.stale
+        return canvas._replace(state=jnp.where(dropped, jnp.int8(STABLE), canvas.state))
 
     def _accept_drafts(self, canvas: Canvas, before: Canvas, said: Said, bounds: Bounds) -> Canvas:
         """Blocks that have become current take over drafts by the scores of this very forward; a
