@@ -32,6 +32,11 @@ def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Non
         f"tiles is {tiles!r}, backend is {backend!r} and the sampler has no worker; allowed: None, "
         f"or tiles with backend {BACKEND!r} or with a staged sampler whose refresh is 'worker'",
     )
+    require(
+        tiles is None or backend in ("xla", BACKEND),
+        f"tiles is {tiles!r} and backend is {backend!r}, whose keys and values no worker can read; "
+        f"allowed: 'xla', {BACKEND!r}",
+    )
 
 
 def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Models:

@@ -210,8 +210,8 @@ class SamplerConfig:
     entropy_bound: float | None = None
     """Commit, in order of entropy, while the sum of the other entropies stays within it (nats)."""
     slide: bool = True
-    """Whether the window of `multi_block` moves with the committed tokens within a block; False: it
-    begins with the block, or with what is still to be fed before it."""
+    """Whether the window of `multi_block` moves with the committed tokens and keeps its size; if
+    not, it begins with the block, or with what is still to be fed before it, and holds both."""
     lookahead_trigger: int = 4
     """Masks left in the current block at which the window grows into later blocks; 0 for never."""
     latency_table: LatencyTable | None = None
@@ -370,6 +370,14 @@ class SamplerConfig:
             self.accept != "quota" or self.draft_threshold is not None,
             "window is 'multi_block' and accept is 'quota', which accepts no draft; allowed: with "
             "draft_threshold or lossless, or another rule",
+        )
+        require(
+            self.accept != "entropy_bound"
+            or self.draft_threshold is not None
+            or self.draft_scores == "next_forward",
+            "window is 'multi_block' and accept is 'entropy_bound', which accepts the best draft "
+            "however unsure it is; allowed: with draft_threshold, draft_scores 'next_forward' or "
+            "lossless, or another rule",
         )
 
     def _check_growth(self) -> None:

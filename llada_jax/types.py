@@ -81,11 +81,12 @@ class Denoiser(NamedTuple):
     """The model as the sampler knows it: three functions of the parameters.
 
     The functions are compared by identity, so a denoiser that is kept is compiled once. One that is
-    not `traceable` runs outside JAX and keeps its keys and values itself: its `empty_cache` forgets
-    them and gives a cache without layers.
+    not `traceable` runs outside JAX. One that `keeps_cache` has the keys and values to itself: its
+    `empty_cache` forgets them and gives a cache without layers.
     """
 
     forward_rows: ForwardRows
     score_rows: ScoreRows
     empty_cache: EmptyCache
     traceable: bool = True
+    keeps_cache: bool = False

@@ -123,6 +123,10 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ),
         ({**MULTI, "threshold": None}, "accept is 'quota', which accepts no draft; allowed: with"),
         (
+            {**MULTI, "threshold": None, "entropy_bound": 0.5},
+            "accept is 'entropy_bound', which accepts the best draft however unsure it is; al",
+        ),
+        (
             {**MULTI, "lossless": True, "draft_scores": "next_forward"},
             "draft_scores is 'next_forward', which nothing reads; allowed: 'same_forward'",
         ),

@@ -148,7 +148,13 @@ class Session:
 
     def denoiser(self) -> Denoiser:
         """The three functions that the sampler's host loop calls; they ignore the parameters."""
-        return Denoiser(self.forward_rows, self.score_rows, self.empty_cache, traceable=False)
+        return Denoiser(
+            self.forward_rows,
+            self.score_rows,
+            self.empty_cache,
+            traceable=False,
+            keeps_cache=True,
+        )
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Forget all canvases. The sampler's own cache has no layers."""

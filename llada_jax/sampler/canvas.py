@@ -37,6 +37,7 @@ class Canvas(NamedTuple):
     tokens: Int[Array, "B L"]
     state: Int[Array, "B L"]
     confidence: Float[Array, "B L"]  # of committed tokens, when they were last scored; else 0
+    stale: Bool[Array, "B L"]  # the cache has what was fed here before a token took its place
     filled: Bool[Array, "B L"]  # became EOS without a prediction, because the row had stopped
     end: Int[Array, " B"]  # one past the last position that exists
     origin: Int[Array, " B"]  # where block 0 starts
@@ -100,6 +101,7 @@ def new_canvas(
         tokens=tokens,
         state=state.astype(np.int8),
         confidence=np.zeros((batch, length), np.float32),
+        stale=np.zeros((batch, length), bool),
         filled=np.zeros((batch, length), bool),
         end=end,
         origin=origin,

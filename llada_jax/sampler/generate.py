@@ -112,13 +112,15 @@ def _check_decoder(
     decoder: Decoder, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
 ) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    beside = "lossless" if decoder.config.lossless else "shadow"
+    config = decoder.config
+    beside = {"lossless": config.lossless, "shadow": decoder.shadows, "refresh": config.refreshes}
+    kind = next((kind for kind, runs in beside.items() if runs), None)
     require(
-        not (decoder.shift and (decoder.shadows or decoder.config.lossless)),
-        f"the model's outputs are shifted, and {beside} rows need outputs at their own positions; "
-        "allowed: rescore 'token', no lossless",
+        not decoder.shift or kind is None,
+        f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
+        "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
     )
-    if decoder.config.has_worker:
+    if config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
         require(refresher is not None, "refresh is 'worker' and no worker was given; allowed: one")
         shared = refresher is not None and refresher.denoiser is denoiser
@@ -126,6 +128,11 @@ def _check_decoder(
             denoiser.traceable or not shared,
             "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none', or a "
             "model of its own for the worker",
+        )
+        require(
+            not denoiser.keeps_cache,
+            "refresh is 'worker' and the backend keeps keys and values to itself, where no worker "
+            "can read them; allowed: 'rows', 'none'",
         )
 
 

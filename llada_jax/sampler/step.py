@@ -108,7 +108,7 @@ class Decoder:
 
     @cached_property
     def window(self) -> Window:
-        return window_for(self.config)
+        return window_for(self.config, self.shift)
 
     @cached_property
     def accept(self) -> Accept:
@@ -309,7 +309,8 @@ class Decoder:
         rescored = Rescored(said.here, query.rescored, passed, accepted)
         revised = self.revise(canvas, rescored, bounds)
         edited = ((revised.tokens != before.tokens) & query.rescored).any(axis=1)
-        canvas = self._drop(revised, query)._replace(accepted=accepted)
+        stale = (before.stale & ~query.refreshed) | ((revised.tokens != before.tokens) & passed)
+        canvas = self._drop(revised, query)._replace(accepted=accepted, stale=stale)
         canvas = decided = self.stop(self.advance(canvas, edited, ~before.done))
         if self.drafts and self.config.draft_scores == "same_forward":
             canvas = self._accept_drafts(canvas, before, said, bounds)
@@ -449,16 +450,26 @@ class Decoder:
         return start[:, None] + jnp.arange(self.config.block_length, dtype=jnp.int32)
 
     def _commit(
-        self, canvas: Canvas, said: Scores, bounds: Bounds, rule: Accept, where: Bool[Array, " B"]
+        self,
+        canvas: Canvas,
+        said: Scores,
+        bounds: Bounds,
+        rule: Accept,
+        where: Bool[Array, " B"],
+        *,
+        ahead: bool = False,
     ) -> Canvas:
-        """The current block with what `rule` accepts, in the rows `where`."""
+        """The current block with what `rule` accepts, in the rows `where`.
+
+        Drafts (`ahead`) are not stable before a forward of their own block has measured them again.
+        """
         positions = self._candidates(canvas)
         scores = Scores(*(take(array, positions) for array in said))
         candidates = self._weigh(canvas, positions, scores, where)
         transfer_mask = rule(candidates, bounds.accept)
         state = jnp.int8(VISIBLE if self.config.revises else STABLE)
         states = jnp.broadcast_to(state, positions.shape)
-        if self.config.accept == "staged":
+        if self.config.accept == "staged" and not ahead:
             states = jnp.where(scores.confidence >= bounds.revise, jnp.int8(STABLE), states)
         return commit(
             canvas,
@@ -487,10 +498,12 @@ class Decoder:
         return Candidates(scores, is_open & where[:, None], random, due)
 
     def _drop(self, canvas: Canvas, query: Query) -> Canvas:
-        """Tokens that no refresh had room for stay as they are, where they may not wait."""
+        """Tokens that no refresh had room for stay as they are, where they may not wait; but for
+        those whose key and value the cache does not have."""
         if self.config.refresh_overflow == "carry":
             return canvas
-        return canvas._replace(state=jnp.where(query.waiting, jnp.int8(STABLE), canvas.state))
+        dropped = query.waiting & ~canvas.stale
+        return canvas._replace(state=jnp.where(dropped, jnp.int8(STABLE), canvas.state))
 
     def _accept_drafts(self, canvas: Canvas, before: Canvas, said: Said, bounds: Bounds) -> Canvas:
         """Blocks that have become current take over drafts by the scores of this very forward; a
@@ -502,7 +515,7 @@ class Decoder:
         def take_over(carry):
             canvas, moved = carry
             at = canvas.block
-            canvas = self._commit(canvas, said.here, bounds, self.accept_draft, moved)
+            canvas = self._commit(canvas, said.here, bounds, self.accept_draft, moved, ahead=True)
             nothing = jnp.zeros_like(moved)
             canvas = self.stop(self.advance(canvas, nothing, moved, counts=False))
             return canvas, (canvas.block != at) & ~canvas.done

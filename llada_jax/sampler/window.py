@@ -149,8 +149,10 @@ class MultiBlock:
     """A window that slides with the committed tokens, and reaches into later blocks (llada.cpp
     §3.2).
 
-    It holds the current block and, from the first position that is not settled, at least
-    `block_length` positions. A position settles in the forward that feeds its final token; what is
+    It keeps its size, `block_length` positions from the first one that is not settled, also while
+    tokens of the block before are still to be fed. Only where that would leave out tokens of the
+    current block (drafts that it took over), or masks that the step has to commit, it reaches to
+    the end of that block. A position settles in the forward that feeds its final token; what is
     still visible when its block is finished is not waited for. Where few masks are left in the
     block, the window grows to a larger bucket, which also holds the rows beside it.
 
@@ -160,7 +162,11 @@ class MultiBlock:
 
     block_length: int
     slides: bool
+    due: int
+    """Most masks that a step has to commit."""
     trigger: int
+    shift: int
+    """Rows before the window, whose outputs predict its first token: 1 of a shifted model."""
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
     """What a window in each bucket grows to; at least the bucket itself, within the budget."""
@@ -171,12 +177,27 @@ class MultiBlock:
     worker refreshes them, too: where that happens changes no window, so it changes no token."""
 
     def span(self, canvas: Canvas) -> Span:
-        stop = block_start(canvas, self.block_length) + self.block_length
-        if self.slides:
-            stop = jnp.maximum(canvas.settled + self.block_length, stop)
-        stop = jnp.minimum(stop, canvas.end)
+        stop = self._stop(canvas)
         growth = jnp.where(self._late(canvas), self._growth(canvas, stop), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+
+    def _stop(self, canvas: Canvas) -> Int[Array, " B"]:
+        """Where the window ends before it grows."""
+        whole = block_start(canvas, self.block_length) + self.block_length
+        if not self.slides:
+            return jnp.minimum(whole, canvas.end)
+        slid = jnp.maximum(canvas.settled, canvas.origin) + self.block_length
+        holds = slid >= self._least_stop(canvas)
+        return jnp.minimum(jnp.where(holds, slid, jnp.maximum(slid, whole)), canvas.end)
+
+    def _least_stop(self, canvas: Canvas) -> Int[Array, " B"]:
+        """Past the current block's last token, and its first `due` masks."""
+        start = block_start(canvas, self.block_length)
+        stop = jnp.minimum(start + self.block_length, canvas.end)
+        in_block = in_span(canvas, start, stop)
+        masked = in_block & (canvas.state == MASKED)
+        held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= self.due))
+        return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
 
     def _late(self, canvas: Canvas) -> Int[Array, " B"]:
         start = block_start(canvas, self.block_length)
@@ -185,7 +206,7 @@ class MultiBlock:
         return (left > 0) & (left <= self.trigger)
 
     def _growth(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
-        rows = stop - canvas.settled + self._beside(canvas, stop)
+        rows = stop - jnp.maximum(canvas.settled - self.shift, 0) + self._beside(canvas, stop)
         bucket = jnp.searchsorted(jnp.asarray(self.buckets, rows.dtype), rows)
         larger = jnp.asarray((*self.grown, 0), rows.dtype)[bucket]  # 0: no bucket holds them
         return jnp.maximum(larger - rows, 0)
@@ -231,23 +252,27 @@ class MultiBlock:
             layout.prompt_length + self.block_length if layout.prompt_length else layout.length
         )
         largest = min(max(prefill, self.most_rows), layout.length)
-        return (*(size for size in self.buckets if size < largest), largest)
+        spans = sorted({rows - self.shift for rows in (*self.buckets, *self.grown)})
+        return (*(size for size in spans if size < largest), largest)
 
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
 
 
-def multi_block(config: SamplerConfig) -> Window:
-    """The window of `multi_block`. Lossless, it is the block, and a branch does the rest."""
+def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
+    """The window of `multi_block`. Lossless, it is the block as a whole, which block-wise decoding
+    sees in every step, and a branch does the rest."""
     if config.lossless:
         return Blockwise(config.block_length)
-    doubling = tuple(config.block_length << i for i in range(LARGEST_GROWTH.bit_length()))
-    table = config.latency_table
-    buckets = table.rows if table else doubling
+    block, table = config.block_length, config.latency_table
+    doubling = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
+    buckets = table.rows if table else tuple(sorted({block + shift, *doubling}))
     return MultiBlock(
         block_length=config.block_length,
         slides=config.slide,
+        due=_most_due(config),
+        shift=shift,
         trigger=config.lookahead_trigger,
         buckets=buckets,
         grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
@@ -256,11 +281,18 @@ def multi_block(config: SamplerConfig) -> Window:
     )
 
 
+def _most_due(config: SamplerConfig) -> int:
+    """Most masks that a step commits, however unsure they are."""
+    if "quota" in (config.accept, config.forced_progress):
+        return -(-config.block_length // config.steps_per_block)
+    return 1
+
+
 def _grown(
     bucket: int, buckets: tuple[int, ...], table: LatencyTable | None, config: SamplerConfig
 ) -> int:
-    """The largest bucket that the allowance and the budget permit; without a table, the next. A
-    bucket beyond the budget is filled up to the budget."""
+    """The largest bucket that the allowance permits, or, without a table, the next; as far as the
+    budget goes."""
     budget = buckets[-1] if config.row_budget is None else config.row_budget
     if table is None:
         allowed = buckets[bucket : bucket + 2]
@@ -268,7 +300,7 @@ def _grown(
         limit = config.latency_allowance * table.ms[bucket]
         within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))
         allowed = [buckets[k] for k in within]
-    return max((rows for rows in allowed if rows <= budget), default=budget)
+    return min(allowed[-1], budget)
 
 
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:
@@ -287,10 +319,11 @@ _WINDOWS = {
 }
 
 
-def window_for(config: SamplerConfig) -> Window:
-    """The window policy that `config.window` and `config.cache` name."""
+def window_for(config: SamplerConfig, shift: int = 0) -> Window:
+    """The window policy that `config.window` and `config.cache` name, for a model whose outputs
+    stand `shift` positions before what they predict."""
     if config.window == "multi_block":
-        return multi_block(config)
+        return multi_block(config, shift)
     return _WINDOWS[config.cache](config.block_length)
 
 

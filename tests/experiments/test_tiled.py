@@ -39,6 +39,7 @@ def test_without_tiles_the_worker_runs_the_model_itself():
         (None, "tiles", ROWS, "tiles is None and backend is 'tiles'; allowed: 'q4_0', 'float16'"),
         ("q4_0", "xla", ROWS, "tiles is 'q4_0', backend is 'xla' and the sampler has no worker"),
         ("q4_0", "litert", ROWS, "backend is 'litert' and the sampler has no worker; allow"),
+        ("q4_0", "litert", WORKER, "whose keys and values no worker can read; allowed: 'xla', 't"),
     ],
 )
 def test_tiles_that_nothing_reads(tiles, backend, sampler, message):

@@ -136,7 +136,27 @@ def test_where_no_worker_can_run(options, message):
         toy_decode(PROMPTS, STAGED, **options)
 
 
-def test_models_with_shifted_outputs_have_no_shadows():
+@pytest.mark.parametrize(("settings", "rows"), [({}, "shadow"), ({"rescore": "token"}, "refresh")])
+@pytest.mark.parametrize("refresh", ["rows", "worker"])
+def test_models_with_shifted_outputs_have_no_rows_of_their_own(settings, rows, refresh):
     shifted = CONFIG.replace(shift_logits=True)
-    with pytest.raises(ValueError, match="outputs are shifted, and shadow rows"):
-        toy_decode(PROMPTS, STAGED.replace(refresh="rows"), shifted, loop="host")
+    config = STAGED.replace(refresh=refresh, **settings)
+    message = f"{rows} rows need .* allowed: no lossless, and revision with rescore 'token' and ref"
+    with pytest.raises(ValueError, match=message), Worker() as worker:
+        toy_decode(PROMPTS, config, shifted, loop="host", worker=worker)
+
+
+def test_a_worker_needs_the_keys_and_values():
+    """Refused before anything runs, though the worker has a model of its own."""
+    config, salt = with_ids(STAGED, CONFIG), jnp.int32(3)
+    denoiser = toy_denoiser(config)
+
+    def forward_rows(params, rows, cache):
+        raise AssertionError("nothing may run")
+
+    aside = denoiser._replace(forward_rows=forward_rows, traceable=False, keeps_cache=True)
+    with pytest.raises(ValueError, match=r"keeps keys and values to itself.*; allowed: 'rows', '"):
+        decode(
+            aside, salt, CONFIG, PROMPTS, config, loop="host",
+            refresher=Refresher(Synchronous(), denoiser, salt),
+        )  # fmt: skip

@@ -81,6 +81,22 @@ def test_a_steady_model_needs_half_the_forwards():
     assert late.trace.branch_rows.sum() < fast.trace.branch_rows.sum()
 
 
+def test_there_are_programs_for_the_largest_window_and_branch():
+    """Each forward finishes a block and, by its branch, all but a token of the next one, so that
+    window and branch hold two blocks each; then a branch finishes a block as a whole."""
+
+    def script(forward, position, masked):
+        return position % 20, 0.95 if position % 32 or forward == 6 else 0.5
+
+    config = with_ids(lossless(BLOCKWISE.replace(
+        gen_length=256, block_length=32, steps=256, threshold=0.9), lookahead_trigger=32
+    ), CONFIG)  # fmt: skip
+    scripted, model = Scripted(script), CONFIG.replace(max_length=512)
+    result = decode(scripted.denoiser(), None, model, [[1]], config, loop="host", trace=True)
+    trace = result.trace
+    assert trace is not None and trace.live_rows.max() == 4 * 32 <= trace.rows.max()
+
+
 def test_a_lower_bar_for_what_is_expected():
     """A token at 0.6 is expected to reach the threshold in the next step, and does."""
 

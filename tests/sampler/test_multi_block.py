@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.step import Decoder
 from llada_jax.sampler.trace import Event
 from llada_jax.sampler.window import MultiBlock, multi_block
 from tests.sampler.recorded import recorded_decode
@@ -20,6 +21,7 @@ from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, MASK, toy_decode
 SLIDING = SamplerConfig(
     gen_length=24, block_length=8, steps=24, cache="blockwise", window="multi_block", threshold=0.24
 )
+SHIFTED = CONFIG.replace(shift_logits=True)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 VARIANTS = {
     "mask": {},
@@ -44,7 +46,9 @@ def test_both_loops_and_any_batch_decode_alike(variant):
         assert host.nfe[row] == alone.nfe[0]
 
 
-@pytest.mark.parametrize("model", [CONFIG, BLOCK_CAUSAL], ids=["bidirectional", "block_causal"])
+@pytest.mark.parametrize(
+    "model", [CONFIG, BLOCK_CAUSAL, SHIFTED], ids=["bidirectional", "block_causal", "shifted"]
+)
 @settings(max_examples=10)
 @given(salt=st.integers(0, 200), trigger=st.sampled_from([0, 4, 8]))
 def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger):
@@ -122,11 +126,46 @@ def test_the_window_slides_and_takes_drafts_over():
         [0, 1, 2, 3, 4, 5],  # the prompt and the first block
         [2, 3, 4, 5],
         [3, 4, 5, 6],  # 2 has been fed as itself; 6 is a draft
-        [4, 5, 6, 7, 8, 9],  # 8 was no row of the last forward, so nothing was known of it
+        [4, 5, 6, 7],  # 4 and 5 are to be fed as themselves, so 8 and 9 are out of reach
+        [7, 8, 9],
     ]
     assert fed[2][6] == [MASK], "it was sure of 6 before, but its block was not current"
-    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 3, 3, 3]
+    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 3, 4, 4]
     assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    ("last", "second_block"), [(2, [2, 3, 4, 5, 6, 7, 8, 9]), (4, [4, 5, 6, 7])]
+)
+def test_a_window_keeps_its_size_where_that_leaves_something_to_commit(last, second_block):
+    """The last token of the first block, and what follows it, are still to be fed."""
+
+    def script(forward, position, masked):
+        return position, 0.9 if position < 6 and position != last else 0.1
+
+    trace, fed = story(script, lookahead_trigger=0)
+    assert trace.block[:3, 0].tolist() == [0, 0, 1]
+    assert sorted(fed[2]) == second_block
+
+
+def test_a_window_holds_drafts_that_its_block_took_over():
+    """The last forward of the first block had grown, and was sure of the second block's end."""
+
+    def script(forward, position, masked):
+        return position, 0.9 if position in (2, 3, 9) or (forward > 0 and position < 6) else 0.1
+
+    trace, fed = story(script, lookahead_trigger=4)
+    assert trace.event_position[trace.event_kind == Event.AHEAD].tolist() == [9]
+    assert sorted(fed[2]) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("rule", [{"draft_threshold": 0.24}, {"forced_progress": "quota"}])
+def test_a_window_holds_as_many_masks_as_the_schedule_commits(rule):
+    config = SLIDING.replace(threshold=0.99 if "forced_progress" in rule else None, steps=6, **rule)
+    for salt in range(4):
+        result = toy_decode(PROMPTS, config, salt=salt, loop="host")
+        assert not (result.tokens == MASK).any()
+        assert (result.nfe <= 6).all()
 
 
 RULES = {
@@ -232,7 +271,8 @@ def test_growth_by_buckets_and_latency():
     assert grown(latency_table=published) == {32: 64, 64: 128, 128: 128}
     assert grown(latency_table=published, latency_allowance=1.5) == {32: 32, 64: 64, 128: 128}
     assert grown(latency_table=published, latency_allowance=4.0)[32] == 128
-    assert grown(latency_table=published, latency_allowance=4.0, row_budget=100)[32] == 64
+    assert grown(latency_table=published, latency_allowance=4.0, row_budget=100)[32] == 100
+    assert grown(row_budget=40) == {32: 40, 64: 40, 128: 40, 256: 40}
 
 
 @settings(max_examples=2)
@@ -254,6 +294,24 @@ def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged,
     )  # fmt: skip
     result = toy_decode(PROMPTS[1:2], config, salt=salt, seed=[1], loop="host")
     assert result.trace.live_rows.max() > 8
+
+
+@pytest.mark.parametrize("budget", [None, 12])
+def test_the_row_before_a_window_takes_room_where_it_grows(budget):
+    """Of a model with shifted outputs: no forward has a row more than its bucket or the budget."""
+    config = SLIDING.replace(row_budget=budget, gen_length=48, steps=48)
+    window = Decoder(SHIFTED, config).window
+    assert isinstance(window, MultiBlock)
+    runs = [
+        toy_decode(PROMPTS[:1], config, SHIFTED, salt=3, loop=loop) for loop in ("host", "compiled")
+    ]
+    trace = runs[0].trace
+    assert trace.same_decoding(runs[1].trace)
+    assert trace.draft_rows.any() and (trace.event_kind == Event.AHEAD).any()
+    live = trace.live_rows[1:, 0]
+    largest = 16 if budget is None else budget
+    assert window.buckets[0] == 9 and window.grown[0] == largest
+    assert (live == largest).any() and set(trace.rows[1:][live == largest]) == {largest}
 
 
 def test_a_window_grows_to_its_bucket_and_no_further():

@@ -23,7 +23,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 A, B, C, D, E, F, G, H, I = range(9)
 
 
-def story(script, gen_length=6, **settings):
+def story(script, gen_length=6, model=CONFIG, **settings):
     """A run with blocks of three behind the prompt `a b c`; its trace, and what was fed."""
     config = SamplerConfig(
         gen_length=gen_length, block_length=3, steps=gen_length, cache="blockwise",
@@ -31,7 +31,7 @@ def story(script, gen_length=6, **settings):
     )  # fmt: skip
     scripted = Scripted(script)
     result = decode(
-        scripted.denoiser(), None, CONFIG, [[A, B, C]], with_ids(config, CONFIG), loop="host",
+        scripted.denoiser(), None, model, [[A, B, C]], with_ids(config, model), loop="host",
         trace=True,
     )  # fmt: skip
     return result.trace, scripted.fed
@@ -81,6 +81,27 @@ def test_the_example_of_the_paper(window):
     assert fed[3][5] == [F, MASK]
 
 
+@pytest.mark.parametrize("cascades", [False, True])
+def test_drafts_that_were_taken_over_are_measured_again(cascades):
+    """However sure the forward was that still saw the masks of the block before: here the next one
+    prefers other tokens in their place, and keeps one. They may complete their block."""
+
+    def script(forward, position, masked):
+        if position >= 6:
+            sure = cascades or position < 8
+            return (position if forward == 0 or position == 7 else A), 0.9 if sure else 0.1
+        return position, 0.9
+
+    trace, fed = story(script, window="multi_block", lookahead_trigger=3)
+    taken = [6, 7, 8] if cascades else [6, 7]
+    ahead = [(0, position, position) for position in taken]
+    assert events(trace, Event.AHEAD) == ahead
+    assert all(fed[1][position] == [position, MASK] for position in taken), "with a shadow each"
+    replaced = [position for position in taken if position != 7]
+    assert events(trace, Event.REPLACE) == [(1, position, A) for position in replaced]
+    assert (1, 7, 7) in events(trace, Event.PROMOTE)
+
+
 @pytest.mark.parametrize("refresh", ["rows", "none"])
 def test_a_token_left_behind_is_refreshed_from_the_cache(refresh):
     """`f` is not sure when its block is finished; two forwards later it has left the window."""
@@ -110,6 +131,22 @@ def test_a_token_that_is_fed_itself_takes_no_row():
     assert not trace.shadow_rows.any()
     assert fed[1][3] == [D], "the row of the block says both what follows from it and what it is"
     assert trace.nfe.tolist() == [3]
+
+
+def test_a_shifted_model_revises_by_the_row_before_a_token():
+    """Its rows say what follows them, so the row that feeds a token does not say what it is."""
+
+    def script(forward, position, masked):
+        if position > 3:
+            return position + 1, 0.9 if forward else 0.1
+        return position + (5 if forward else 1), 0.9 if forward else 0.6
+
+    shifted = CONFIG.replace(shift_logits=True)
+    for window in ({}, {"window": "multi_block", "lookahead_trigger": 0}):
+        trace, _ = story(script, model=shifted, rescore="token", refresh="none", **window)
+        assert events(trace, Event.REPLACE) == [(1, 3, 7), (1, 4, 8)]
+        assert trace.tokens[0].tolist() == [A, B, C, 7, 8, 5, 6, 7, 8]
+        assert not trace.shadow_rows.any() and not trace.refreshed.any()
 
 
 def test_what_may_follow_the_last_mask():
@@ -200,21 +237,29 @@ def test_a_grown_window_and_the_rows_beside_it_fit_its_bucket_and_the_budget(
         beside = int(trace.shadow_rows[step, 0] + trace.refreshed[step, 0])
         first, *_, last = rows.positions[0][rows.live[0]][: live - beside]
         block_end = len(PROMPTS[0]) + 8 * (trace.block[step, 0] + 1)
-        needed = max(first + 8, block_end) - first + beside
-        if live <= needed:
+        sizes = (min(8, end - first), max(8, block_end - first))
+        if live - beside in sizes:
             continue
         grew += 1
-        bucket = np.searchsorted(window.buckets, needed)
-        assert live == window.grown[bucket] or (live < window.grown[bucket] and last == end - 1)
+        buckets = np.searchsorted(window.buckets, np.array(sizes) + beside)
+        grown = np.array(window.grown)[buckets]
+        assert live in grown or (live < grown.max() and last == end - 1)
         assert budget is None or live <= budget
     assert grew > 0
 
 
 @settings(max_examples=15)
-@given(salt=st.integers(0, 300), order=st.sampled_from(["least_confident", "leftmost"]))
-@example(salt=191, order="least_confident")  # a token replaced as the window passes it
-def test_what_rows_see_and_write(salt, order):
-    config = SLIDING.replace(refresh_order=order, refresh_rows=2)
+@given(
+    salt=st.integers(0, 300),
+    order=st.sampled_from(["least_confident", "leftmost"]),
+    overflow=st.sampled_from(["carry", "drop"]),
+)
+@example(salt=191, order="least_confident", overflow="carry")  # replaced as the window passes it
+@example(salt=5, order="least_confident", overflow="drop")  # and not refreshed in the next step
+def test_what_rows_see_and_write(salt, order, overflow):
+    config = SLIDING.replace(
+        refresh_order=order, refresh_rows=2 if overflow == "carry" else 1, refresh_overflow=overflow
+    )
     result, forwards = recorded_decode([PROMPTS[0]], config, salt=salt)
     trace, final = result.trace, result.tokens[0]
     written = np.full(len(final), -1)
@@ -237,6 +282,7 @@ def test_what_rows_see_and_write(salt, order):
     for kind in (Event.COMMIT, Event.PROMOTE, Event.FREEZE):
         chosen = trace.event_kind == kind
         enough = trace.event_confidence[chosen] >= np.float32(0.3)
+        enough |= kind == Event.FREEZE
         sure[trace.event_position[chosen][enough]] = True
     left = np.arange(len(final)) < forwards[-1].positions[0].min()
     np.testing.assert_array_equal(written[left & sure], final[left & sure])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
+from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.canvas import layout_of
 from llada_jax.sampler.window import buckets_for, window_for
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
@@ -52,3 +52,22 @@ def test_prefill_is_as_long_as_the_longest_prompt_needs():
     shifted = CONFIG.replace(shift_logits=True)
     assert buckets_for(window_for(config), layout, shifted) == (9, 17, 41)
     assert layout.n_blocks == 4
+
+
+def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
+    """It is counted among the rows of a bucket, of a table's and of the budget."""
+    config = SamplerConfig.preset("multi_block", gen_length=64, block_length=8, steps=64)
+    shifted = CONFIG.replace(shift_logits=True)
+    layout = layout_of(np.array([5], np.int32), config, CONFIG, infill=False)
+    for settings, plain, with_row in (
+        ({}, (8, 16, 32, 64, 72), (9, 16, 32, 64, 73)),
+        ({"row_budget": 12}, (8, 12, 16, 32, 40), (9, 12, 16, 32, 41)),
+        (
+            {"latency_table": LatencyTable(rows=(12, 24), ms=(1.0, 1.5))},
+            (12, 24, 40),
+            (12, 24, 41),
+        ),
+    ):
+        changed = config.replace(**settings)
+        assert buckets_for(window_for(changed), layout, CONFIG) == plain
+        assert buckets_for(window_for(changed, shift=1), layout, shifted) == with_row
