@@ -11,11 +11,15 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require
+from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
 
 SENTENCE_END = re.compile(r"(?<=[.?]) ")
+LOOKED_THROUGH = 1000
+FURTHER = 10**9
+"""From an item that is passed over to the next one of its place; no run has as many examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class TaskShare:
     weight: float = 1.0
     difficulties: tuple[int, ...] = ()
     """None given: the task's default."""
+    containing: str | None = None
+    """Only items whose question has this text: of a kind that a model has not learnt, say."""
 
     def __post_init__(self) -> None:
         task = load_task(self.name)
@@ -36,11 +42,35 @@ class TaskShare:
                 f"difficulty of {self.name} is {difficulty}; allowed: {allowed}",
             )
         require(self.weight > 0, f"weight of {self.name} is {self.weight}; allowed: above 0")
+        if self.containing is not None:
+            questions = (
+                task.item(0, index, "train", difficulty=difficulty).question
+                for difficulty in self.drawn
+                for index in range(LOOKED_THROUGH)
+            )
+            require(
+                any(self.containing in question for question in questions),
+                f"containing of {self.name} is {self.containing!r}; "
+                f"allowed: what occurs in one of its first {LOOKED_THROUGH:,} questions",
+            )
 
     @property
     def drawn(self) -> tuple[int, ...]:
         """The difficulties that are drawn."""
         return self.difficulties or (load_task(self.name).default_difficulty,)
+
+    def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
+        """Of the training split: the first of a place's endless items that has what it must."""
+        task = load_task(self.name)
+        for place in count(index, FURTHER):
+            item = (
+                task.drill_item(seed, place, difficulty=difficulty)
+                if drill
+                else task.item(seed, place, "train", difficulty=difficulty)
+            )
+            if self.containing is None or self.containing in item.question:
+                return item
+        raise AssertionError("a count has no end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +158,13 @@ def _drawn(
     kind = rng.random() - stage.retell_share
     is_drill = 0 <= kind < stage.drill_share
     share = _one_of(stage.drills if is_drill else stage.tasks or config.tasks, rng)
-    task, difficulty = load_task(share.name), rng.choice(share.drawn)
+    item = share.item(config.seed, index, rng.choice(share.drawn), drill=is_drill)
     if is_drill:
-        item = task.drill_item(config.seed, index, difficulty=difficulty)
         return item.question, item.answer, None
-    item = task.item(config.seed, index, "train", difficulty=difficulty)
     if kind < 0:
         retold = _some_sentences(rng, item.question)
         return item.question, retold, None
-    return item.question, item.answer, task.gen_length
+    return item.question, item.answer, load_task(share.name).gen_length
 
 
 def mixture_texts(config: MixtureConfig) -> Iterator[str]:
@@ -144,8 +172,7 @@ def mixture_texts(config: MixtureConfig) -> Iterator[str]:
     for index in count():
         rng = Random(f"{config.seed} {index}")
         share = _one_of(config.tasks, rng)
-        difficulty = rng.choice(share.drawn)
-        item = load_task(share.name).item(config.seed, index, "train", difficulty=difficulty)
+        item = share.item(config.seed, index, rng.choice(share.drawn))
         yield item.question
         yield item.answer
 

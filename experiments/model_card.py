@@ -237,6 +237,7 @@ def _calibration_line(name: str, diagram: Reliability) -> str:
 def _mixture_line(share: TaskShare) -> str:
     task = load_task(share.name)
     levels = "; ".join(f"{level}: {task.difficulties[level]}" for level in share.drawn)
+    levels += _containing(share)
     return f"| `{share.name}` | {task.about} | {task.version} | {share.weight:g} | {levels} |"
 
 
@@ -248,8 +249,13 @@ def _stage_line(stage: Stage) -> str:
 
 def _weights(shares: Sequence[TaskShare]) -> str:
     return ", ".join(
-        f"{share.name} {share.weight:g} ({'/'.join(map(str, share.drawn))})" for share in shares
+        f"{share.name} {share.weight:g} ({'/'.join(map(str, share.drawn))}{_containing(share)})"
+        for share in shares
     )
+
+
+def _containing(share: TaskShare) -> str:
+    return "" if share.containing is None else f', only with "{share.containing}"'
 
 
 def _minutes(metrics: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -156,9 +156,14 @@ def exact_match(
     return TaskScore(task.name, name, sampler, right, config.items)
 
 
+def scored_tasks(config: RunConfig) -> list[Task]:
+    """Each task of the mixture once, in its order."""
+    return list(map(load_task, dict.fromkeys(share.name for share in config.data.tasks)))
+
+
 def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evaluate:
     """What a model that is being trained can do by now, for `metrics.jsonl`."""
-    tasks = [load_task(share.name) for share in config.data.tasks]
+    tasks = scored_tasks(config)
     score = config.score
 
     def evaluate(params: ModelParams) -> dict[str, float]:
@@ -227,7 +232,7 @@ def finish(
     config: RunConfig, run: Run, model: Model, tokenizer: Path, commands: Sequence[str]
 ) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
-    tasks = [load_task(share.name) for share in config.data.tasks]
+    tasks = scored_tasks(config)
     scores = [
         exact_match(model, task, name, sampler, config.score)
         for task in tasks

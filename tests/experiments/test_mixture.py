@@ -52,6 +52,15 @@ def test_an_example_is_a_function_of_its_index(tokenizer):
     assert [first(i) for i in (3, 9, 3)] == [second(i) for i in (3, 9, 3)]
 
 
+def test_items_may_have_to_contain_a_text(tokenizer):
+    share = TaskShare(name="yes_no", containing="open from")
+    stage = Stage(steps=1, drill_share=0.5, drills=(share,))
+    draw = source(tokenizer, stage, tasks=(share,))
+    questions = [tokenizer.decode(draw(index).prompt) for index in range(40)]
+    assert all("open from" in question for question in questions)
+    assert len(set(questions)) == 40
+
+
 def test_tasks_are_drawn_by_weight_and_ask_for_their_own_length(tokenizer):
     draw = source(tokenizer, PLAIN, tasks=(WORDS, SUMS))
     lengths = Counter(draw(index).gen_length for index in range(400))
@@ -127,6 +136,10 @@ def test_a_tokenizer_is_learnt_from_training_items():
         ),
         (lambda: TaskShare(name="sums"), "task is 'sums'; allowed: choices"),
         (lambda: TaskShare(name="yes_no", weight=0.0), "weight of yes_no is 0.0; allowed: above 0"),
+        (
+            lambda: TaskShare(name="yes_no", containing="a whale"),
+            "containing of yes_no is 'a whale'; allowed: what occurs in one of its first 1,000",
+        ),
         (
             lambda: Stage(steps=1, drill_share=0.1),
             "drill_share is 0.1 with 0 drills; allowed: both or neither",
