@@ -11,7 +11,7 @@ from llada_jax.device.timeline import Task, run
 from llada_jax.device.workload import Forward, Workload
 from tests.device.small import GRAPHS, PHONE
 
-WORKLOAD = Workload((Forward(40, 0, 32), Forward(32, 32, 16, 2)), 32, 8, "a test")
+WORKLOAD = Workload((Forward(40, 0, 32), Forward(32, 32, 16, 2, 1)), 32, 8, "a test")
 
 
 @pytest.fixture

@@ -59,23 +59,31 @@ FIGURE_9 = [
 """What the model says of the open positions at each step (arXiv 2606.13740, Figure 9)."""
 
 
+FIGURE_9_SLIDING = [*FIGURE_9[:3], {5: (F, 0.9), 6: (G, 0.8)}, {7: (H, 0.9), 8: (I, 0.9)}]
+"""Behind a window that keeps its size: while `e` and `f` are fed, it has room for `g` alone."""
+
+
 @pytest.mark.parametrize("window", ["by_cache", "multi_block"])
 def test_the_example_of_the_paper(window):
-    def script(forward, position, masked):
-        if window == "multi_block" and position > 5 and forward < 3:
-            return A, 0.1  # a draft
-        return FIGURE_9[forward][position]  # a KeyError where a stable position is scored
+    slides = window == "multi_block"
+    figure = FIGURE_9_SLIDING if slides else FIGURE_9
 
-    sliding = {"window": window, "lookahead_trigger": 0} if window == "multi_block" else {}
+    def script(forward, position, masked):
+        if slides and position > 5 and forward < 3:
+            return A, 0.1  # a draft
+        return figure[forward][position]  # a KeyError where a stable position is scored
+
+    sliding = {"window": window, "lookahead_trigger": 0} if slides else {}
     trace, fed = story(script, **sliding)
     assert trace.tokens[0].tolist() == [A, B, C, D, E, F, G, H, I]
-    commits = [(0, 3, D), (1, 5, E), (2, 4, E), (3, 6, G), (3, 7, H), (4, 8, I)]
+    h = 4 if slides else 3
+    commits = [(0, 3, D), (1, 5, E), (2, 4, E), (3, 6, G), (h, 7, H), (4, 8, I)]
     assert events(trace, Event.COMMIT) == commits
     assert events(trace, Event.REPLACE) == [(2, 5, F)]
     assert events(trace, Event.PROMOTE) == [(3, 5, F)]
     drafts = trace.draft_rows[:, 0]
-    assert drafts.any() == (window == "multi_block")
-    assert (trace.head_rows[:, 0] - drafts).tolist() == [3, 2, 2, 4, 1]
+    assert drafts.any() == slides
+    assert (trace.head_rows[:, 0] - drafts).tolist() == list(map(len, figure))
     assert trace.shadow_rows[:, 0].tolist() == [0, 0, 1, 1, 0]
     assert fed[2][5] == [E, MASK], "as context, and by its shadow"
     assert fed[3][5] == [F, MASK]
