@@ -31,7 +31,7 @@ from experiments.resume import TRAINING, Training
 from experiments.run import CONFIG, Run, launch, stored_settings
 from experiments.schema import read_config
 from llada_jax.build import Model
-from llada_jax.checkpoint import bundled_folder, bundled_names, load_params
+from llada_jax.checkpoint import load_params, model_path
 from llada_jax.checkpoint.atomic import new_folder
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
@@ -129,7 +129,7 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     """The folder of the tokenizer, which is learnt first where there is none."""
     source = config.parent or config.tokenizer.source
     if source is not None:
-        return model_folder(source)
+        return model_path(source)
     folder = run.folder / "tokenizer"
     if not folder.exists():
         texts = islice(mixture_texts(config.data), TOKENIZER_TEXTS)
@@ -137,10 +137,6 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
         with new_folder(folder, replace=False) as part:
             save_tokenizer(tokenizer, part)
     return folder
-
-
-def model_folder(name: str) -> Path:
-    return bundled_folder(name) if name in bundled_names() else Path(name)
 
 
 def exact_match(
@@ -288,7 +284,7 @@ def finish(
 
 
 def parent_of(name: str) -> Parent:
-    folder = model_folder(name)
+    folder = model_path(name)
     card = folder / CARD_FILE
     text = card.read_text(encoding="utf-8") if card.exists() else ""
     return Parent(name, text, read_log(folder))

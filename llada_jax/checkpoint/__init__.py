@@ -3,7 +3,7 @@
 from os import PathLike
 from pathlib import Path
 
-from llada_jax.checkpoint.bundled import bundled_folder, bundled_names
+from llada_jax.checkpoint.bundled import bundled_folder, bundled_names, model_path
 from llada_jax.checkpoint.gguf import load_gguf, stream_gguf
 from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
@@ -24,6 +24,7 @@ __all__ = [
     "load_huggingface",
     "load_orbax",
     "load_params",
+    "model_path",
     "save_huggingface",
     "save_orbax",
     "stream_params",
@@ -49,10 +50,9 @@ def load_params(
     Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong.
     """
     check_dtype(dtype)
+    path = model_path(source)
     if str(source) in bundled_names():
-        folder = bundled_folder(str(source))
-        return *load_huggingface(folder, dtype or "float32"), _tokenizer_folder(folder)
-    path = Path(source)
+        return *load_huggingface(path, dtype or "float32"), _tokenizer_folder(path)
     if path.suffix == ".gguf":
         return *load_gguf(path, dtype), _tokenizer_folder(path.parent)
     _check_source(path)
@@ -69,10 +69,7 @@ def stream_params(
 
     Raises ValueError for Orbax folders, which hold whole arrays.
     """
-    if str(source) in bundled_names():
-        folder = bundled_folder(str(source))
-        return *stream_huggingface(folder), _tokenizer_folder(folder)
-    path = Path(source)
+    path = model_path(source)
     if path.suffix == ".gguf":
         return *stream_gguf(path), _tokenizer_folder(path.parent)
     _check_source(path)

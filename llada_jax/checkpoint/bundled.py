@@ -1,6 +1,7 @@
 """Models that ship with the package."""
 
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 
 
@@ -15,6 +16,12 @@ def bundled_folder(name: str) -> Path:
         known = ", ".join(map(repr, bundled_names()))
         raise ValueError(f"bundled model is {name!r}; allowed: {known}")
     return _assets() / name
+
+
+def model_path(source: str | PathLike[str]) -> Path:
+    """Where a model is: a bundled one's folder; of anything else, the path that it is."""
+    name = str(source)
+    return bundled_folder(name) if name in bundled_names() else Path(source)
 
 
 def _assets() -> Path:

@@ -188,7 +188,7 @@ class MultiBlock:
             return jnp.minimum(whole, canvas.end)
         slid = jnp.maximum(canvas.settled, canvas.origin) + self.block_length
         holds = slid >= self._least_stop(canvas)
-        return jnp.minimum(jnp.where(holds, slid, jnp.maximum(slid, whole)), canvas.end)
+        return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
 
     def _least_stop(self, canvas: Canvas) -> Int[Array, " B"]:
         """Past the current block's last token, and its first `due` masks."""
