@@ -2,6 +2,7 @@
 
     python -m experiments.thresholds
     python -m experiments.thresholds model=tiny tasks=[word_problems] difficulty=0 items=50
+    python -m experiments.thresholds --config-name thresholds_options
 
 Each sweep varies a few settings of one decoder. Of each, the setting is chosen that needs the
 fewest forwards among those that lose at most `points` of exact match against the plain sampler, one
