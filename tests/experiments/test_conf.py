@@ -27,6 +27,7 @@ SCHEMAS = {
     "lm_eval": lm_eval.LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
     "thresholds": thresholds.ThresholdsConfig,
+    "thresholds_options": thresholds.ThresholdsConfig,
     "train": train.RunConfig,
 }
 
@@ -96,6 +97,12 @@ def test_every_decoder_of_the_suite_that_has_thresholds_is_swept_around_them():
         if not by_number:
             settings = [setting.sampler for setting in swept[decoder.name].settings]
             assert decoder.sampler in settings and len(settings) > 1
+
+
+def test_options_are_swept_apart_from_thresholds():
+    options, chosen_from = composed("thresholds_options"), composed("thresholds")
+    names = {sweep.name for sweep in options.sweeps}
+    assert names and not names & {sweep.name for sweep in chosen_from.sweeps}
 
 
 @pytest.mark.parametrize("sampler", ["llada", "fast_dllm"])
