@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.accept import bounds_of
+from llada_jax.sampler.accept import numbers_of
 
 MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
 NUMBERS = (MATCH, FORWARDS, TOKENS)
@@ -27,9 +27,7 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
 
 def thresholds_of(sampler: SamplerConfig) -> str:
     """What it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
-    bounds = bounds_of(sampler)
-    used = bounds if sampler.revises else bounds[: int(sampler.accept != "quota")]
-    return ", ".join(f"{float(bound):.4g}" for bound in used)
+    return ", ".join(f"{number:.4g}" for number in numbers_of(sampler))
 
 
 def suite_tables(

@@ -199,7 +199,16 @@ def bounds_of(config: SamplerConfig) -> Bounds:
     return Bounds(bound_of(config), jnp.asarray(revise, config.confidence_dtype))
 
 
+def numbers_of(config: SamplerConfig) -> tuple[float, ...]:
+    """What confidence is compared with: by the accept rule, then by the revise rule."""
+    return tuple(getattr(config, name) for name in _compared(config))
+
+
+def _compared(config: SamplerConfig) -> list[str]:
+    tables = (_NUMBERS, _REVISE_NUMBERS)
+    return [table[config.accept] for table in tables if config.accept in table]
+
+
 def without_bound(config: SamplerConfig) -> SamplerConfig:
     """The same rules with stand-ins for their numbers: what compiles to one program."""
-    names = [table.get(config.accept) for table in (_NUMBERS, _REVISE_NUMBERS)]
-    return config.replace(**{name: 1.0 for name in names if name is not None})
+    return config.replace(**dict.fromkeys(_compared(config), 1.0))

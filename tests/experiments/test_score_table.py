@@ -60,6 +60,7 @@ def test_one_task_needs_one_table_and_phones_have_their_columns():
     [
         (SamplerConfig(), ""),
         (SamplerConfig(threshold=0.9), "0.9"),
+        (SamplerConfig(threshold=0.9, confidence_dtype="float64"), "0.9"),
         (SamplerConfig(factor=1.0), "1"),
         (SamplerConfig.preset("llada_cpp", theta_visible=0.55), "0.55, 0.9"),
         (SamplerConfig.preset("wino"), "0.6, 0.9"),
