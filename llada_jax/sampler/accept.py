@@ -187,16 +187,14 @@ def accept_for(config: SamplerConfig) -> Accept:
 
 
 def bound_of(config: SamplerConfig) -> Bound:
-    """The rule's number, in the confidence dtype; 0 for the quota rule, which has none."""
-    value = 0.0 if config.accept == "quota" else getattr(config, _NUMBERS[config.accept])
-    return jnp.asarray(value, config.confidence_dtype)
+    """The accept rule's number, in the confidence dtype; 0 for the quota rule, which has none."""
+    return bounds_of(config)[0]
 
 
 def bounds_of(config: SamplerConfig) -> Bounds:
-    """The numbers of both rules."""
-    name = _REVISE_NUMBERS.get(config.accept)
-    revise = 0.0 if name is None else getattr(config, name)
-    return Bounds(bound_of(config), jnp.asarray(revise, config.confidence_dtype))
+    """The numbers of both rules, in the confidence dtype; 0 for a rule that has none."""
+    accept, revise, *_ = (*numbers_of(config), 0.0, 0.0)
+    return Bounds(*(jnp.asarray(number, config.confidence_dtype) for number in (accept, revise)))
 
 
 def numbers_of(config: SamplerConfig) -> tuple[float, ...]:
