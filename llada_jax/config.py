@@ -215,9 +215,10 @@ class SamplerConfig:
     lookahead_trigger: int = 4
     """Masks left in the current block at which the window grows into later blocks; 0 for never."""
     latency_table: LatencyTable | None = None
-    """What the window's growth costs; None: it grows to the next doubling of `block_length`."""
+    """The buckets that a window grows to, the next one at a time, and what they cost; None:
+    doublings of `block_length`."""
     latency_allowance: float = 2.0
-    """A grown window may take so many times the latency of the one that has not grown."""
+    """A forward with a grown window may take so many times what it would have taken."""
     row_budget: int | None = None
     """Most rows of a forward whose window has grown, those beside it included: what the memory of
     activations allows (`Phone.row_budget` says it of a phone)."""

@@ -154,7 +154,8 @@ class MultiBlock:
     current block (drafts that it took over), or masks that the step has to commit, it reaches to
     the end of that block. A position settles in the forward that feeds its final token; what is
     still visible when its block is finished is not waited for. Where few masks are left in the
-    block, the window grows to a larger bucket, which also holds the rows beside it.
+    block, the window grows until one more row would cross a bucket (but for the one that its rows
+    fill already), the rows beside it included.
 
     Where it does not slide, a block settles as a whole, and until it grows the window ends with the
     current block: then it is that of `Blockwise`.
@@ -169,7 +170,9 @@ class MultiBlock:
     """Rows before the window, whose outputs predict its first token: 1 of a shifted model."""
     buckets: tuple[int, ...]
     grown: tuple[int, ...]
-    """What a window in each bucket grows to; at least the bucket itself, within the budget."""
+    """What rows that fill each bucket grow to."""
+    budget: int
+    """Most rows that a window grows to."""
     shadows: bool
     """Whether visible tokens take rows of their own."""
     refreshed: int
@@ -207,9 +210,11 @@ class MultiBlock:
 
     def _growth(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
         rows = stop - jnp.maximum(canvas.settled - self.shift, 0) + self._beside(canvas, stop)
-        bucket = jnp.searchsorted(jnp.asarray(self.buckets, rows.dtype), rows)
-        larger = jnp.asarray((*self.grown, 0), rows.dtype)[bucket]  # 0: no bucket holds them
-        return jnp.maximum(larger - rows, 0)
+        buckets = jnp.asarray((*self.buckets, 0), rows.dtype)  # 0: no bucket holds them
+        grown = jnp.asarray((*self.grown, 0), rows.dtype)
+        bucket = jnp.searchsorted(buckets[:-1], rows)
+        reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
+        return jnp.maximum(jnp.minimum(reached, self.budget) - rows, 0)
 
     def _beside(self, canvas: Canvas, stop: Int[Array, " B"]) -> Int[Array, " B"]:
         """Rows that stand beside the window, however much it grows: in later blocks, nothing is
@@ -241,7 +246,7 @@ class MultiBlock:
     def most_rows(self) -> int:
         """After the first forward: a window that grew and was accepted whole, whose tokens are all
         to be fed, and the rest of its last block."""
-        reached = max(self.grown) if self.trigger else self.block_length
+        reached = min(self.buckets[-1], self.budget) if self.trigger else self.block_length
         return reached + self.block_length
 
     def cache_length(self, layout: Layout) -> int:
@@ -252,7 +257,7 @@ class MultiBlock:
             layout.prompt_length + self.block_length if layout.prompt_length else layout.length
         )
         largest = min(max(prefill, self.most_rows), layout.length)
-        spans = sorted({rows - self.shift for rows in (*self.buckets, *self.grown)})
+        spans = sorted({rows - self.shift for rows in (*self.buckets, self.budget)})
         return (*(size for size in spans if size < largest), largest)
 
 
@@ -268,6 +273,7 @@ def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
     block, table = config.block_length, config.latency_table
     doubling = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
     buckets = table.rows if table else tuple(sorted({block + shift, *doubling}))
+    budget = buckets[-1] if config.row_budget is None else config.row_budget
     return MultiBlock(
         block_length=config.block_length,
         slides=config.slide,
@@ -275,7 +281,8 @@ def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
         shift=shift,
         trigger=config.lookahead_trigger,
         buckets=buckets,
-        grown=tuple(_grown(bucket, buckets, table, config) for bucket in range(len(buckets))),
+        grown=_grown(table, config.latency_allowance) if table else (*buckets[1:], buckets[-1]),
+        budget=budget,
         shadows=config.revises and config.rescore == "shadow",
         refreshed=config.refresh_rows if config.refreshes else 0,
     )
@@ -288,19 +295,11 @@ def _most_due(config: SamplerConfig) -> int:
     return 1
 
 
-def _grown(
-    bucket: int, buckets: tuple[int, ...], table: LatencyTable | None, config: SamplerConfig
-) -> int:
-    """The largest bucket that the allowance permits, or, without a table, the next; as far as the
-    budget goes."""
-    budget = buckets[-1] if config.row_budget is None else config.row_budget
-    if table is None:
-        allowed = buckets[bucket : bucket + 2]
-    else:
-        limit = config.latency_allowance * table.ms[bucket]
-        within = itertools.takewhile(lambda k: table.ms[k] <= limit, range(bucket, len(buckets)))
-        allowed = [buckets[k] for k in within]
-    return min(allowed[-1], budget)
+def _grown(table: LatencyTable, allowance: float) -> tuple[int, ...]:
+    """The next bucket of each, where that takes at most `allowance` times as long."""
+    steps = itertools.pairwise(zip(table.rows, table.ms, strict=True))
+    grown = (more if then <= allowance * now else rows for (rows, now), (more, then) in steps)
+    return (*grown, table.rows[-1])
 
 
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:

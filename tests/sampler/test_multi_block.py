@@ -13,7 +13,7 @@ from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.step import Decoder
 from llada_jax.sampler.trace import Event
-from llada_jax.sampler.window import MultiBlock, multi_block
+from llada_jax.sampler.window import MultiBlock
 from tests.sampler.recorded import recorded_decode
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, MASK, toy_decode
@@ -23,6 +23,14 @@ SLIDING = SamplerConfig(
 )
 SHIFTED = CONFIG.replace(shift_logits=True)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+
+
+def table(rows, ms):
+    return LatencyTable(rows=rows, ms=ms)
+
+
+BOTH_BLOCKS = table((6, 10), (1.0, 1.5))
+"""Lets a window grow over the story's second block behind its prompt and its first block."""
 VARIANTS = {
     "mask": {},
     "token": {"draft_feed": "token"},
@@ -204,7 +212,7 @@ def test_a_draft_that_is_not_sure_is_not_taken_over():
     def script(forward, position, masked):
         return position + forward, 0.9 if position < 6 or forward > 0 else 0.4
 
-    trace, fed = story(script, lookahead_trigger=4)
+    trace, fed = story(script, lookahead_trigger=4, latency_table=BOTH_BLOCKS)
     assert sorted(fed[0]) == list(range(10)), "two blocks are in the first forward"
     assert trace.commit_steps()[0, 2:].tolist() == [0] * 4 + [1] * 4
     assert trace.tokens[0, 6:].tolist() == [7, 8, 9, 10], "the later prediction counts"
@@ -221,7 +229,9 @@ def test_whose_scores_decide_on_drafts(draft_scores, steps, second_block):
     def script(forward, position, masked):
         return position + forward, 0.9
 
-    trace, fed = story(script, lookahead_trigger=4, draft_scores=draft_scores)
+    trace, fed = story(
+        script, lookahead_trigger=4, latency_table=BOTH_BLOCKS, draft_scores=draft_scores
+    )
     assert trace.commit_steps()[0, 2:].tolist() == steps
     assert trace.tokens[0, 6:].tolist() == second_block
     assert len(fed) == 1 + max(steps) and trace.draft_rows[:, 0].tolist() == [4, 0][: len(fed)]
@@ -229,11 +239,14 @@ def test_whose_scores_decide_on_drafts(draft_scores, steps, second_block):
 
 
 def test_drafts_of_several_blocks_cascade():
-    config = SLIDING.replace(lookahead_trigger=8, gen_length=16, steps=16)
+    three_blocks = table((7, 19), (1.0, 1.5))
+    config = SLIDING.replace(
+        gen_length=18, block_length=6, steps=18, lookahead_trigger=6, latency_table=three_blocks
+    )
     scripted = Scripted(lambda forward, position, masked: (position, 0.9))
     config = with_ids(config, CONFIG)
     result = decode(scripted.denoiser(), None, CONFIG, [[1]], config, loop="host", trace=True)
-    assert result.nfe.tolist() == [1] and result.tpf == 16
+    assert result.nfe.tolist() == [1] and result.tpf == 18
 
 
 @pytest.mark.parametrize(("feed", "fed_token"), [("mask", MASK), ("token", 6)])
@@ -257,22 +270,33 @@ def test_the_trigger_says_when_the_window_grows(trigger):
     assert (trace.live_rows[1:4, 0] > 8).tolist() == (left <= trigger).tolist()
 
 
-def test_growth_by_buckets_and_latency():
-    def grown(**settings):
-        window = multi_block(SamplerConfig(
-            cache="blockwise", window="multi_block", threshold=0.9, **settings
-        ))  # fmt: skip
-        assert isinstance(window, MultiBlock)
-        return dict(zip(window.buckets, window.grown, strict=True))
-
-    assert grown() == {32: 64, 64: 128, 128: 256, 256: 256}
-    assert grown(row_budget=64) == {32: 64, 64: 64, 128: 64, 256: 64}
-    published = LatencyTable(rows=(32, 64, 128), ms=(478.1, 861.6, 1531.6))  # llada.cpp, Table 2
-    assert grown(latency_table=published) == {32: 64, 64: 128, 128: 128}
-    assert grown(latency_table=published, latency_allowance=1.5) == {32: 32, 64: 64, 128: 128}
-    assert grown(latency_table=published, latency_allowance=4.0)[32] == 128
-    assert grown(latency_table=published, latency_allowance=4.0, row_budget=100)[32] == 100
-    assert grown(row_budget=40) == {32: 40, 64: 40, 128: 40, 256: 40}
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        pytest.param({}, 16, id="doubling"),
+        pytest.param({"row_budget": 10}, 10, id="budget"),
+        pytest.param({"latency_table": table((8, 12, 32), (1.0, 1.5, 4.0))}, 12, id="next_bucket"),
+        pytest.param(
+            {"latency_table": table((8, 12, 32), (1.0, 1.1, 1.2)), "latency_allowance": 9.0},
+            12,
+            id="no_bucket_is_crossed",
+        ),
+        pytest.param(
+            {"latency_table": table((8, 12, 32), (1.0, 1.5, 4.0)), "latency_allowance": 1.4},
+            8,
+            id="too_slow",
+        ),
+        pytest.param(
+            {"latency_table": table((12, 32), (1.0, 1.5)), "latency_allowance": 1.0},
+            12,
+            id="no_slower",
+        ),
+    ],
+)
+def test_a_window_grows_to_the_next_bucket(settings, rows):
+    config = SLIDING.replace(threshold=0.9, lookahead_trigger=4, **settings)
+    trace, _ = scripted_decode(two_in_each_forward, config)
+    assert trace.live_rows[1:4, 0].tolist() == [8, rows, rows], "six, four and two masks are left"
 
 
 @settings(max_examples=2)
@@ -286,10 +310,10 @@ def test_growth_by_buckets_and_latency():
 )
 def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged, budget):
     """Whatever a table lets a window grow to, and though all of it be accepted at once."""
-    table = LatencyTable(rows=(8, *rows), ms=tuple(1.0 + 0.01 * n for n in (8, *rows)))
+    costs = table((8, *rows), tuple(1.0 + 0.01 * n for n in (8, *rows)))
     rule = {"threshold": None, "accept": "staged", "theta_visible": 0.1, "theta_stable": 0.3}
     config = SLIDING.replace(
-        gen_length=64, steps=64, latency_table=table, latency_allowance=9.0, lookahead_trigger=8,
+        gen_length=64, steps=64, latency_table=costs, latency_allowance=9.0, lookahead_trigger=8,
         row_budget=budget, **rule if staged else {"threshold": 0.05},
     )  # fmt: skip
     result = toy_decode(PROMPTS[1:2], config, salt=salt, seed=[1], loop="host")
@@ -310,12 +334,5 @@ def test_the_row_before_a_window_takes_room_where_it_grows(budget):
     assert trace.draft_rows.any() and (trace.event_kind == Event.AHEAD).any()
     live = trace.live_rows[1:, 0]
     largest = 16 if budget is None else budget
-    assert window.buckets[0] == 9 and window.grown[0] == largest
+    assert window.buckets[0] == 9
     assert (live == largest).any() and set(trace.rows[1:][live == largest]) == {largest}
-
-
-def test_a_window_grows_to_its_bucket_and_no_further():
-    table = LatencyTable(rows=(8, 12, 32), ms=(1.0, 1.5, 4.0))
-    config = SLIDING.replace(threshold=0.9, latency_table=table, lookahead_trigger=4)
-    trace, _ = scripted_decode(two_in_each_forward, config)
-    assert trace.live_rows[1:4, 0].tolist() == [8, 12, 12]
