@@ -15,6 +15,7 @@ from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision import forward as tiled_forward
 from llada_jax.revision.forward import pack_params, tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
@@ -184,6 +185,24 @@ def test_a_worker_refreshes_from_tiles():
     other = model._replace(params=init_params(model.config, jax.random.key(3)))
     changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
     assert (changed.tokens != expected.tokens).any()
+
+
+def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
+    """The arrays that reach their forwards are those of the one model that both were given."""
+    tiles, read = lj.tiled(lj.load("tiny")), {"run": set(), "worker": set()}
+    unrecorded = tiled_forward.forward_tiled_rows
+
+    def arrays_of(params):
+        return {id(getattr(leaf, "blocks", leaf)) for leaf in jax.tree.leaves(params)}
+
+    def recorded(config, multiply, params, rows, cache):
+        ours = threading.current_thread() is threading.main_thread()
+        read["run" if ours else "worker"] |= arrays_of(params)
+        return unrecorded(config, multiply, params, rows, cache)
+
+    monkeypatch.setattr(tiled_forward, "forward_tiled_rows", recorded)
+    lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
+    assert read["run"] == read["worker"] == arrays_of(tiles.params)
 
 
 def fails_beside_a_job(monkeypatch):

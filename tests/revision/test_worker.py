@@ -67,6 +67,18 @@ def test_the_same_tokens_whatever_the_timing(overflow):
     assert threads() == []
 
 
+@pytest.mark.parametrize("row", [1, *[pytest.param(row, marks=pytest.mark.slow) for row in (0, 2)]])
+def test_a_batch_gives_each_row_what_it_gives_alone(row):
+    def decoded(prompts):
+        with Worker() as worker:
+            return toy_decode(prompts, STAGED, salt=3, loop="host", worker=worker)
+
+    together, alone = decoded(PROMPTS), decoded([PROMPTS[row]])
+    assert alone.trace.refreshed.sum() == together.trace.refreshed[:, row].sum() > 0
+    np.testing.assert_array_equal(together.generated[row], alone.generated[0])
+    assert together.nfe[row] == alone.nfe[0]
+
+
 class Failing(Worker):
     """Fails at its second job."""
 

@@ -58,10 +58,14 @@ def test_both_loops_and_any_batch_decode_alike(variant):
     "model", [CONFIG, BLOCK_CAUSAL, SHIFTED], ids=["bidirectional", "block_causal", "shifted"]
 )
 @settings(max_examples=10)
-@given(salt=st.integers(0, 200), trigger=st.sampled_from([0, 4, 8]))
-def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger):
+@given(
+    salt=st.integers(0, 200),
+    trigger=st.sampled_from([0, 4, 8]),
+    feed=st.sampled_from(["mask", "token"]),
+)
+def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger, feed):
     """And nothing of a draft is ever read: all that rows see in the cache is final."""
-    config = SLIDING.replace(lookahead_trigger=trigger)
+    config = SLIDING.replace(lookahead_trigger=trigger, draft_feed=feed)
     result, forwards = recorded_decode(PROMPTS, config, model, salt)
     length = result.tokens.shape[1]
     for row, prompt in enumerate(PROMPTS):

@@ -1,0 +1,34 @@
+"""Scoring only what a step may decide changes no token, and scores less where a policy can skip."""
+
+import numpy as np
+import pytest
+
+from llada_jax.sampler.trace import Event
+from tests.sampler.test_lossless import BLOCKWISE, lossless
+from tests.sampler.test_multi_block import PROMPTS, SLIDING
+from tests.sampler.test_revise import EDIT, WINO
+from tests.sampler.toy import toy_decode
+
+CASES = {
+    "wino": (WINO.replace(wino_accept=0.2, wino_verify=0.6), Event.REMASK),
+    "token_edit": (EDIT.replace(edit_unmask=0.2, edit_replace=0.3), Event.REPLACE),
+    "lossless": (lossless(BLOCKWISE.replace(threshold=0.24), lookahead_trigger=8), Event.AHEAD),
+    "draft_tokens": (SLIDING.replace(draft_feed="token"), Event.AHEAD),
+}
+"""Settings, and what they are for."""
+MEASURE_WHOLE_BLOCKS = ("wino", "token_edit")
+"""Until a block is finished, they ask about its committed tokens in every step, too."""
+
+
+@pytest.mark.parametrize("policy", CASES)
+def test_tokens_are_those_of_scoring_whole_blocks(policy):
+    config, shown = CASES[policy]
+    some, whole = (
+        toy_decode(PROMPTS, config.replace(selective_logits=selective), salt=6, loop="host")
+        for selective in (True, False)
+    )
+    assert some.trace.count(shown).sum() > 0, f"the case shows no {shown.name}"
+    np.testing.assert_array_equal(some.tokens, whole.tokens)
+    np.testing.assert_array_equal(some.nfe, whole.nfe)
+    skips = policy not in MEASURE_WHOLE_BLOCKS
+    assert (some.trace.head_rows.sum() < whole.trace.head_rows.sum()) == skips
