@@ -51,7 +51,7 @@ class ThresholdsConfig:
     scored_seed: int = 0
     scored_items: int = 500
     batch_size: int = 100
-    points: float = 0.25
+    points: float = 0
     plain: SamplerConfig
     one_at_a_time: SamplerConfig
     sweeps: tuple[SweepConfig, ...]
