@@ -4,7 +4,6 @@ A window is one span of positions per batch row. Spans of different length share
 forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
 """
 
-import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -246,7 +245,7 @@ class MultiBlock:
     def most_rows(self) -> int:
         """After the first forward: a window that grew and was accepted whole, whose tokens are all
         to be fed, and the rest of its last block."""
-        reached = min(self.buckets[-1], self.budget) if self.trigger else self.block_length
+        reached = self.budget if self.trigger else self.block_length
         return reached + self.block_length
 
     def cache_length(self, layout: Layout) -> int:
@@ -273,7 +272,6 @@ def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
     block, table = config.block_length, config.latency_table
     doubling = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
     buckets = table.rows if table else tuple(sorted({block + shift, *doubling}))
-    budget = buckets[-1] if config.row_budget is None else config.row_budget
     return MultiBlock(
         block_length=config.block_length,
         slides=config.slide,
@@ -281,8 +279,8 @@ def multi_block(config: SamplerConfig, shift: int = 0) -> Window:
         shift=shift,
         trigger=config.lookahead_trigger,
         buckets=buckets,
-        grown=_grown(table, config.latency_allowance) if table else (*buckets[1:], buckets[-1]),
-        budget=budget,
+        grown=_grown(buckets, table, config.latency_allowance),
+        budget=min(buckets[-1], config.row_budget or buckets[-1]),
         shadows=config.revises and config.rescore == "shadow",
         refreshed=config.refresh_rows if config.refreshes else 0,
     )
@@ -295,11 +293,18 @@ def _most_due(config: SamplerConfig) -> int:
     return 1
 
 
-def _grown(table: LatencyTable, allowance: float) -> tuple[int, ...]:
+def _grown(
+    buckets: tuple[int, ...], table: LatencyTable | None, allowance: float
+) -> tuple[int, ...]:
     """The next bucket of each, where that takes at most `allowance` times as long."""
-    steps = itertools.pairwise(zip(table.rows, table.ms, strict=True))
-    grown = (more if then <= allowance * now else rows for (rows, now), (more, then) in steps)
-    return (*grown, table.rows[-1])
+    larger = (*buckets[1:], buckets[-1])
+    if table is None:
+        return larger
+    ms = dict(zip(table.rows, table.ms, strict=True))
+    return tuple(
+        more if ms[more] <= allowance * ms[rows] else rows
+        for rows, more in zip(buckets, larger, strict=True)
+    )
 
 
 def _doubling(smallest: int, largest: int) -> tuple[int, ...]:
