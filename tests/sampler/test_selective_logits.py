@@ -3,13 +3,18 @@
 import numpy as np
 import pytest
 
+from llada_jax.config import SamplerConfig
 from llada_jax.sampler.trace import Event
 from tests.sampler.test_lossless import BLOCKWISE, lossless
 from tests.sampler.test_multi_block import PROMPTS, SLIDING
 from tests.sampler.test_revise import EDIT, WINO
+from tests.sampler.test_staged import SLIDING as STAGED
 from tests.sampler.toy import toy_decode
 
+THRESHOLD = SamplerConfig(gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3)
 CASES = {
+    "threshold": (THRESHOLD, Event.COMMIT),
+    "staged": (STAGED, Event.REPLACE),
     "wino": (WINO.replace(wino_accept=0.2, wino_verify=0.6), Event.REMASK),
     "token_edit": (EDIT.replace(edit_unmask=0.2, edit_replace=0.3), Event.REPLACE),
     "lossless": (lossless(BLOCKWISE.replace(threshold=0.24), lookahead_trigger=8), Event.AHEAD),

@@ -292,17 +292,6 @@ def test_what_rows_see_and_write(salt, order, overflow):
     np.testing.assert_array_equal(written[left & sure], final[left & sure])
 
 
-@pytest.mark.parametrize("config", [SLIDING, SamplerConfig(
-    gen_length=16, block_length=8, steps=16, cache="dual", threshold=0.3
-)], ids=["staged", "threshold"])  # fmt: skip
-def test_scoring_all_positions_changes_no_token(config):
-    some = toy_decode(PROMPTS, config, salt=5, loop="host")
-    all_ = toy_decode(PROMPTS, config.replace(selective_logits=False), salt=5, loop="host")
-    np.testing.assert_array_equal(some.tokens, all_.tokens)
-    np.testing.assert_array_equal(some.nfe, all_.nfe)
-    assert some.trace.head_rows.sum() < all_.trace.head_rows.sum()
-
-
 def test_an_early_stop_waits_for_visible_tokens():
     config = STAGED.replace(eos_early_stop=True, theta_visible=0.15, theta_stable=0.25)
     stopped = 0
