@@ -19,9 +19,9 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.calibration import record_forwards
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.harness.calibration import record_forwards
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
 from llada_jax import build
 from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.emulated import EmulatedNpu

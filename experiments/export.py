@@ -15,9 +15,9 @@ import hydra
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.calibration import record_forwards
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.harness.calibration import record_forwards
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
 from llada_jax import build
 from llada_jax.backend.calibration import Inputs
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require

@@ -15,11 +15,11 @@ import hydra
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.phones import graphs_of, model_shape, phone_profile
-from experiments.results import Kind, ResultRow
-from experiments.run import Run, launch
+from experiments.harness.phones import graphs_of, model_shape, phone_profile
+from experiments.harness.results import Kind, ResultRow
+from experiments.harness.run import Run, launch
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
-from llada_jax.device.simulate import Phone, System
+from llada_jax.phone.simulate import ForwardTimer, System
 
 MeasuredOn = Literal["xla", "litert"]
 """Backends whose time is this machine's own, not an emulator's."""
@@ -82,7 +82,7 @@ def tabulate(config: LatencyTableConfig, run: Run) -> None:
 def modelled(config: LatencyTableConfig, soc: str) -> Growth:
     """On a phone."""
     graphs = graphs_of(config.shape, config.quant)
-    phone = Phone(graphs, phone_profile(soc), config.system, config.canvas)
+    phone = ForwardTimer(graphs, phone_profile(soc), config.system, config.canvas)
     return Growth(phone.latency_table(config.rows), phone.row_budget(), "modelled")
 
 

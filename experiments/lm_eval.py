@@ -28,8 +28,8 @@ from jaxtyping import Int
 from omegaconf import DictConfig, OmegaConf
 
 import llada_jax as lj
-from experiments.results import ResultRow
-from experiments.run import REPOSITORY, Run, launch
+from experiments.harness.results import ResultRow
+from experiments.harness.run import REPOSITORY, Run, launch
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 

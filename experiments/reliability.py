@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.pictures import reliability_diagram, save
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.harness.pictures import reliability_diagram, save
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.evaluation.reliability import Reliability, reliability
 from llada_jax.evaluation.task import Task

@@ -162,7 +162,7 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
     """How long a step takes, by its rows: measured by `lj.latency_table`, or a phone's, by
-    `llada_jax.device.simulate.Phone.latency_table`."""
+    `llada_jax.phone.simulate.ForwardTimer.latency_table`."""
 
     rows: tuple[int, ...]
     """Buckets of rows, ascending."""
@@ -221,7 +221,7 @@ class SamplerConfig:
     """A forward with a grown window may take so many times what it would have taken."""
     row_budget: int | None = None
     """Most rows of a forward whose window has grown, those beside it included: what the memory of
-    activations allows (`Phone.row_budget` says it of a phone)."""
+    activations allows (`ForwardTimer.row_budget` says it of a phone)."""
     draft_feed: DraftFeed = "mask"
     """What the row of a draft feeds: [MASK], or the token that was predicted there last."""
     draft_threshold: float | None = None

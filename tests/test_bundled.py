@@ -4,7 +4,7 @@ import pytest
 from scipy.stats import binom
 
 import llada_jax as lj
-from experiments.answers import answer_items, batched
+from experiments.evaluate.answers import answer_items, batched
 from llada_jax.checkpoint import bundled_folder, bundled_names
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.tasks import load_task

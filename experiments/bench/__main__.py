@@ -27,13 +27,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.llada8b_step import StepBenchConfig, time_llada8b
-from experiments.planning import time_planning
-from experiments.results import ResultRow
-from experiments.revision_bench import RevisionBenchConfig, time_revision
-from experiments.run import Run, launch
-from experiments.sampling_bench import SamplingBenchConfig, time_sampling
-from experiments.timers import best_times
+from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
+from experiments.bench.planning import time_planning
+from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
+from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.harness.timers import best_times
 from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
 from llada_jax.model.forward import cache_for, forward, forward_rows
@@ -285,7 +285,7 @@ def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
     yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="bench")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="bench")
 def main(config: DictConfig) -> None:
     launch(bench, BenchConfig, config)
 

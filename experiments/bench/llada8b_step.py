@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.int8_peak import measure_int8_peak
-from experiments.random_weights import RandomWeights
-from experiments.results import ResultRow
-from experiments.timers import best_times
+from experiments.bench.int8_peak import measure_int8_peak
+from experiments.harness.random_weights import RandomWeights
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_times
 from llada_jax.backend.export import Export, export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
@@ -97,7 +97,7 @@ def _exported(
 
 
 def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.exported_run", str(folder), what, value]
+    command = [sys.executable, "-m", "experiments.bench.exported_run", str(folder), what, value]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -166,7 +166,7 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
 def _torch_layers(config: StepBenchConfig) -> Iterator[ResultRow]:
     python = config.torch_python or sys.executable
     rows = ",".join(map(str, config.rows))
-    command = [python, "-m", "experiments.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
+    command = [python, "-m", "experiments.bench.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == NO_TORCH:
         print(f"PyTorch's layers are left out: {done.stderr.strip()}", file=sys.stderr)

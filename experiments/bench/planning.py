@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from experiments.graphs import Graphs
-from experiments.phones import model_shape, phone_profile
-from experiments.results import ResultRow
-from experiments.timers import best_of
-from llada_jax.device.cost import StepCost, price_on_cpu, price_on_npu
-from llada_jax.device.mapping import mapping_path
+from experiments.harness.phones import model_shape, phone_profile
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_of
+from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu
+from llada_jax.phone.graphs import Graphs
+from llada_jax.phone.mapping import mapping_path
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import Budget, kv_bytes_per_token
 from llada_jax.swap.graph import Graph, model_graph

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.results import ResultRow
-from experiments.timers import best_times
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_times
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import cache_for, forward_rows

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import llada_jax as lj
-from experiments.results import ResultRow
-from experiments.timers import best_times
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_times
 from llada_jax.config import require
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import (

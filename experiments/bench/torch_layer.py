@@ -1,6 +1,6 @@
 """Times one layer shaped like LLaDA-8B's in PyTorch, for an interpreter that has it.
 
-    python -m experiments.torch_layer rows=32,128 dtype=bf16,int8 seconds=5
+    python -m experiments.bench.torch_layer rows=32,128 dtype=bf16,int8 seconds=5
 
 Prints one line: a JSON list of rows as in `results.json`. It imports nothing of this repository, so
 that PyTorch's environment needs only PyTorch. Without PyTorch it exits with `NO_TORCH`.

@@ -28,9 +28,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.cell import Cell, TaskConfig
-from experiments.chosen import Chosen
-from experiments.judged import (
+from experiments.evaluate.cell import Cell, TaskConfig
+from experiments.evaluate.chosen import Chosen
+from experiments.evaluate.judged import (
     CELLS,
     GENERATIONS,
     Judged,
@@ -39,11 +39,11 @@ from experiments.judged import (
     judged,
     require_same_items,
 )
-from experiments.phones import phone_profile
-from experiments.results import ResultRow
-from experiments.run import Run, launch
-from experiments.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
-from experiments.tiled import check_tiles
+from experiments.evaluate.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
+from experiments.harness.phones import phone_profile
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.tasks import load_task, task_names
@@ -251,7 +251,7 @@ def _line(generation: Generation, is_right: bool) -> dict[str, Any]:
     }
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="evaluate")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="evaluate")
 def main(config: DictConfig) -> None:
     launch(evaluate, EvaluateConfig, config)
 

@@ -6,7 +6,7 @@ from functools import cache
 import jax.monitoring
 import numpy as np
 
-from experiments.run import environment
+from experiments.harness.run import environment
 from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig

@@ -10,9 +10,9 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.answers import answer_items, batched
-from experiments.judged import GENERATIONS, Judged, judged
-from experiments.tiled import models_for
+from experiments.evaluate.answers import answer_items, batched
+from experiments.evaluate.judged import GENERATIONS, Judged, judged
+from experiments.harness.tiled import models_for
 from llada_jax.backend.manifest import MANIFEST
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import GenerationStore

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from experiments.schema import read_config
+from experiments.harness.schema import read_config
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.stored import stored_in_format
 

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.on_phones import as_if_llada_8b, mean_latency
-from experiments.results import ResultRow
-from experiments.score import Score, asked_first, joined, score
+from experiments.evaluate.score import Score, asked_first, joined, score
+from experiments.harness.on_phones import as_if_llada_8b, mean_latency
+from experiments.harness.results import ResultRow
 from llada_jax.config import require
-from llada_jax.device.workload import Workload
 from llada_jax.evaluation.generations import SETTINGS, Batch, Generation, GenerationStore
 from llada_jax.evaluation.metrics import Paired, paired
 from llada_jax.evaluation.stored import require_object
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.phone.workload import Workload
 
 GENERATIONS = "generations"
 CELLS = "cells"  # of a suite's run: a folder with generations for each decoder and task

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.answers import answer_items
+from experiments.evaluate.answers import answer_items
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig
 from llada_jax.evaluation.generations import Generation

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiments.results import ResultRow, aligned, traces
+from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.accept import numbers_of
 

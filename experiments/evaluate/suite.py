@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from experiments.cell import Cell, TaskConfig, fingerprint
-from experiments.chosen import CHOSEN, Chosen
-from experiments.judged import CELLS, Judged, decoder_rows, difference_rows, judged
-from experiments.results import ResultRow
-from experiments.run import CONFIG, Run, stored_settings
-from experiments.schema import read_config
-from experiments.score_table import suite_tables
-from experiments.tiled import check_tiles
+from experiments.evaluate.cell import Cell, TaskConfig, fingerprint
+from experiments.evaluate.chosen import CHOSEN, Chosen
+from experiments.evaluate.judged import CELLS, Judged, decoder_rows, difference_rows, judged
+from experiments.evaluate.score_table import suite_tables
+from experiments.harness.results import ResultRow
+from experiments.harness.run import CONFIG, Run, stored_settings
+from experiments.harness.schema import read_config
+from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tasks import load_task

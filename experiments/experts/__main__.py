@@ -16,14 +16,14 @@ from typing import Literal
 import hydra
 from omegaconf import DictConfig
 
-from experiments.experts_paper import PaperConfig, predict_paper
-from experiments.experts_phones import PhonesConfig, simulate_phones
-from experiments.experts_pictures import draw_pictures
-from experiments.experts_recorded import RecordedConfig, run_recorded, trained_subject
-from experiments.experts_schedules import measure_schedules
-from experiments.pictures import require_plots
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.experts.paper import PaperConfig, predict_paper
+from experiments.experts.phones import PhonesConfig, simulate_phones
+from experiments.experts.pictures import draw_pictures
+from experiments.experts.recorded import RecordedConfig, run_recorded, trained_subject
+from experiments.experts.schedules import measure_schedules
+from experiments.harness.pictures import require_plots
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
 from llada_jax.config import require, require_choice
 
 Part = Literal["paper", "phones", "schedules", "recorded"]
@@ -70,7 +70,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     run.finish(rows)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="experts")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="experts")
 def main(config: DictConfig) -> None:
     launch(experts, ExpertsConfig, config)
 

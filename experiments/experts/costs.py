@@ -1,14 +1,14 @@
-"""What experts cost on the phones of `conf/device`, by the device model's own prices."""
+"""What experts cost on the profiled phones, by the device model's prices."""
 
 import math
 
-from experiments.phones import phone_profile
-from llada_jax.device.cost import MIB, price_on_npu, stored_bits
-from llada_jax.device.profile import CpuKernels, Memory, Profile
+from experiments.harness.phones import phone_profile
 from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
+from llada_jax.phone.profile import CpuKernels, Memory, Profile
 from llada_jax.swap.budget import Budget
 
 WEIGHT_BITS, GROUP = 4, 32

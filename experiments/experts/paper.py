@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.results import ResultRow
+from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
 from llada_jax.experts.machines import DESKTOP, MachineProfile

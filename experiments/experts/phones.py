@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from experiments.experts_costs import phone_costs, slots_in_address_space
-from experiments.phones import phone_profile
-from experiments.results import ResultRow
+from experiments.experts.costs import phone_costs, slots_in_address_space
+from experiments.harness.phones import phone_profile
+from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.budget import slots_at_ratio
 from llada_jax.experts.costs import ExpertCosts

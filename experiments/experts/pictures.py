@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.pictures import figure, save
-from experiments.results import ResultRow
+from experiments.harness.pictures import figure, save
+from experiments.harness.results import ResultRow
 
 SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bound")
 

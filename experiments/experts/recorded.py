@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.experts_costs import phone_costs
-from experiments.results import ResultRow
-from experiments.run import Run
+from experiments.experts.costs import phone_costs
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run
 from llada_jax.build_experts import generate_within_budget, record_routing
 from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from experiments.experts_costs import phone_costs
-from experiments.experts_phones import TOKENS_PER_STEP
-from experiments.results import ResultRow
-from experiments.timers import best_of
+from experiments.experts.costs import phone_costs
+from experiments.experts.phones import TOKENS_PER_STEP
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_of
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.exact import shortest_seconds

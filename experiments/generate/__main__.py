@@ -27,12 +27,12 @@ from jaxtyping import Int
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.live_canvas import Page, printable, watcher_for
-from experiments.on_phones import on_phones
-from experiments.phones import phone_profile
-from experiments.results import ResultRow
-from experiments.run import Run, launch
-from experiments.tiled import check_tiles, models_for
+from experiments.generate.live_canvas import Page, printable, watcher_for
+from experiments.harness.on_phones import on_phones
+from experiments.harness.phones import phone_profile
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import SamplerConfig, require
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
@@ -235,7 +235,7 @@ def _quoted(argument: str) -> str:
     return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="generate")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="generate")
 def main(config: DictConfig) -> None:
     launch(generate, GenerateConfig, config)
 

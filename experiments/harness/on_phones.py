@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 import llada_jax as lj
-from experiments.phones import graphs_of, phone_profile, unknown_operations
-from experiments.results import ResultRow
-from llada_jax.device.profile import Profile
-from llada_jax.device.simulate import Phone, System, simulate
-from llada_jax.device.uncertainty import with_uncertainty
-from llada_jax.device.workload import Workload, blockwise, from_trace, vanilla
+from experiments.harness.phones import graphs_of, phone_profile, unknown_operations
+from experiments.harness.results import ResultRow
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, System, simulate
+from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
 
 SHAPE = "llada_8b"
 DOUBTED = 8
@@ -41,7 +41,7 @@ def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[
     graphs, canvas = graphs_of(SHAPE), max(workload.canvas for workload in workloads)
 
     def mean(profile: Profile, some: Sequence[Workload]) -> float:
-        phone = Phone(graphs, profile, System(), canvas)
+        phone = ForwardTimer(graphs, profile, System(), canvas)
         return sum(map(phone.latency, some)) / len(some)
 
     profile = phone_profile(soc)
@@ -61,7 +61,8 @@ def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
         )  # fmt: skip
 
     sure = with_uncertainty(
-        profile, lambda moved: Phone(graphs, moved, system, workload.canvas).latency(workload)
+        profile,
+        lambda moved: ForwardTimer(graphs, moved, system, workload.canvas).latency(workload),
     )
     spread = 1.96 * sure.deviation
     bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
@@ -77,5 +78,5 @@ def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
         "npu": (vanilla(prompt, tokens), System(runtime="remap")),
     }
     for what, (baseline, software) in baselines.items():
-        phone = Phone(graphs, profile, software, baseline.canvas)
+        phone = ForwardTimer(graphs, profile, software, baseline.canvas)
         yield row(what, phone.latency(baseline))

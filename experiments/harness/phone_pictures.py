@@ -4,10 +4,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from experiments.claims import Chapter
-from experiments.pictures import figure, save
-from experiments.results import traces
-from llada_jax.device.timeline import LANES, Timeline
+from experiments.harness.pictures import figure, save
+from experiments.harness.results import traces
+from experiments.reproduce.claims import Chapter
+from llada_jax.phone.timeline import LANES, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,37 +7,37 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.graphs import Graphs
-from experiments.run import REPOSITORY
-from experiments.schema import read_config
+from experiments.harness.run import ARCHITECTURES, REPOSITORY
+from experiments.harness.schema import read_config
 from llada_jax.config import ModelConfig, Quant, require
-from llada_jax.device.dynamics import Decoding, Dynamics, decode
-from llada_jax.device.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
-from llada_jax.device.profile import Profile, load_profile
-from llada_jax.device.published import read_fit_figures, read_validation_figures
-from llada_jax.device.simulate import Phone, System
-from llada_jax.device.workload import Workload
+from llada_jax.phone.dynamics import Decoding, Dynamics, decode
+from llada_jax.phone.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
+from llada_jax.phone.graphs import Graphs
+from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.published_figures import read_fit_figures, read_validation_figures
+from llada_jax.phone.simulate import ForwardTimer, System
+from llada_jax.phone.workload import Workload
 
-CONF = REPOSITORY / "conf"
-PUBLISHED = CONF / "published"
+PROFILES = REPOSITORY / "llada_jax" / "phone" / "profiles"
+PUBLISHED = REPOSITORY / "llada_jax" / "phone" / "published"
 FITTED_SOC = "SM8750"
 
 
 @cache
 def phone_profile(soc: str) -> Profile:
-    """A profile of `conf/device` by the SoC's name. Raises ValueError that lists them."""
-    path = CONF / "device" / f"{soc.lower()}.yaml"
-    known = sorted(each.stem.upper() for each in (CONF / "device").glob("*.yaml"))
+    """Reads a profile by the name of its SoC. Raises ValueError that lists them."""
+    path = PROFILES / f"{soc.lower()}.yaml"
+    known = sorted(each.stem.upper() for each in PROFILES.glob("*.yaml"))
     require(soc.upper() in known, f"phone is {soc!r}; allowed: {', '.join(known)}")
     return load_profile(path)
 
 
 @cache
 def model_shape(name: str) -> ModelConfig:
-    """A file of `conf/architecture` by name. Raises ValueError that lists them."""
-    known = sorted(each.stem for each in (CONF / "architecture").glob("*.yaml"))
+    """A file of `llada_jax/model/architecture` by name. Raises ValueError that lists them."""
+    known = sorted(each.stem for each in ARCHITECTURES.glob("*.yaml"))
     require(name in known, f"shape is {name!r}; allowed: {', '.join(known)}")
-    file = CONF / "architecture" / f"{name}.yaml"
+    file = ARCHITECTURES / f"{name}.yaml"
     return read_config(ModelConfig, cast(DictConfig, OmegaConf.load(file)))
 
 
@@ -67,7 +67,7 @@ class Task:
 
 
 class Calibrated:
-    """The paper's tasks, fitted on first use: prompts and dynamics (`llada_jax.device.fit`)."""
+    """The paper's tasks, fitted on first use: prompts and dynamics (`llada_jax.phone.fit`)."""
 
     def __init__(self, runs: int = RUNS) -> None:
         self.runs = runs
@@ -92,8 +92,8 @@ class Calibrated:
         dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
         return Task(name, prompt, dynamics)
 
-    def _phone(self, soc: str, system: System) -> Phone:
-        return Phone(self.graphs, phone_profile(soc), system, canvas=256)
+    def _phone(self, soc: str, system: System) -> ForwardTimer:
+        return ForwardTimer(self.graphs, phone_profile(soc), system, canvas=256)
 
     def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
         found = self.task(task)
@@ -102,6 +102,6 @@ class Calibrated:
             for seed in range(self.runs)
         )
 
-    def seconds(self, phone: Phone, workloads: Iterable[Workload]) -> list[float]:
+    def seconds(self, phone: ForwardTimer, workloads: Iterable[Workload]) -> list[float]:
         """Latency of each."""
         return [phone.latency(workload) for workload in workloads]

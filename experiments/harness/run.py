@@ -28,13 +28,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.results import ResultRow, table
-from experiments.schema import read_config
+from experiments.harness.results import ResultRow, table
+from experiments.harness.schema import read_config
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.stored import stored_text
 
 CONFIG = "config.yaml"
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+ARCHITECTURES = REPOSITORY / "llada_jax" / "model" / "architecture"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 OF_EXTRAS = (
     *("litert-converter", "ai-edge-litert", "flatbuffers"),
@@ -45,6 +46,10 @@ OF_EXTRAS = (
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
 ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+
+# The shapes that come with the package are Hydra's group `architecture`.
+for _shape in ARCHITECTURES.glob("*.yaml"):
+    ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
 
 
 def _without_files(hydra: HydraConf) -> HydraConf:

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import hydra
 from omegaconf import DictConfig
 
-from experiments.phones import phone_profile
-from experiments.plan_figure import draw
-from experiments.results import ResultRow
-from experiments.run import Run, launch
-from experiments.timers import best_of
+from experiments.harness.phones import phone_profile
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.harness.timers import best_of
+from experiments.plan.plan_figure import draw
 from llada_jax.config import ModelConfig, require
-from llada_jax.device.mapping import mapping_path
 from llada_jax.lowered import Lowered
+from llada_jax.phone.mapping import mapping_path
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
@@ -233,7 +233,7 @@ def table_of(planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     )
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="plan")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="plan")
 def main(config: DictConfig) -> None:
     launch(plan, PlanConfig, config)
 

@@ -22,12 +22,12 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from experiments.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
-from experiments.labels import labels
-from experiments.pictures import Share, parallelism_curves, save, scores, training_curve
-from experiments.provenance import environment_file, provenance
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.evaluate.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.harness.pictures import Share, parallelism_curves, save, scores, training_curve
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.report.labels import labels
+from experiments.report.provenance import environment_file, provenance
 from llada_jax.config import require
 from llada_jax.evaluation.metrics import Point, area_under_parallelism
 from llada_jax.evaluation.stored import (
@@ -329,7 +329,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     return [require_object(row, path, _RESULT) for row in rows]
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="report")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="report")
 def main(config: DictConfig) -> None:
     launch(report, ReportConfig, config)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.judged import CELLS, GENERATIONS
+from experiments.evaluate.judged import CELLS, GENERATIONS
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.stored import require_object, stored_object
 

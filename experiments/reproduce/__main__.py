@@ -4,7 +4,7 @@
     python -m experiments.reproduce experiment=table6    # one table or figure of conf/experiment
 
 The run folder gets `report.md` with its pictures, and `results.json`. Values are modelled; `fitted`
-says of each whether its reference went into the calibration, which `llada_jax.device.fit` is.
+says of each whether its reference went into the calibration, which `llada_jax.phone.fit` is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from statistics import median
 import hydra
 from omegaconf import DictConfig
 
-from experiments.claims import CHAPTERS, CHOICES, SOCS, Chapter
-from experiments.phone_pictures import draw
-from experiments.phones import Calibrated, unknown_operations
-from experiments.results import ResultRow
-from experiments.run import Run, launch
+from experiments.harness.phone_pictures import draw
+from experiments.harness.phones import Calibrated, unknown_operations
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.reproduce.claims import CHAPTERS, CHOICES, SOCS, Chapter
 from llada_jax.config import require
 
 
@@ -128,7 +128,7 @@ def _shown(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="reproduce")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="reproduce")
 def main(config: DictConfig) -> None:
     launch(reproduce, ReproduceConfig, config)
 

@@ -11,18 +11,18 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from experiments.means import Estimate, difference, mean_of, ratio
-from experiments.phones import Calibrated, graphs_of, phone_profile
-from experiments.results import ResultRow
-from llada_jax.device.cost import price_on_npu
-from llada_jax.device.dynamics import SOURCE, Decoding, statistics
-from llada_jax.device.fit import product_step, residuals_of, vendor_pass
-from llada_jax.device.memory import Footprint, Runtime, footprint, staging_for
-from llada_jax.device.profile import CpuClass
-from llada_jax.device.simulate import Phone, System, simulate
-from llada_jax.device.timeline import Task, run
-from llada_jax.device.workload import Forward, Workload, autoregressive, blockwise, vanilla
+from experiments.harness.means import Estimate, difference, mean_of, ratio
+from experiments.harness.phones import Calibrated, graphs_of, phone_profile
+from experiments.harness.results import ResultRow
 from llada_jax.lowered import LoweredWeight
+from llada_jax.phone.cost import price_on_npu
+from llada_jax.phone.dynamics import SOURCE, Decoding, statistics
+from llada_jax.phone.fit import product_step, residuals_of, vendor_pass
+from llada_jax.phone.memory import Footprint, Runtime, footprint, staging_for
+from llada_jax.phone.profile import CpuClass
+from llada_jax.phone.simulate import ForwardTimer, System, simulate
+from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.workload import Forward, Workload, autoregressive, blockwise, vanilla
 
 PAPER = "arXiv 2606.13740"
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
@@ -288,8 +288,8 @@ def _llama(
 
 
 @cache
-def _llama_phone(soc: str, system: System) -> Phone:
-    return Phone(graphs_of("llama3_8b"), phone_profile(soc), system, canvas=256)
+def _llama_phone(soc: str, system: System) -> ForwardTimer:
+    return ForwardTimer(graphs_of("llama3_8b"), phone_profile(soc), system, canvas=256)
 
 
 class _Gain(NamedTuple):

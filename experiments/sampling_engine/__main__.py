@@ -18,12 +18,12 @@ import hydra
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from experiments.pictures import require_plots
-from experiments.results import ResultRow
-from experiments.run import Run, launch
-from experiments.sampling_engine_flips import FlipsConfig, flip_rows, load_model
-from experiments.sampling_engine_hardware import hardware_rows, require_hardware_tools
-from experiments.sampling_engine_plots import draw
+from experiments.harness.pictures import require_plots
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.sampling_engine.flips import FlipsConfig, flip_rows, load_model
+from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
+from experiments.sampling_engine.plots import draw
 from llada_jax.config import require
 from llada_jax.sampling_engine import published
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
@@ -296,7 +296,7 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
         )
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="sampling_engine")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="sampling_engine")
 def main(config: DictConfig) -> None:
     launch(sampling_engine, SamplingEngineConfig, config)
 

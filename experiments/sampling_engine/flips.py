@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
-from experiments.results import ResultRow
+from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs

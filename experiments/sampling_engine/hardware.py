@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from experiments.results import ResultRow
+from experiments.harness.results import ResultRow
 
 LANES, SLOTS, LENGTH = 8, 4, 16
 ROWS, STREAMS = 20, 64

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.results import ResultRow
+from experiments.harness.results import ResultRow
 
 UNITS = ("vector", "memory", "scalar", "control")
 AXES = {

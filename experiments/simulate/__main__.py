@@ -20,22 +20,22 @@ import hydra
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.graphs import Graphs
-from experiments.means import mean_of
-from experiments.phone_pictures import draw_timeline
-from experiments.phones import Calibrated, model_shape, phone_profile
-from experiments.results import ResultRow
-from experiments.run import Run, launch
-from experiments.staging import PlannedRun, plan_run
+from experiments.harness.means import mean_of
+from experiments.harness.phone_pictures import draw_timeline
+from experiments.harness.phones import Calibrated, model_shape, phone_profile
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, launch
+from experiments.simulate.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
-from llada_jax.device.chrome_trace import write_chrome_trace
-from llada_jax.device.dynamics import Decoding
-from llada_jax.device.memory import Staging, footprint
-from llada_jax.device.planned import PlannedStaging
-from llada_jax.device.profile import Profile
-from llada_jax.device.simulate import Phone, ScoresOn, Simulated, System, simulate
-from llada_jax.device.uncertainty import with_uncertainty
-from llada_jax.device.workload import Workload, from_trace
+from llada_jax.phone.chrome_trace import write_chrome_trace
+from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.graphs import Graphs
+from llada_jax.phone.memory import Staging, footprint
+from llada_jax.phone.planned import PlannedStaging
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, ScoresOn, Simulated, System, simulate
+from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 from llada_jax.swap.budget import MIB
 from llada_jax.swap.planners import planner
@@ -138,7 +138,9 @@ def staging_on(
     if planned is not None:
         return planned.staging(profile)
     try:
-        return Phone(graphs, profile, config.system, workload.canvas, engine=engine).staging()
+        return ForwardTimer(
+            graphs, profile, config.system, workload.canvas, engine=engine
+        ).staging()
     except ValueError as error:
         raise ValueError(f"{profile.soc}: {error}") from error
 
@@ -162,9 +164,9 @@ def on_phone(
             trace_source=workload.source, **more,
         )  # fmt: skip
 
-    def phone(moved: Profile, system: System) -> Phone:
+    def phone(moved: Profile, system: System) -> ForwardTimer:
         staging = None if planned is None else planned.staging(moved)
-        return Phone(graphs, moved, system, workload.canvas, staging, engine)
+        return ForwardTimer(graphs, moved, system, workload.canvas, staging, engine)
 
     def latency(moved: Profile, system: System) -> float:
         return phone(moved, system).latency(workload)
@@ -213,7 +215,7 @@ def on_phone(
         print(f"warning: {profile.soc} cannot run this: {memory.reason}")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="simulate")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="simulate")
 def main(config: DictConfig) -> None:
     launch(simulate_run, SimulateConfig, config)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.random_weights import RandomWeights
+from experiments.harness.random_weights import RandomWeights
 from llada_jax.backend.layer_file import LayerFile, StoredLayer
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.resources import (

@@ -21,17 +21,25 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.cell import Cell, fingerprint, load_model
-from experiments.chosen import CHOSEN, Chosen
-from experiments.judged import Judged, rows_of_score, score_of
-from experiments.pictures import Cost, forwards_curves, save
-from experiments.results import ResultRow, aligned
-from experiments.run import Run, launch
-from experiments.score import Score
-from experiments.score_table import NUMBERS, score_cells
-from experiments.suite import DecoderConfig
-from experiments.sweep import Found, Revision, Setting, SweepConfig, by_program, chosen, revisions
-from experiments.validation_items import ValidationItems
+from experiments.evaluate.cell import Cell, fingerprint, load_model
+from experiments.evaluate.chosen import CHOSEN, Chosen
+from experiments.evaluate.judged import Judged, rows_of_score, score_of
+from experiments.evaluate.score import Score
+from experiments.evaluate.score_table import NUMBERS, score_cells
+from experiments.evaluate.suite import DecoderConfig
+from experiments.harness.pictures import Cost, forwards_curves, save
+from experiments.harness.results import ResultRow, aligned
+from experiments.harness.run import Run, launch
+from experiments.thresholds.sweep import (
+    Found,
+    Revision,
+    Setting,
+    SweepConfig,
+    by_program,
+    chosen,
+    revisions,
+)
+from experiments.thresholds.validation_items import ValidationItems
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
 
@@ -229,7 +237,7 @@ def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
         yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of questions")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="thresholds")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="thresholds")
 def main(config: DictConfig) -> None:
     launch(choose_thresholds, ThresholdsConfig, config)
 

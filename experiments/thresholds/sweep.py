@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from experiments.score import Score
+from experiments.evaluate.score import Score
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.accept import without_bound
 

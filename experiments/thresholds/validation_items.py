@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from experiments.cell import TaskConfig
+from experiments.evaluate.cell import TaskConfig
 from llada_jax.config import require
 from llada_jax.evaluation.task import Item
 

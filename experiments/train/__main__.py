@@ -22,14 +22,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from experiments.answers import answer_items, batched
-from experiments.mixture import MixtureConfig, example_source, mixture_texts
-from experiments.model_card import Parent, TaskScore, model_card
+from experiments.evaluate.answers import answer_items, batched
+from experiments.harness.results import ResultRow
+from experiments.harness.run import CONFIG, Run, launch, stored_settings
+from experiments.harness.schema import read_config
 from experiments.reliability import ReliabilityConfig, reliability_by_task
-from experiments.results import ResultRow
-from experiments.resume import TRAINING, Training
-from experiments.run import CONFIG, Run, launch, stored_settings
-from experiments.schema import read_config
+from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
+from experiments.train.model_card import Parent, TaskScore, model_card
+from experiments.train.resume import TRAINING, Training
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
 from llada_jax.checkpoint.atomic import new_folder
@@ -298,7 +298,7 @@ def _command() -> str:
     return shlex.join(["python", "-m", "experiments.train", *named, *overrides.task, *folder])
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="train")
+@hydra.main(version_base="1.3", config_path="../../conf", config_name="train")
 def main(config: DictConfig) -> None:
     launch(train_and_export, RunConfig, config)
 

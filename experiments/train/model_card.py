@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.mixture import MixtureConfig, Stage, TaskShare
+from experiments.train.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.reliability import Reliability

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llada_jax.device.timeline import LANES, Timeline
+from llada_jax.phone.timeline import LANES, Timeline
 
 _PROCESS = 1
 _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}

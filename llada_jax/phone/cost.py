@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from llada_jax.device.profile import CpuKernels, Memory, NpuKernels
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
+from llada_jax.phone.profile import CpuKernels, Memory, NpuKernels
 
 MIB = 1 << 20
 MATRIX_TILE = 32

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from llada_jax.config import require, require_choice
-from llada_jax.device.workload import Forward, Workload, rounded
+from llada_jax.phone.workload import Forward, Workload, rounded
 
 Commit = Literal["one", "threshold"]
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"

@@ -7,8 +7,8 @@ joules are often idle-subtracted, so both are given.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from llada_jax.device.profile import Power
-from llada_jax.device.timeline import Timeline, busy_seconds
+from llada_jax.phone.profile import Power
+from llada_jax.phone.timeline import Timeline, busy_seconds
 
 
 class Energy(NamedTuple):

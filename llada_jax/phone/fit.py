@@ -1,7 +1,7 @@
 """Calibration: the few numbers of a profile that are fitted, each to figures named here.
 
 It is handed the content of `fit.json` (`published.read_fit_figures`) and cannot see the other file.
-Every fitted number is written down in `conf/device/`; a test holds that this module still gives it.
+Every fitted number is written down in `profiles/`; a test holds that this module still gives it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llada_jax.config import require
-from llada_jax.device.cost import price_on_cpu, price_on_npu
-from llada_jax.device.dynamics import Decoding, Dynamics, decode, statistics
-from llada_jax.device.memory import MIB, Staging, buffers_mib, layer_mib, resident_mib
-from llada_jax.device.profile import Profile
-from llada_jax.device.simulate import GraphsLike, Phone, System
-from llada_jax.device.workload import Forward, vanilla
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.phone.cost import price_on_cpu, price_on_npu
+from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
+from llada_jax.phone.memory import MIB, Staging, buffers_mib, layer_mib, resident_mib
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike, System
+from llada_jax.phone.workload import Forward, vanilla
 
 Figures = Mapping[str, Any]
 RUNS = 24
@@ -86,7 +86,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def residuals(free: np.ndarray) -> np.ndarray:
         changed = profile.with_values(values(free))
-        phone = Phone(graphs, changed, System(body="cpu"))
+        phone = ForwardTimer(graphs, changed, System(body="cpu"))
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         downs = [
             price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"], profile.memory).seconds
@@ -123,7 +123,9 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         }
 
     def of_steps(free: np.ndarray) -> np.ndarray:
-        phone = Phone(graphs, profile.with_values(values(free)), System(), staging=ALL_MAPPED)
+        phone = ForwardTimer(
+            graphs, profile.with_values(values(free)), System(), staging=ALL_MAPPED
+        )
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         return _relative(steps, table["npu"])
 
@@ -208,7 +210,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
 def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
     """The unpublished length of a task's prompts, from its 128-token CPU cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["cpu"] / TASK_TOKENS
-    phone = Phone(graphs, profile, System(body="cpu"))
+    phone = ForwardTimer(graphs, profile, System(body="cpu"))
 
     def seconds(prompt: int) -> float:
         return phone.latency(vanilla(prompt, 1)._replace(forwards=(_whole(prompt),)))
@@ -230,7 +232,7 @@ def fit_reach(
     task: str,
     prompt: int,
     dynamics: Dynamics,
-    phone: Phone,
+    phone: ForwardTimer,
     runs: int = RUNS,
 ) -> Dynamics:
     """A task's own forwards per block, from its 128-token llada.cpp cell of Figure 11."""
@@ -249,7 +251,7 @@ def mean_latency(
     decoding: Decoding,
     prompt: int,
     tokens: int,
-    phone: Phone,
+    phone: ForwardTimer,
     runs: int = RUNS,
 ) -> float:
     """Seconds, over so many runs of the process."""
@@ -262,8 +264,8 @@ def mean_latency(
 def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:
     """What the profile gives for the figures that it was fitted to."""
     table = figures["table2_step_ms"]
-    cpu = Phone(graphs, profile, System(body="cpu"))
-    npu = Phone(graphs, profile, System(), staging=ALL_MAPPED)
+    cpu = ForwardTimer(graphs, profile, System(body="cpu"))
+    npu = ForwardTimer(graphs, profile, System(), staging=ALL_MAPPED)
     found = []
     for index, rows in enumerate(table["rows"]):
         forward = Forward(rows, 0, rows)

@@ -6,8 +6,8 @@ from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
-from llada_jax.device.cost import UnknownOperation, unknown_operations
 from llada_jax.lowered import Lowered
+from llada_jax.phone.cost import UnknownOperation, unknown_operations
 
 
 class Graphs:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from llada_jax.config import require
-from llada_jax.device.profile import Profile
+from llada_jax.phone.profile import Profile
 from llada_jax.swap.budget import MappingPath
 
 _GIB = 1 << 30

@@ -8,7 +8,7 @@ map registered buffers from the NPU's side.
 from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.device.profile import MappingPaths, Memory
+from llada_jax.phone.profile import MappingPaths, Memory
 from llada_jax.swap.graph import ACTIVATION_BYTES
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ mappings, nothing is ever mapped twice."""
 
 class Staging(NamedTuple):
     """What one step makes visible in all, and whether that runs beside the NPU; spread over its
-    layers. `llada_jax.device.planned` has the record of a planner's plan, which says when.
+    layers. `llada_jax.phone.planned` has the record of a planner's plan, which says when.
     """
 
     copied_bytes: float = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from llada_jax.device.timeline import Event, Task, Timeline
+from llada_jax.phone.timeline import Event, Task, Timeline
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan import Plan
 from llada_jax.swap.timing import waits_of

@@ -31,7 +31,7 @@ def read_fit_figures(folder: str | PathLike[str]) -> dict[str, Any]:
 
 
 def read_validation_figures(folder: str | PathLike[str]) -> dict[str, Any]:
-    """`validation.json`, which `llada_jax.device.fit` never reads."""
+    """`validation.json`, which `llada_jax.phone.fit` never reads."""
     return _read(Path(folder) / "validation.json")
 
 

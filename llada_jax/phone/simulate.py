@@ -16,14 +16,14 @@ from llada_jax.config import (
     require,
     require_choice,
 )
-from llada_jax.device.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
-from llada_jax.device.energy import Energy, energy_of, total_energy
-from llada_jax.device.memory import MIB, Runtime, Staging, most_rows, staging_for, weights_mib
-from llada_jax.device.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
-from llada_jax.device.profile import CpuClass, CpuKernels, Profile
-from llada_jax.device.timeline import Task, Timeline, breakdown, run
-from llada_jax.device.workload import Forward, Workload, distinct, rounded
 from llada_jax.lowered import Lowered
+from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
+from llada_jax.phone.energy import Energy, energy_of, total_energy
+from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows, staging_for, weights_mib
+from llada_jax.phone.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
+from llada_jax.phone.profile import CpuClass, CpuKernels, Profile
+from llada_jax.phone.timeline import Task, Timeline, breakdown, run
+from llada_jax.phone.workload import Forward, Workload, distinct, rounded
 
 Processor = Literal["npu", "cpu"]
 ScoresOn = Literal["cpu", "npu", "sampling_engine"]
@@ -119,7 +119,7 @@ def simulate(
     `staging` is what each forward stages, by a plan or in all; by default what `system.runtime`
     gives. `engine` is what `scores_on="sampling_engine"` needs.
     """
-    phone = Phone(graphs, profile, system or System(), workload.canvas, staging, engine)
+    phone = ForwardTimer(graphs, profile, system or System(), workload.canvas, staging, engine)
     steps: dict[Forward, Timeline] = {}
     parts: dict[str, float] = {}
     energies = []
@@ -136,10 +136,10 @@ def latency(
     workload: Workload, graphs: GraphsLike, profile: Profile, system: System | None = None
 ) -> float:
     """Seconds of a run alone: what fits and sweeps need."""
-    return Phone(graphs, profile, system or System(), workload.canvas).latency(workload)
+    return ForwardTimer(graphs, profile, system or System(), workload.canvas).latency(workload)
 
 
-class Phone:
+class ForwardTimer:
     """Prices forwards on one phone with one software."""
 
     def __init__(

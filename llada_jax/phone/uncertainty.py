@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llada_jax.device.profile import Profile, Tag
+from llada_jax.phone.profile import Profile, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by how it is known."""

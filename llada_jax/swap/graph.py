@@ -9,7 +9,7 @@ from llada_jax.config import ModelConfig, require
 
 ACTIVATION_BYTES = 2
 """float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4): for
-plans here, and for what `llada_jax.device.memory` maps."""
+plans here, and for what `llada_jax.phone.memory` maps."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from experiments.run import REPOSITORY
+from experiments.harness.run import REPOSITORY
 
 
 def run_experiment(

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments import latency_table as entry
+from tests.experiments.harness.test_conf import composed
 from tests.experiments.in_process import run_experiment
-from tests.experiments.test_conf import composed
 
 ON_PHONE = ["shape=tiny", "rows=[32,64]", "canvas=96"]
 

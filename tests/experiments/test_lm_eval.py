@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from experiments.harness.run import REPOSITORY
+from experiments.harness.schema import read_config
 from experiments.lm_eval import TASKS, LmEvalConfig, data_files, evaluate, rows_of
-from experiments.run import REPOSITORY
-from experiments.schema import read_config
 from llada_jax.evaluation.metrics import wilson_interval
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")

@@ -2,9 +2,9 @@
 
 from functools import cache
 
-from experiments.graphs import Graphs
-from experiments.phones import phone_profile
+from experiments.harness.phones import phone_profile
 from llada_jax.config import ModelConfig
+from llada_jax.phone.graphs import Graphs
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=512, width=64, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=16,

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from llada_jax.device.chrome_trace import chrome_trace, write_chrome_trace
-from llada_jax.device.simulate import System, simulate
-from llada_jax.device.timeline import Task, run
-from llada_jax.device.workload import Forward, Workload
-from tests.device.small import GRAPHS, PHONE
+from llada_jax.phone.chrome_trace import chrome_trace, write_chrome_trace
+from llada_jax.phone.simulate import System, simulate
+from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.workload import Forward, Workload
+from tests.phone.small import GRAPHS, PHONE
 
 WORKLOAD = Workload((Forward(40, 0, 32), Forward(32, 32, 16, 2, 1)), 32, 8, "a test")
 

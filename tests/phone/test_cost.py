@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Step
-from llada_jax.device.cost import matrix_shape, price_on_cpu, price_on_npu, rows_in_a_pass
-from llada_jax.device.fit import product_step
 from llada_jax.lowered import LoweredWeight, Operation, TensorType
-from tests.device.small import GRAPHS, PHONE, SHAPE, body
+from llada_jax.phone.cost import matrix_shape, price_on_cpu, price_on_npu, rows_in_a_pass
+from llada_jax.phone.fit import product_step
+from tests.phone.small import GRAPHS, PHONE, SHAPE, body
 
 LLADA, VENDOR = PHONE.npu["llada_cpp"], PHONE.npu["vendor"]
 Q4 = LoweredWeight((4096, 12288), 4, 32)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.device.dynamics import SOURCE, Decoding, Dynamics, decode, statistics
+from llada_jax.phone.dynamics import SOURCE, Decoding, Dynamics, decode, statistics
 
 USUAL = Dynamics(
     reach=0.55, decay=0.92, skipped=0.5, strict=0.6, unstable=0.5, tokens_per_forward=4.0

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import phones
-from experiments.phones import PUBLISHED, graphs_of, phone_profile
-from llada_jax.device import fit, published
-from llada_jax.device.dynamics import Decoding
-from llada_jax.device.simulate import Phone, System
+from experiments.harness import phones
+from experiments.harness.phones import PUBLISHED, graphs_of, phone_profile
+from llada_jax.phone import fit
+from llada_jax.phone import published_figures as published
+from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.simulate import ForwardTimer, System
 
 FIGURES = published.read_fit_figures(PUBLISHED)
 LLADA = graphs_of("llada_8b")
@@ -110,11 +111,11 @@ def test_least_squares_finds_parameters_golden(a, b):
 def test_a_task_is_fitted_to_its_own_two_cells():
     cells = FIGURES["fig11_cells_SM8750_128"]["GSM8K"]
     prompt = fit.fit_prompt(FIGURES, "GSM8K", LLADA, PHONE)
-    phone = Phone(LLADA, PHONE, System(body="cpu"))
+    phone = ForwardTimer(LLADA, PHONE, System(body="cpu"))
     found = 128 * phone.step(fit._whole(prompt)).seconds
     assert found == pytest.approx(cells["cpu"], rel=0.01)
 
-    dynamics, npu = fit.fit_dynamics(FIGURES), Phone(LLADA, PHONE, System())
+    dynamics, npu = fit.fit_dynamics(FIGURES), ForwardTimer(LLADA, PHONE, System())
     fitted = fit.fit_reach(FIGURES, "GSM8K", prompt, dynamics, npu, runs=6)
     seconds = fit.mean_latency(fitted, Decoding(), prompt, 128, npu, runs=6)
     assert seconds == pytest.approx(cells["llada_cpp"], rel=0.03)

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from experiments.phones import graphs_of
-from experiments.staging import PATHS, plan_run
-from llada_jax.device.mapping import mapping_path, mapping_paths
-from llada_jax.device.simulate import System
-from llada_jax.device.workload import blockwise
+from experiments.harness.phones import graphs_of
+from experiments.simulate.staging import PATHS, plan_run
+from llada_jax.phone.mapping import mapping_path, mapping_paths
+from llada_jax.phone.simulate import System
+from llada_jax.phone.workload import blockwise
 from llada_jax.swap.timing import stall_of
-from tests.device.small import PHONE
+from tests.phone.small import PHONE
 
 MIB, GIB = 1 << 20, 1 << 30
 

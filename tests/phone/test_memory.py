@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.phones import model_shape
-from llada_jax.device.memory import (
+from experiments.harness.phones import model_shape
+from llada_jax.phone.memory import (
     MIB,
     buffers_mib,
     footprint,
@@ -18,7 +18,7 @@ from llada_jax.device.memory import (
     temporaries_mib,
 )
 from llada_jax.swap.graph import model_graph
-from tests.device.small import PHONE, SHAPE
+from tests.phone.small import PHONE, SHAPE
 
 LLADA = model_shape("llada_8b")
 SIZES = st.lists(st.sampled_from([64.0, 256.0, 672.0, 1024.0]), max_size=6)

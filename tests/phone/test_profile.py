@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.phones import CONF, phone_profile
-from llada_jax.device.profile import load_profile
+from experiments.harness.phones import PROFILES, phone_profile
+from llada_jax.phone.profile import load_profile
 
-FILES = sorted((CONF / "device").glob("*.yaml"))
-CONTENT = yaml.safe_load((CONF / "device" / "sm8650.yaml").read_text())
+FILES = sorted(PROFILES.glob("*.yaml"))
+CONTENT = yaml.safe_load((PROFILES / "sm8650.yaml").read_text())
 
 
 def paths(node, path=()):

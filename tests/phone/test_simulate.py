@@ -2,16 +2,16 @@
 
 import pytest
 
-from experiments.phones import graphs_of
+from experiments.harness.phones import graphs_of
 from llada_jax.config import SamplerConfig
-from llada_jax.device.energy import energy_of
-from llada_jax.device.memory import MIB, Runtime, Staging, most_rows
-from llada_jax.device.planned import PlannedStaging
-from llada_jax.device.simulate import Phone, ScoresOn, System, latency, simulate
-from llada_jax.device.timeline import Task, run
-from llada_jax.device.uncertainty import DOUBT, with_uncertainty
-from llada_jax.device.workload import Forward, Workload, blockwise
-from tests.device.small import GRAPHS, PHONE
+from llada_jax.phone.energy import energy_of
+from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
+from llada_jax.phone.planned import PlannedStaging
+from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate
+from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
+from llada_jax.phone.workload import Forward, Workload, blockwise
+from tests.phone.small import GRAPHS, PHONE
 
 LLADA = graphs_of("llada_8b")
 STEP = Forward(32, 96, 32)
@@ -19,7 +19,7 @@ SWAP = System()
 
 
 def seconds(forward=STEP, **settings) -> float:
-    return Phone(LLADA, PHONE, System(**settings)).step(forward).seconds
+    return ForwardTimer(LLADA, PHONE, System(**settings)).step(forward).seconds
 
 
 def test_parts_and_energies_add_up():
@@ -41,7 +41,7 @@ def test_a_part_of_the_timeline_starts_at_zero():
 
 def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
     bare = seconds(runtime="wide")
-    staged = Phone(LLADA, PHONE, SWAP).staging().seconds
+    staged = ForwardTimer(LLADA, PHONE, SWAP).staging().seconds
     assert bare < seconds() < bare + 0.1 * staged
     fast = seconds(kernels="vendor", runtime="wide")
     assert seconds(kernels="vendor") > fast + 0.5 * staged
@@ -56,7 +56,7 @@ def test_a_plan_can_say_what_a_forward_stages():
 
 
 def test_mapping_again_stops_the_npu():
-    events = Phone(LLADA, PHONE, System(runtime="remap")).staging().seconds
+    events = ForwardTimer(LLADA, PHONE, System(runtime="remap")).staging().seconds
     assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + events)
 
 
@@ -68,11 +68,11 @@ def test_revision_hides_beside_the_npu_and_shares_its_memory():
 
 def test_a_revision_scores_tokens_and_not_all_of_their_rows():
     def revision(rescored: int) -> float:
-        step = Phone(LLADA, PHONE, SWAP).step(STEP._replace(refreshed=8, rescored=rescored))
+        step = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(refreshed=8, rescored=rescored))
         return next(e.task.seconds for e in step.events if e.task.name == "revision")
 
     def head(rows: int) -> float:
-        step = Phone(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=rows))
+        step = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=rows))
         return next(e.task.seconds for e in step.events if e.task.name == "head")
 
     assert head(8) > 1.1 * head(4)
@@ -80,20 +80,20 @@ def test_a_revision_scores_tokens_and_not_all_of_their_rows():
 
 
 def test_a_body_on_the_cpu_leaves_the_npu_idle():
-    timeline = Phone(LLADA, PHONE, System(body="cpu")).step(STEP)
+    timeline = ForwardTimer(LLADA, PHONE, System(body="cpu")).step(STEP)
     assert {event.task.lane for event in timeline.events} == {"cpu"}
     assert timeline.seconds > 5 * seconds()
 
 
 def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
-    phone = Phone(LLADA, PHONE, System(body="cpu", runtime="none"))
+    phone = ForwardTimer(LLADA, PHONE, System(body="cpu", runtime="none"))
     assert phone.staging() == Staging()
     with pytest.raises(ValueError, match="runtime is 'none'"):
-        Phone(LLADA, PHONE, System(runtime="none"))
+        ForwardTimer(LLADA, PHONE, System(runtime="none"))
 
 
 def test_a_table_for_the_sampler_is_the_phones_own_steps():
-    phone = Phone(LLADA, PHONE, SWAP, canvas=96)
+    phone = ForwardTimer(LLADA, PHONE, SWAP, canvas=96)
     table = phone.latency_table([32, 64])
     assert table.rows == (32, 64)
     steps = (Forward(32, 64, 32), Forward(64, 32, 64))
@@ -111,28 +111,28 @@ def test_a_table_for_the_sampler_is_the_phones_own_steps():
 
 def test_a_budget_of_rows_is_what_memory_leaves():
     def budget(**settings) -> int:
-        return Phone(LLADA, PHONE, System(**settings), 256).row_budget() or 0
+        return ForwardTimer(LLADA, PHONE, System(**settings), 256).row_budget() or 0
 
-    swapped = Phone(LLADA, PHONE, SWAP, 256).staging()
+    swapped = ForwardTimer(LLADA, PHONE, SWAP, 256).staging()
     assert isinstance(swapped, Staging)
     resident = 3744 - swapped.copied_bytes / MIB
     assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
     assert budget(resident_mib=1024) > budget() > 32
     for phone in (
-        Phone(LLADA, PHONE, System(body="cpu"), 256),
-        Phone(LLADA, PHONE, SWAP, 256, PlannedStaging((), ())),
+        ForwardTimer(LLADA, PHONE, System(body="cpu"), 256),
+        ForwardTimer(LLADA, PHONE, SWAP, 256, PlannedStaging((), ())),
     ):
         assert phone.row_budget() is None
 
 
 def test_no_head_rows_no_head():
-    without = Phone(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
+    without = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
     assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
 
 
 def head_event(scores_on: ScoresOn, forward=STEP):
     system = System(runtime="wide", scores_on=scores_on)
-    phone = Phone(LLADA, PHONE, system, engine=FixedEngine())
+    phone = ForwardTimer(LLADA, PHONE, system, engine=FixedEngine())
     (event,) = [e for e in phone.step(forward).events if e.task.name == "head"]
     return event
 
@@ -155,7 +155,7 @@ def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
 
 def test_a_head_on_the_npu_is_staged_with_the_layers():
     def staged(runtime: Runtime, **settings) -> Staging:
-        staging = Phone(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
+        staging = ForwardTimer(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
         assert isinstance(staging, Staging)
         return staging
 
@@ -167,7 +167,7 @@ def test_a_head_on_the_npu_is_staged_with_the_layers():
 
 def test_no_head_rows_no_head_on_the_npu():
     system = System(runtime="wide", scores_on="npu")
-    events = Phone(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
+    events = ForwardTimer(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
     assert all(event.task.name != "head" for event in events)
 
 
@@ -220,7 +220,7 @@ def test_bad_systems_are_named(settings, message):
 
 def test_an_engine_that_is_missing_is_named():
     with pytest.raises(ValueError, match="engine is None; allowed: a sampling engine, where"):
-        Phone(LLADA, PHONE, System(scores_on="sampling_engine"))
+        ForwardTimer(LLADA, PHONE, System(scores_on="sampling_engine"))
 
 
 def test_kernels_of_another_phone_are_named():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.device.timeline import LANES, Task, breakdown, busy_seconds, run, shares
+from llada_jax.phone.timeline import LANES, Task, breakdown, busy_seconds, run, shares
 
 GBPS = 50.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
-from llada_jax.device.workload import (
+from llada_jax.phone.workload import (
     Forward,
     autoregressive,
     blockwise,
@@ -18,7 +18,7 @@ from llada_jax.device.workload import (
     vanilla,
 )
 from llada_jax.revision.worker import Worker
-from tests.device.small import SHAPE
+from tests.phone.small import SHAPE
 from tests.sampler.toy import toy_decode
 
 

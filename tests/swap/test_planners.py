@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from llada_jax.device.mapping import mapping_path
+from llada_jax.phone.mapping import mapping_path
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
@@ -12,7 +12,7 @@ from llada_jax.swap.greedy import Greedy, ResidentRegion, alternate
 from llada_jax.swap.planners import PLANNERS, planner
 from llada_jax.swap.steady import Steady
 from llada_jax.swap.timing import stall_of
-from tests.device.small import PHONE
+from tests.phone.small import PHONE
 from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
 

@@ -10,11 +10,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.bench import BenchConfig, bench
-from experiments.run import REPOSITORY, Run
-from experiments.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
-from experiments.schema import read_config
-from experiments.timers import best_times
+from experiments.bench.__main__ import BenchConfig, bench
+from experiments.bench.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
+from experiments.harness.timers import best_times
 
 SMALL = [
     "+architecture.family=llada",

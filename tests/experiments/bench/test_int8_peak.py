@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from experiments import int8_peak
-from experiments.int8_peak import find_compiler, measure_int8_peak, seconds_at_once
+from experiments.bench import int8_peak
+from experiments.bench.int8_peak import find_compiler, measure_int8_peak, seconds_at_once
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from experiments import torch_layer
-from experiments.run import REPOSITORY
-from experiments.torch_layer import BAD_ARGUMENTS, NO_TORCH, TorchLayerConfig, main, read
+from experiments.bench import torch_layer
+from experiments.bench.torch_layer import BAD_ARGUMENTS, NO_TORCH, TorchLayerConfig, main, read
+from experiments.harness.run import REPOSITORY
 
 SMALL = ["width=64", "ffn_width=128", "n_heads=2", "head_dim=32", "cached=8", "seconds=0"]
 
@@ -27,7 +27,7 @@ def test_without_pytorch(monkeypatch, capsys):
 
 @pytest.mark.skipif(has_torch(), reason="PyTorch is here")
 def test_as_a_program_without_pytorch():
-    command = [sys.executable, "-m", "experiments.torch_layer", *SMALL]
+    command = [sys.executable, "-m", "experiments.bench.torch_layer", *SMALL]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (NO_TORCH, "")
     assert done.stderr.startswith("no PyTorch in ") and done.stderr.count("\n") == 1
@@ -35,7 +35,7 @@ def test_as_a_program_without_pytorch():
 
 @pytest.mark.skipif(not has_torch(), reason="no PyTorch here")
 def test_a_row_for_each_number_of_rows_and_dtype():
-    command = [sys.executable, "-m", "experiments.torch_layer", *SMALL, "rows=2,4"]
+    command = [sys.executable, "-m", "experiments.bench.torch_layer", *SMALL, "rows=2,4"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     rows = {row.pop("name"): row for row in json.loads(done.stdout)}
     assert set(rows) == {f"layer/torch/{d}/{n}" for d in ("bf16", "int8") for n in (2, 4)}

@@ -8,11 +8,12 @@ import pytest
 from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
-from experiments import answers, cell, report
-from experiments import evaluate as entry
-from experiments.judged import judged, score_rows
-from experiments.on_phones import on_phones
-from experiments.run import environment
+from experiments.evaluate import __main__ as entry
+from experiments.evaluate import answers, cell
+from experiments.evaluate.judged import judged, score_rows
+from experiments.harness.on_phones import on_phones
+from experiments.harness.run import environment
+from experiments.report import __main__ as report
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment

@@ -1,6 +1,6 @@
 """Scores of generations: what is asked again does not count again."""
 
-from experiments.score import Score, joined, score
+from experiments.evaluate.score import Score, joined, score
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Item

@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.results import ResultRow
-from experiments.score_table import suite_tables, thresholds_of
+from experiments.evaluate.score_table import suite_tables, thresholds_of
+from experiments.harness.results import ResultRow
 from llada_jax.config import SamplerConfig
 
 DECODERS = {"slow": SamplerConfig(), "fast": SamplerConfig.preset("staged")}

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import llada_jax as lj
-from experiments import cell, report
-from experiments import evaluate as entry
-from experiments.chosen import CHOSEN, Chosen
+from experiments.evaluate import __main__ as entry
+from experiments.evaluate import cell
+from experiments.evaluate.chosen import CHOSEN, Chosen
+from experiments.report import __main__ as report
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task

@@ -6,13 +6,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
-from experiments.experts import ExpertsConfig, experts
-from experiments.experts_paper import PUBLISHED_SPEEDUP
-from experiments.experts_pictures import draw_pictures
-from experiments.experts_recorded import RecordedConfig, narrow_models
-from experiments.results import ResultRow
-from experiments.run import REPOSITORY, Run
-from experiments.schema import read_config
+from experiments.experts.__main__ import ExpertsConfig, experts
+from experiments.experts.paper import PUBLISHED_SPEEDUP
+from experiments.experts.pictures import draw_pictures
+from experiments.experts.recorded import RecordedConfig, narrow_models
+from experiments.harness.results import ResultRow
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
 from llada_jax.experts.routing import RoutingTrace
 
 SMALL = [

@@ -1,10 +1,10 @@
-"""Experts on phones cost what the profiles of conf/device say."""
+"""Experts on phones cost what the profiles of llada_jax/phone/profiles say."""
 
 import numpy as np
 import pytest
 
-from experiments.experts_costs import expert_bytes, phone_costs, slots_in_address_space
-from experiments.phones import phone_profile
+from experiments.experts.costs import expert_bytes, phone_costs, slots_in_address_space
+from experiments.harness.phones import phone_profile
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 
 

@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import llada_jax as lj
-from experiments import generate as entry
-from experiments.run import REPOSITORY
+from experiments.generate import __main__ as entry
+from experiments.harness.run import REPOSITORY
 from llada_jax.text import Tokenizer
 from tests.experiments.in_process import run_experiment
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.live_canvas import (
+from experiments.generate.live_canvas import (
     Cell,
     LiveCanvas,
     Page,

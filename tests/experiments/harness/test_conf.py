@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import (
-    evaluate,
-    generate,
-    latency_table,
-    lm_eval,
-    reliability,
-    thresholds,
-    train,
-)
-from experiments.run import REPOSITORY
-from experiments.schema import read_config
+from experiments import latency_table, lm_eval, reliability
+from experiments.evaluate import __main__ as evaluate
+from experiments.generate import __main__ as generate
+from experiments.harness.phones import ARCHITECTURES
+from experiments.harness.run import REPOSITORY
+from experiments.harness.schema import read_config
+from experiments.thresholds import __main__ as thresholds
+from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.evaluation.tasks import task_names, word_problems
 
@@ -54,7 +51,7 @@ def test_every_entry_point_composes(entry):
     assert isinstance(composed(entry), SCHEMAS[entry])
 
 
-@pytest.mark.parametrize("architecture", names("architecture"))
+@pytest.mark.parametrize("architecture", sorted(path.stem for path in ARCHITECTURES.glob("*.yaml")))
 def test_every_architecture_composes(architecture):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=[f"architecture@model={architecture}"])

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from experiments.own_process import in_own_process
+from experiments.harness.own_process import in_own_process
 
 
 def test_what_it_gives_and_raises_comes_back(monkeypatch):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from experiments.phones import CONF, model_shape
+from experiments.harness.phones import ARCHITECTURES, model_shape
 from llada_jax.config import MoEConfig
 
 
-@pytest.mark.parametrize("name", sorted(f.stem for f in (CONF / "architecture").glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(f.stem for f in ARCHITECTURES.glob("*.yaml")))
 def test_every_shape_is_read_whole(name):
     moe = model_shape(name).moe
     assert moe is None or isinstance(moe, MoEConfig)

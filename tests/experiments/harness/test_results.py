@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.results import ResultRow, table
+from experiments.harness.results import ResultRow, table
 
 LATENCY = ResultRow(
     name="latency", value=np.float32(7.5), unit="s", kind="modelled", reference=6, source="Table 3"

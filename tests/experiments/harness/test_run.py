@@ -8,9 +8,9 @@ import tomllib
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import run as module
-from experiments.results import ResultRow
-from experiments.run import Run, environment
+from experiments.harness import run as module
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, environment
 
 ROW = ResultRow(name="steps", value=2, unit="steps")
 

@@ -3,7 +3,7 @@
 import pytest
 
 import llada_jax as lj
-from experiments.tiled import check_tiles, models_for
+from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.build import has_tiles
 
 pytest.importorskip("llvmlite")

@@ -5,9 +5,11 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import bench, plan, planning
-from experiments.run import REPOSITORY, Run
-from experiments.schema import read_config
+from experiments.bench import __main__ as bench
+from experiments.bench import planning
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
+from experiments.plan import __main__ as plan
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 
 SMALL = [

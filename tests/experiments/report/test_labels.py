@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.labels import labels
+from experiments.report.labels import labels
 
 
 def settings(name: str = "threshold", **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.provenance import provenance
+from experiments.report.provenance import provenance
 from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
 from llada_jax.evaluation.task import Item
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import report as entry
-from experiments.pictures import training_curve
-from experiments.run import environment
+from experiments.harness.pictures import training_curve
+from experiments.harness.run import environment
+from experiments.report import __main__ as entry
 from llada_jax.evaluation.generations import FORMAT, Batch, Generation, GenerationStore
 from llada_jax.evaluation.task import Item
 from tests.experiments.in_process import run_experiment

@@ -7,15 +7,18 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments import claims, phone_pictures, reproduce, simulate
-from experiments.phones import CONF, Calibrated
-from experiments.results import ResultRow
-from experiments.run import Run
-from experiments.schema import read_config
-from llada_jax.device.simulate import System
+from experiments.harness import phone_pictures
+from experiments.harness.phones import Calibrated
+from experiments.harness.results import ResultRow
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
+from experiments.reproduce import __main__ as reproduce
+from experiments.reproduce import claims
+from experiments.simulate import __main__ as simulate
+from llada_jax.phone.simulate import System
 
 RUNS = 8
-NAMES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def world() -> Calibrated:
 
 
 def composed(entry: str, schema, *overrides: str):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         return read_config(schema, compose(entry, overrides=list(overrides)))
 
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import simulate
-from experiments.run import Run
-from llada_jax.device.simulate import System
-from llada_jax.device.workload import blockwise
+from experiments.harness.run import Run
+from experiments.simulate import __main__ as simulate
+from llada_jax.phone.simulate import System
+from llada_jax.phone.workload import blockwise
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from tests.device.small import GRAPHS, PHONE, SHAPE
+from tests.phone.small import GRAPHS, PHONE, SHAPE
 
 
 def rows_of(system: System) -> dict[str, float]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import stream
-from experiments.run import REPOSITORY, Run
-from experiments.schema import read_config
-from experiments.streamed_share import Ran
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
+from experiments.stream import __main__ as stream
+from experiments.stream.streamed_share import Ran
 from llada_jax.backend.layer_file import PAGE, StoredLayer
 from llada_jax.swap.timing import stall_of
 

@@ -6,11 +6,19 @@ from itertools import pairwise
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import cell
-from experiments.schema import read_config
-from experiments.score import Score
-from experiments.sweep import Axes, Found, Setting, SweepConfig, by_program, chosen, revisions
-from experiments.validation_items import ValidationItems
+from experiments.evaluate import cell
+from experiments.evaluate.score import Score
+from experiments.harness.schema import read_config
+from experiments.thresholds.sweep import (
+    Axes,
+    Found,
+    Setting,
+    SweepConfig,
+    by_program,
+    chosen,
+    revisions,
+)
+from experiments.thresholds.validation_items import ValidationItems
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.sampler.accept import without_bound

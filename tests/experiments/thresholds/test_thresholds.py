@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import cell
-from experiments import thresholds as entry
-from experiments.chosen import Chosen
-from experiments.judged import judged
+from experiments.evaluate import cell
+from experiments.evaluate.chosen import Chosen
+from experiments.evaluate.judged import judged
+from experiments.thresholds import __main__ as entry
 from llada_jax.config import SamplerConfig
 from tests.experiments.in_process import run_experiment
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.mixture import (
+from experiments.train.mixture import (
     SENTENCE_END,
     MixtureConfig,
     Stage,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run import REPOSITORY
+from experiments.harness.run import REPOSITORY
 from llada_jax.checkpoint import bundled_folder, bundled_names
 from llada_jax.training.export import TOKENIZER_FILES
 from llada_jax.training.loop import read_metrics
 from tests.experiments.retraining import Compared, again, first_steps, recipe, stated_logs
-from tests.experiments.test_train import TINY
+from tests.experiments.train.test_train import TINY
 from tests.model_cards import stated_trainings
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import llada_jax as lj
-from experiments import train as entry
-from experiments.mixture import TaskShare
-from experiments.run import REPOSITORY
-from experiments.schema import read_config
+from experiments.harness.run import REPOSITORY
+from experiments.harness.schema import read_config
+from experiments.train import __main__ as entry
+from experiments.train.mixture import TaskShare
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.loop import read_metrics
 from tests.experiments.in_process import run_experiment
