@@ -26,8 +26,8 @@ FITTED_SOC = "SM8750"
 @cache
 def phone_profile(soc: str) -> Profile:
     """Reads a profile by the name of its SoC. Raises ValueError that lists them."""
-    path = PROFILES / f"{soc.lower()}.yaml"
-    known = sorted(each.stem.upper() for each in PROFILES.glob("*.yaml"))
+    path = PROFILES / f"{soc.upper()}.yaml"
+    known = sorted(each.stem for each in PROFILES.glob("*.yaml"))
     require(soc.upper() in known, f"phone is {soc!r}; allowed: {', '.join(known)}")
     return load_profile(path)
 

@@ -11,7 +11,7 @@ from experiments.harness.phones import PROFILES, phone_profile
 from llada_jax.phone.profile import load_profile
 
 FILES = sorted(PROFILES.glob("*.yaml"))
-CONTENT = yaml.safe_load((PROFILES / "sm8650.yaml").read_text())
+CONTENT = yaml.safe_load((PROFILES / "SM8650.yaml").read_text())
 
 
 def paths(node, path=()):
