@@ -7,6 +7,7 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.lowered import Lowered
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.cost import UnknownOperation, unknown_operations
 
 
@@ -47,3 +48,18 @@ class Graphs:
         """All layers, and the final norm."""
         layers = range(self.model.n_layers)
         return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))
+
+
+_SHAPES: dict[tuple[str, Quant], Graphs] = {}
+
+
+def graphs_of(shape: str, quant: Quant = "int4_block32") -> Graphs:
+    """Returns the lowered steps of a shape, the same object for the same name."""
+    if (shape, quant) not in _SHAPES:
+        _SHAPES[shape, quant] = Graphs(architecture(shape), quant)
+    return _SHAPES[shape, quant]
+
+
+def unknown_so_far() -> list[UnknownOperation]:
+    """Returns operations that were priced as something else, in all steps of `graphs_of` so far."""
+    return [operation for graphs in _SHAPES.values() for operation in graphs.unknown]
