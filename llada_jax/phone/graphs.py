@@ -1,6 +1,8 @@
 """Lowered steps of a model's shape, without weights, for the device model to price."""
 
 from functools import lru_cache
+from os import PathLike
+from pathlib import Path
 
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket, Step
@@ -50,16 +52,27 @@ class Graphs:
         return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))
 
 
-_SHAPES: dict[tuple[str, Quant], Graphs] = {}
+Shape = str | PathLike[str] | ModelConfig
+"""A shape that comes with the package by its name, a YAML file's path, or the configuration."""
+
+_GRAPHS: dict[tuple[ModelConfig, Quant], Graphs] = {}
 
 
-def graphs_of(shape: str, quant: Quant = "int4_block32") -> Graphs:
-    """Returns the lowered steps of a shape, the same object for the same name."""
-    if (shape, quant) not in _SHAPES:
-        _SHAPES[shape, quant] = Graphs(architecture(shape), quant)
-    return _SHAPES[shape, quant]
+def graphs_of(shape: Shape, quant: Quant = "int4_block32") -> Graphs:
+    """Returns the lowered steps of a shape, the same object for the same shape."""
+    model = shape if isinstance(shape, ModelConfig) else architecture(shape)
+    if (model, quant) not in _GRAPHS:
+        _GRAPHS[model, quant] = Graphs(model, quant)
+    return _GRAPHS[model, quant]
+
+
+def shape_name(shape: Shape) -> str:
+    """Returns a shape's name for reports."""
+    if isinstance(shape, ModelConfig):
+        return f"{shape.family}, {shape.n_layers} layers of width {shape.width}"
+    return Path(shape).stem
 
 
 def unknown_so_far() -> list[UnknownOperation]:
     """Returns operations that were priced as something else, in all steps of `graphs_of` so far."""
-    return [operation for graphs in _SHAPES.values() for operation in graphs.unknown]
+    return [operation for graphs in _GRAPHS.values() for operation in graphs.unknown]
