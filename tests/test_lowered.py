@@ -161,7 +161,8 @@ def test_the_record_can_be_read_without_jax(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     source = Path(__file__).parents[1] / "llada_jax"
-    shutil.copy(source / "lowered.py", package)
+    for name in ("lowered.py", "atomic.py"):
+        shutil.copy(source / name, package)
     shutil.copytree(source / "config", package / "config")
     code = (
         "import sys; sys.modules['jax'] = sys.modules['numpy'] = None\n"
