@@ -8,7 +8,7 @@ from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
 from llada_jax.phone.planned import PlannedStaging
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate
-from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, blockwise
 from tests.phone.small import GRAPHS, PHONE
@@ -172,7 +172,7 @@ def test_no_head_rows_no_head_on_the_npu():
 
 
 def test_power_is_that_of_what_is_busy_golden():
-    tasks = [Task("a", "npu", 2.0), Task("b", "cpu", 1.0)]
+    tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "cpu", 1.0)]
     energy = energy_of(run(tasks, 50), PHONE.power)
     power = PHONE.power
     assert energy.joules == pytest.approx(power.both_w + power.npu_w)
