@@ -1,38 +1,25 @@
-"""A decoding run on a phone: forwards become tasks on lanes, and their times a latency.
-
-The step is the unit: the CPU's revisions are merged at its end (the paper's delayed merge), so no
-lane reaches into the next one. Equal forwards therefore take equal time and are simulated once.
-"""
+"""How long one forward takes on a phone: its layers, head and revision as tasks on the lanes."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
-from llada_jax.config import (
-    LatencyTable,
-    ModelConfig,
-    ascending_counts,
-    require,
-    require_choice,
-)
+from llada_jax.config import LatencyTable, ModelConfig, ascending_counts, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
-from llada_jax.phone.energy import Energy, energy_of, total_energy
-from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows, staging_for, weights_mib
-from llada_jax.phone.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
-from llada_jax.phone.profile import CpuClass, CpuKernels, Profile
-from llada_jax.phone.timeline import Task, Timeline, breakdown, run
+from llada_jax.phone.memory import most_rows
+from llada_jax.phone.mixture import Routing, layer_costs, routing_of
+from llada_jax.phone.profile import CpuKernels, Profile
+from llada_jax.phone.step_tasks import StepWork, run_step
+from llada_jax.phone.system import Processor, System
+from llada_jax.phone.timeline import LaneTask, Timeline
+from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload, distinct, rounded
-
-Processor = Literal["npu", "cpu"]
-ScoresOn = Literal["cpu", "npu", "sampling_engine"]
-"""The CPU has its own copy of the head. On the NPU, the product is the kernels'; what makes tokens
-and confidences of the logits is their vector work, or that of an attached sampling engine."""
 
 
 class GraphsLike(Protocol):
-    """Where lowered steps come from: one layer stands for all, one chunk of the head too."""
+    """Where lowered steps come from: one dense layer stands for all, one chunk of the head too."""
 
     model: ModelConfig
     n_layers: int
@@ -46,101 +33,22 @@ class SamplingEngineLike(Protocol):
     """What `llada_jax.sampling_engine.attached` gives."""
 
     def scores(self, rows: int, gbps: float, /) -> tuple[float, float]:
-        """Seconds, and bytes of memory, from the logits of rows to their tokens and confidences,
-        where memory gives the NPU so many GB/s."""
+        """Returns seconds, and bytes of memory, from the logits of rows to their tokens and
+        confidences, where memory gives the NPU so many GB/s."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """Which software runs where."""
-
-    body: Processor = "npu"
-    kernels: str = "llada_cpp"
-    """NPU kernel class of the body."""
-    cpu: CpuClass = "plain"
-    """CPU kernel class of the body on the CPU, and of revisions."""
-    head: CpuClass = "tuned"
-    """CPU kernel class of the head, where the body is on the NPU and the head is not."""
-    scores_on: ScoresOn = "cpu"
-    """Where the head runs."""
-    runtime: Runtime = "swap"
-    resident_mib: float = 3072
-
-    def __post_init__(self) -> None:
-        require_choice("body", self.body, Processor)
-        require_choice("cpu", self.cpu, CpuClass)
-        require_choice("head", self.head, CpuClass)
-        require_choice("scores_on", self.scores_on, ScoresOn)
-        require(
-            self.body == "npu" or self.scores_on == "cpu",
-            f"scores_on is {self.scores_on!r}; allowed: 'cpu', where the body is on the CPU",
-        )
-        require_choice("runtime", self.runtime, Runtime)
-        value = self.resident_mib
-        require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
-
-
-class Simulated(NamedTuple):
-    """A run on a phone: all numbers are modelled."""
-
-    workload: Workload
-    seconds: float
-    parts: dict[str, float]
-    """Where the seconds go; they add up to `seconds`."""
-    energy: Energy
-    steps: dict[Forward, Timeline]
-    """Each kind of forward alone."""
-    unknown: tuple[UnknownOperation, ...]
-
-    def timeline(self, first: int = 0, last: int | None = None) -> Timeline:
-        """The events of some forwards, one after the other; the first one starts at 0."""
-        events, now = [], 0.0
-        chosen = list(enumerate(self.workload.forwards))[first:last]
-        for index, forward in chosen:
-            step = self.steps[forward]
-            for event in step.shifted(now).events:
-                task = event.task._replace(name=f"{event.task.name}, step {index}")
-                events.append(event._replace(task=task))
-            now += step.seconds
-        return Timeline(tuple(events))
-
-
-def simulate(
-    workload: Workload,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System | None = None,
-    staging: Staging | PlannedStaging | None = None,
-    engine: SamplingEngineLike | None = None,
-) -> Simulated:
-    """Latency, breakdown and energy of a run: sums over its forwards.
-
-    `staging` is what each forward stages, by a plan or in all; by default what `system.runtime`
-    gives. `engine` is what `scores_on="sampling_engine"` needs.
-    """
-    phone = ForwardTimer(graphs, profile, system or System(), workload.canvas, staging, engine)
-    steps: dict[Forward, Timeline] = {}
-    parts: dict[str, float] = {}
-    energies = []
-    for forward, count in distinct(workload.forwards):
-        step = steps[forward] = phone.step(forward)
-        for name, seconds in breakdown(step).items():
-            parts[name] = parts.get(name, 0.0) + count * seconds
-        energies.append((energy_of(step, profile.power), count))
-    energy = total_energy(energies)
-    return Simulated(workload, energy.seconds, parts, energy, steps, phone.unknown())
-
-
-def latency(
-    workload: Workload, graphs: GraphsLike, profile: Profile, system: System | None = None
-) -> float:
-    """Seconds of a run alone: what fits and sweeps need."""
-    return ForwardTimer(graphs, profile, system or System(), workload.canvas).latency(workload)
-
-
 class ForwardTimer:
-    """Prices forwards on one phone with one software."""
+    """Prices forwards of a model on one phone with one software.
+
+    Args:
+      canvas: positions of a run, whose keys and values must find room.
+      transfers: what each forward stages; by default what the system's runtime does.
+      engine: what `scores_on="sampling_engine"` needs.
+      routing: which experts a mixture's rows take; by default an assumption, `IndependentRouting`.
+
+    Raises ValueError for what does not go together, and where nothing could run.
+    """
 
     def __init__(
         self,
@@ -148,8 +56,9 @@ class ForwardTimer:
         profile: Profile,
         system: System,
         canvas: int = 0,
-        staging: Staging | PlannedStaging | None = None,
+        transfers: WeightTransfers | None = None,
         engine: SamplingEngineLike | None = None,
+        routing: Routing | None = None,
     ) -> None:
         attached = system.scores_on == "sampling_engine"
         require(
@@ -157,7 +66,7 @@ class ForwardTimer:
             "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
         )
         require(
-            system.scores_on == "cpu" or not isinstance(staging, PlannedStaging),
+            not system.head_on_npu or transfers is None or not transfers.looped,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
         self._graphs, self._profile, self._system = graphs, profile, system
@@ -165,51 +74,63 @@ class ForwardTimer:
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
         self._head = profile.cpu_kernels(system.head)
-        on_npu = system.body == "npu"
-        self._staging = staging or (self._by_rule(canvas) if on_npu else Staging())
         self._engine = engine if attached else None
+        self.routing = routing_of(graphs.model, routing)
+        """Which experts rows take; None for a model without experts."""
+        self.transfers = transfers or self._by_rule()
+        """What each forward stages."""
         self._unknown: dict[UnknownOperation, None] = {}
         self._steps: dict[Forward, Timeline] = {}
 
-    def _by_rule(self, canvas: int) -> Staging:
+    def _by_rule(self) -> WeightTransfers:
         profile, system = self._profile, self._system
-        return staging_for(
+        if system.body == "cpu":
+            return WeightTransfers()
+        return transfers_by_rule(
             system.runtime,
             self._graphs.model,
             profile.memory,
             profile.mapping,
             resident_budget_mib=system.resident_mib,
-            canvas=canvas,
-            head=system.scores_on != "cpu",
+            canvas=self._canvas,
+            head=system.head_on_npu,
         )
 
     def unknown(self) -> tuple[UnknownOperation, ...]:
-        """Operations that were priced as something else, in all steps so far."""
+        """Returns operations that were priced as something else, in all steps so far."""
         return tuple(self._unknown)
 
     def step(self, forward: Forward) -> Timeline:
-        """One forward, from its inputs to its merged outputs; equal ones are simulated once."""
+        """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
         if forward not in self._steps:
-            self._steps[forward] = self._simulated(forward)
+            on_cpu = self._system.body == "cpu"
+            work = self._work_of_cpu(forward) if on_cpu else self._work_of_npu(forward)
+            gbps = self._profile.memory.dram_gbps
+            self._steps[forward] = run_step(work, self.transfers, gbps)
         return self._steps[forward]
 
-    def _simulated(self, forward: Forward) -> Timeline:
-        gbps, staging = self._profile.memory.dram_gbps, self._staging
-        if self._system.body == "cpu":
-            return run(list(self._on_cpu(forward)), gbps)
-        if isinstance(staging, Staging):
-            return run(list(self._on_npu(forward, staging)), gbps)
-        tasks = list(self._as_planned(forward, staging))
-        return step_in_a_loop(run(tasks, gbps), "head")
-
     def latency(self, workload: Workload) -> float:
-        """Seconds of a run."""
+        """Returns the seconds of a run."""
         kinds = distinct(workload.forwards)
         return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
 
+    def body_seconds(self, forward: Forward) -> float:
+        """Returns the seconds of a forward's layers on the NPU, without staging."""
+        return math.fsum(cost.seconds for cost in self._layers_on_npu(forward))
+
+    def experts_per_layer(self, workload: Workload) -> float | None:
+        """Returns how many different experts a routed layer runs in a forward, on average."""
+        if self.routing is None or not workload.forwards:
+            return None
+        total = sum(
+            count * sum(self.routing.experts_by_rows(forward.rows).values())
+            for forward, count in distinct(workload.forwards)
+        )
+        return total / len(workload.forwards)
+
     def latency_table(self, rows: Sequence[int]) -> LatencyTable:
-        """For `SamplerConfig.latency_table`: steps of so many rows, each of which is scored, late
-        on the phone's canvas.
+        """Returns, for `SamplerConfig.latency_table`, the times of steps of so many rows, each of
+        which is scored, late on the phone's canvas.
 
         Args:
           rows: ascending, at most the canvas.
@@ -223,128 +144,95 @@ class ForwardTimer:
         return LatencyTable(rows=buckets, ms=tuple(1e3 * self.step(f).seconds for f in forwards))
 
     def row_budget(self) -> int | None:
-        """For `SamplerConfig.row_budget`: the most rows whose activations find room on the phone's
-        canvas. None where nothing says so: for a body on the CPU, and beside a planner's plan.
+        """Returns, for `SamplerConfig.row_budget`, the most rows whose activations find room on the
+        phone's canvas. None where nothing says so: for a body on the CPU, and beside a plan.
 
         Raises ValueError where not even one row finds room.
         """
-        system, staging, model = self._system, self._staging, self._graphs.model
-        if system.body == "cpu" or isinstance(staging, PlannedStaging):
+        resident = self.transfers.resident_mib
+        if self._system.body == "cpu" or resident is None:
             return None
-        head = system.scores_on != "cpu"
         return most_rows(
-            system.runtime,
-            model,
+            self._system.runtime,
+            self._graphs.model,
             self._profile.memory,
             canvas=self._canvas,
-            resident=weights_mib(model, head=head) - staging.copied_bytes / MIB,
-            head=head,
+            resident=resident,
+            head=self._system.head_on_npu,
         )
 
-    def staging(self) -> Staging | PlannedStaging:
-        """What each forward stages."""
-        return self._staging
+    def _work_of_cpu(self, forward: Forward) -> StepWork:
+        layers = self._layers_on_cpu(forward.rows, forward.cache)
+        return StepWork(_layer_tasks(layers, "cpu"), [self._head_on_cpu(forward, self._cpu)])
 
-    def _on_cpu(self, forward: Forward) -> Iterator[Task]:
-        layer = self._price_on_cpu(self._graphs.layer(forward.rows, forward.cache), self._cpu)
-        yield from self._layers(layer, "cpu", ())
-        yield self._head_task(forward, self._cpu, "cpu")
-
-    def _on_npu(self, forward: Forward, staging: Staging) -> Iterator[Task]:
-        layer = self._npu_layer(forward)
+    def _work_of_npu(self, forward: Forward) -> StepWork:
+        beside = []
         if forward.refreshed:
-            yield self._refresh_task(forward)
-        yield from self._call()
-        staged = list(self._staging_tasks(staging))
-        yield from staged
-        yield from self._layers(layer, "npu", tuple(task.name for task in staged))
-        if self._system.scores_on == "cpu":
-            yield self._head_task(forward, self._head, "cpu")
+            beside.append(self._revision(forward))
+        if not self._system.head_on_npu:
+            beside.append(self._head_on_cpu(forward, self._head))
         elif forward.head_rows:
-            yield self._head_on_npu(forward.head_rows)
-
-    def _as_planned(self, forward: Forward, planned: PlannedStaging) -> Iterator[Task]:
-        layer, count = self._npu_layer(forward), self._graphs.n_layers
-        parts = {name: count * seconds for name, seconds in layer.by_engine.items() if seconds}
-        body = Body(count * layer.seconds, count * layer.dram_bytes, parts)
-        revision = [self._refresh_task(forward)] if forward.refreshed else []
-        cpu = (*revision, self._head_task(forward, self._head, "cpu"))
-        return steps_tasks(planned, body, next(self._call(), None), cpu)
-
-    def _npu_layer(self, forward: Forward) -> StepCost:
-        lowered = self._graphs.layer(forward.rows, forward.cache)
-        return self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
-
-    def _call(self) -> Iterator[Task]:
+            beside.append(self._head_on_npu(forward.head_rows))
         overhead = self._kernels.step_overhead_us * 1e-6
-        if overhead:
-            yield Task("call", "npu", overhead, parts={"overhead": overhead})
+        call = LaneTask("call", "npu", overhead, parts={"overhead": overhead}) if overhead else None
+        return StepWork(_layer_tasks(self._layers_on_npu(forward), "npu"), beside, call)
 
-    def _price_on_cpu(self, lowered: Lowered, kernels: CpuKernels) -> StepCost:
-        return self._noted(price_on_cpu(lowered, kernels, self._profile.memory))
+    def _layers_on_npu(self, forward: Forward) -> list[StepCost]:
+        price = partial(price_on_npu, kernels=self._kernels, memory=self._profile.memory)
+        return self._layers(forward.rows, forward.cache, price)
 
-    def _noted(self, cost: StepCost) -> StepCost:
+    def _layers_on_cpu(self, rows: int, cache: int) -> list[StepCost]:
+        price = partial(price_on_cpu, kernels=self._cpu, memory=self._profile.memory)
+        return self._layers(rows, cache, price)
+
+    def _layers(
+        self, rows: int, cache: int, price: Callable[[Lowered], StepCost]
+    ) -> list[StepCost]:
+        layer, model = self._graphs.layer(rows, cache), self._graphs.model
+        costs = layer_costs(model, layer, rows, price, self.routing)
+        self._note(costs[0])
+        return costs
+
+    def _note(self, cost: StepCost) -> StepCost:
         self._unknown.update(dict.fromkeys(cost.unknown))
         return cost
 
-    def _layers(self, cost: StepCost, lane: Processor, staged: tuple[str, ...]) -> Iterator[Task]:
-        parts: dict[str, float] = {n: s for n, s in cost.by_engine.items() if s}
-        for index in range(self._graphs.n_layers):
-            name = f"layer {index}"
-            needs = (f"stage {index}",) if f"stage {index}" in staged else ()
-            yield Task(name, lane, cost.seconds, cost.dram_bytes, needs, parts)
-
-    def _staging_tasks(self, staging: Staging) -> Iterator[Task]:
-        """One for each layer. Two slots: a copy waits for the layer before the last to be done."""
-        count = self._graphs.n_layers
-        if not staging.seconds:
-            return
-        for index in range(count):
-            seconds, copied = staging.fixed_seconds / count, staging.copied_bytes / count
-            seconds += copied / staging.copy_bytes_per_second
-            events = _share(staging.events, index, count)
-            seconds += events * staging.event_seconds
-            if not seconds:
-                continue
-            before = index - (2 if staging.overlapped else 1)
-            needs = (f"layer {before}",) if before >= 0 else ()
-            kind = "mapping" if events else "staging"
-            # A copy reads and writes memory.
-            yield Task(f"stage {index}", "staging", seconds, 2 * copied, needs, {kind: seconds})
-
-    def _head_task(self, forward: Forward, kernels: CpuKernels, lane: Processor) -> Task:
-        needs = (f"layer {self._graphs.n_layers - 1}",)
+    def _head_on_cpu(self, forward: Forward, kernels: CpuKernels) -> LaneTask:
         if not forward.head_rows:
-            return Task("head", lane, 0.0, 0.0, needs)
+            return LaneTask("head", "cpu", 0.0)
         seconds, dram = self._head_cost(forward.head_rows, kernels)
-        return Task("head", lane, seconds, dram, needs, {"head": seconds})
+        return LaneTask("head", "cpu", seconds, dram, parts={"head": seconds})
 
-    def _head_on_npu(self, rows: int) -> Task:
-        """In the NPU's order after the last layer."""
+    def _head_on_npu(self, rows: int) -> LaneTask:
         lowered = self._graphs.head(rows)
-        chunk = self._noted(price_on_npu(lowered, self._kernels, self._profile.memory))
+        chunk = self._note(price_on_npu(lowered, self._kernels, self._profile.memory))
         count, vector = self._graphs.head_chunks, chunk.by_engine["vector"]
         product, scores, dram = (chunk.seconds - vector) * count, vector * count, 0.0
         if self._engine:
             scores, dram = self._engine.scores(rows, self._kernels.dma_gbps)
         parts = {"head": product, "scores": scores}
-        return Task("head", "npu", product + scores, chunk.dram_bytes * count + dram, (), parts)
+        drawn = chunk.dram_bytes * count + dram
+        return LaneTask("head", "npu", product + scores, drawn, parts=parts)
 
     def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
-        """Seconds and bytes of the whole vocabulary."""
-        chunk = self._price_on_cpu(self._graphs.head(rows), kernels)
+        """Returns seconds and bytes of the whole vocabulary, on the CPU."""
+        lowered = self._graphs.head(rows)
+        chunk = self._note(price_on_cpu(lowered, kernels, self._profile.memory))
         return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
 
-    def _refresh_task(self, forward: Forward) -> Task:
-        """Some scattered rows through all layers, and the head of those that are scored."""
-        lowered = self._graphs.layer(forward.refreshed, forward.cache)
-        layer = self._price_on_cpu(lowered, self._cpu)
+    def _revision(self, forward: Forward) -> LaneTask:
+        """Returns some scattered rows through all layers, and the head of those that are scored."""
+        layers = self._layers_on_cpu(forward.refreshed, forward.cache)
         seconds, dram = self._head_cost(forward.rescored, self._head)
-        seconds += layer.seconds * self._graphs.n_layers
-        dram += layer.dram_bytes * self._graphs.n_layers
-        return Task("revision", "cpu", seconds, dram, (), {"revision": seconds})
+        seconds += math.fsum(layer.seconds for layer in layers)
+        dram += math.fsum(layer.dram_bytes for layer in layers)
+        return LaneTask("revision", "cpu", seconds, dram, parts={"revision": seconds})
 
 
-def _share(total: int, index: int, count: int) -> int:
-    """How many of `total` events, spread evenly over `count` layers, fall on one of them."""
-    return (index + 1) * total // count - index * total // count
+def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
+    tasks: dict[int, LaneTask] = {}
+    for cost in costs:
+        if id(cost) not in tasks:
+            parts: dict[str, float] = {name: s for name, s in cost.by_engine.items() if s}
+            tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
+    return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]
