@@ -140,7 +140,7 @@ def _routed_cost(
     model: ModelConfig, moe: MoEConfig, layer: Lowered, rows: int, price: Price, routing: Routing
 ) -> StepCost:
     fixed = price(without_experts(layer, model, moe, rows))
-    experts = [each for each in _ffn(model) if each.copies > 1]
+    experts = [each for each in _ffn(model) if each.of_expert]
     parts, unknown = list(fixed.parts), fixed.unknown
     for count, taken in _experts_by_rows(routing, rows).items():
         cost = price(_feed_forward(layer, experts, count))
@@ -160,7 +160,7 @@ def without_experts(layer: Lowered, model: ModelConfig, moe: MoEConfig, rows: in
     first, last = inside[0], inside[-1]
     scope = layer.operations[first].scope
     router = [each for each in _ffn(model) if each.name.endswith(".router")]
-    shared = [each for each in _ffn(model) if ".shared." in each.name]
+    shared = [each for each in _ffn(model) if each.of_shared_expert]
     chosen = TensorType((rows * moe.experts_per_token, model.width), "f32")
     scores = TensorType((rows, moe.n_experts), "f32")
     operations = (

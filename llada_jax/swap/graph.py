@@ -167,7 +167,7 @@ def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
     for _, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
         alone, experts = [], []
         for matrix in layer:
-            in_expert = matrix.copies > 1 or ".shared." in matrix.name
+            in_expert = matrix.of_expert or matrix.of_shared_expert
             (experts if in_expert else alone).append(matrix)
         for matrix in alone:
             inside = tuple(
@@ -185,10 +185,10 @@ def _expert_groups(
     config: ModelConfig, router: str, matrices: Sequence[Matrix]
 ) -> Iterator[_MatrixGroup]:
     prefix = router.removesuffix(".router")
-    routed = [matrix for matrix in matrices if matrix.copies > 1]
+    routed = [matrix for matrix in matrices if matrix.of_expert]
     weights = sum(matrix.weights // matrix.copies for matrix in routed)
     names = {f"{prefix}.expert{copy}": weights for copy in range(routed[0].copies)}
-    if shared := sum(matrix.weights for matrix in matrices if matrix.copies == 1):
+    if shared := sum(matrix.weights for matrix in matrices if matrix.of_shared_expert):
         names[f"{prefix}.shared"] = shared
     for name, size in names.items():
         yield _MatrixGroup(name, size, config.width, (router,))
