@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.harness.means import mean_of
-from experiments.harness.phone_pictures import draw_timeline
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
+from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import Quant, require, require_choice
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.phone.chrome_trace import write_chrome_trace
@@ -207,8 +207,8 @@ def warnings_of(found: ModelledRun, graphs: Graphs) -> Iterator[str]:
             f"{simulated.source.rsplit('; ', 1)[-1]}"
         )
         yield (
-            f"all {weights:,.1f} GiB of weights are taken to lie in the phone's memory, which no "
-            "profile says the size of"
+            f"{weights:,.1f} GiB of weights are taken to lie in the phone's memory, whose size no "
+            "profile has; what a forward stages is of all experts, as none is known in time"
         )
     yield from map(str, simulated.unknown)
 
