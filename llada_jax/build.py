@@ -39,8 +39,8 @@ from llada_jax.config import (
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.forward import pack_params, tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
