@@ -160,7 +160,7 @@ def test_the_record_can_be_read_without_jax(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     source = Path(__file__).parents[1] / "llada_jax"
-    for name in ("lowered.py", "config.py"):
+    for name in ("lowered.py", "config.py", "atomic.py"):
         (package / name).write_bytes((source / name).read_bytes())
     code = (
         "import sys; sys.modules['jax'] = sys.modules['numpy'] = None\n"
