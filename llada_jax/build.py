@@ -46,7 +46,7 @@ from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.loops import OnStep, Refresher
 from llada_jax.sampler.prompts import Prompts, with_ids
-from llada_jax.swap.plan import Plan
+from llada_jax.swap.address_plan import Plan
 from llada_jax.text import Tokenizer
 from llada_jax.types import Denoiser, Params
 

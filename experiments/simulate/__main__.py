@@ -37,9 +37,9 @@ from llada_jax.phone.simulate import ForwardTimer, ScoresOn, Simulated, System, 
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from llada_jax.swap.budget import MIB
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from itertools import permutations, product
 import pytest
 
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.check import problems
-from llada_jax.swap.exact import exact
 from llada_jax.swap.graph import Graph, Operator, chain
-from llada_jax.swap.greedy import Greedy
+from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.places import PlaceSearch, Placing
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
-from tests.swap.graphs import FIGURE_10, one_buffer, tight_instance
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
+from tests.swap.exact import exact
+from tests.swap.small_graphs import FIGURE_10, one_buffer, tight_instance
 
 needs_ortools = pytest.mark.skipif(
     find_spec("ortools") is None, reason="needs the extra exact, OR-tools"

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from llada_jax.swap.budget import Budget
-from llada_jax.swap.check import problems
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import in_shared_places, in_slots
+from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.layout import in_shared_places, in_slots
-from llada_jax.swap.plan import Plan, Region
-from llada_jax.swap.schedule import Schedule, unfold
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.unfolding import Schedule, unfold
 
 GRAPH = Graph(
     (

@@ -12,11 +12,11 @@ A period is a whole number here; the plan's own may be less than a nanosecond sh
 from typing import Any, NamedTuple
 
 from llada_jax.config import require
+from llada_jax.swap.address_budget import Budget, PlanError
+from llada_jax.swap.address_layout import assemble, in_slots, room_for_weights
+from llada_jax.swap.address_plan import Plan, Transfer
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import assemble, in_slots, room_for_weights
-from llada_jax.swap.plan import Plan, Transfer
 
 
 class Optimum(NamedTuple):

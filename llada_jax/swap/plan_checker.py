@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan, Region
-from llada_jax.swap.schedule import Schedule, unfold
+from llada_jax.swap.unfolding import Schedule, unfold
 
 
 class _Live(NamedTuple):

@@ -4,7 +4,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph, Operator, chain
 
 FIGURE_10 = chain([30, 10, 30, 30, 10], [2, 1, 2, 5, 1], [3, 1, 2, 3, 1])

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from llada_jax.config import require
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import places, waits_of
+from llada_jax.swap.stall_times import places, waits_of
 
 
 class Event(NamedTuple):
