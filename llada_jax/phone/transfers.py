@@ -23,9 +23,9 @@ from llada_jax.phone.memory import (
     weights_mib,
 )
 from llada_jax.phone.profile import MappingPaths, PhoneMemory
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import waits_of
+from llada_jax.swap.stall_times import waits_of
 
 
 class Stretch(NamedTuple):

@@ -9,7 +9,7 @@ from llada_jax.phone.mapping import mapping_path, mapping_paths
 from llada_jax.phone.swap_plan import PATHS
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import PHONE, plan_for
 
 MIB, GIB = 1 << 20, 1 << 30
