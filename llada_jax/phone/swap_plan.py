@@ -1,5 +1,6 @@
 """A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.planned import PlannedStaging, planned_staging
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import GraphsLike, System
-from llada_jax.phone.workload import Forward
+from llada_jax.phone.workload import Forward, Workload
 from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
 from llada_jax.swap.graph import Graph, model_graph
@@ -79,18 +80,9 @@ class SwapPlan:
 
 
 def plan_swaps(
-    planner: str,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System,
-    forward: Forward,
-    canvas: int,
+    planner: str, workload: Workload, graphs: GraphsLike, profile: Profile, system: System
 ) -> SwapPlan:
-    """Plans a kind of forward with the planner of this name, and checks the plan.
-
-    Args:
-      forward: what a step runs.
-      canvas: tokens whose keys and values must find room.
+    """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
     Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
     planner finds no plan (then with the reason).
@@ -107,12 +99,13 @@ def plan_swaps(
         f"runtime is {system.runtime!r}; allowed with a planner: {', '.join(map(repr, PATHS))}",
     )
     path = mapping_path(profile, PATHS[system.runtime])
+    (forward, _), *_ = Counter(workload.forwards).most_common(1)
     graph = path.price(_body(graphs, profile, system, forward))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
-        tokens=canvas,
+        tokens=workload.canvas,
     )
     try:
         plan = plan_with(graph, budget)

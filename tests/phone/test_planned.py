@@ -4,10 +4,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from experiments.simulate.staging import plan_run
 from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import System, simulate
+from llada_jax.phone.swap_plan import plan_swaps
 from llada_jax.phone.timeline import Task, breakdown, run
 from llada_jax.phone.workload import blockwise
 from llada_jax.swap.budget import PlanError
@@ -85,12 +85,12 @@ def test_a_planner_s_plan_prices_a_run():
     workload, system = blockwise(8, 32), System()
     seconds = {}
     for name in ("paging", "greedy", "steady"):
-        planned = plan_run(name, workload, GRAPHS, small, system)
+        planned = plan_swaps(name, workload, GRAPHS, small, system)
         found = simulate(workload, GRAPHS, small, system, planned.staging(small))
         assert sum(found.parts.values()) == pytest.approx(found.seconds)
         seconds[name] = found.seconds
     assert seconds["steady"] <= seconds["greedy"] * 1.001 < seconds["paging"]
-    roomy = plan_run("steady", workload, GRAPHS, phone, system)
+    roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
     bare = simulate(workload, GRAPHS, phone, System(runtime="none"))
     found = simulate(workload, GRAPHS, phone, system, roomy.staging(phone))
     assert roomy.plan.transfers == ()
@@ -111,10 +111,10 @@ def test_a_planner_s_plan_prices_a_run():
 )
 def test_settings_that_no_plan_suits_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan_run(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
+        plan_swaps(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
 
 
 def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
     tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
     with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
-        plan_run("steady", blockwise(8, 32), GRAPHS, tiny, System())
+        plan_swaps("steady", blockwise(8, 32), GRAPHS, tiny, System())
