@@ -1,7 +1,6 @@
 """A phone as a user has it: what it says of a run, how it shows that, and what it refuses."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.phone.profile import PROFILES
 from llada_jax.phone.simulate import ForwardTimer, System
-from llada_jax.phone.workload import Workload, blockwise
+from llada_jax.phone.workload import blockwise
 from tests.phone.small import GRAPHS, SHAPE
 
 RUN = blockwise(8, 32)
@@ -60,7 +59,7 @@ def test_a_run_has_its_seconds_and_what_they_rest_on(timed):
     assert timed.energy.joules > timed.energy.above_idle > 0
     assert timed.tokens_per_second == pytest.approx(32 / timed.seconds)
     assert timed.footprint.fits and timed.plan is None
-    assert timed.source == RUN.source
+    assert timed.source == RUN.source and timed.simulated.workload is RUN
 
 
 def test_a_run_is_what_the_engine_makes_of_its_forwards(phone, timed):
@@ -85,7 +84,7 @@ def test_a_trace_of_another_model_is_run_as_if_by_the_shape(phone):
 
 
 def test_a_planner_decides_what_a_run_stages(phone):
-    cramped = replace(phone, profile=phone.profile.with_values({"memory.mapping_cap_mib": 0.2}))
+    cramped = replace(phone, profile=phone.profile.with_values({"memory.mapping_cap_mib": 0.12}))
     planned = cramped.time(RUN, SHAPE, planner="steady")
     assert planned.plan is not None and planned.plan.transfers > 0
     assert sum(planned.breakdown.values()) == pytest.approx(planned.seconds)
@@ -105,7 +104,7 @@ def test_a_table_and_a_budget_go_into_a_sampler(phone):
 
 
 def test_a_plan_says_what_stays_and_what_moves(phone):
-    small = {"memory.mapping_cap_mib": 0.2}
+    small = {"memory.mapping_cap_mib": 0.12}
     cramped = replace(phone, profile=phone.profile.with_values(small))
     plan = cramped.plan(SHAPE, rows=8, canvas=64)
     assert plan.resident_bytes + plan.staged_bytes == plan.graph.weight_bytes
@@ -121,7 +120,8 @@ def test_a_plan_says_what_stays_and_what_moves(phone):
 def test_a_shape_is_a_name_a_path_or_a_configuration(tmp_path, phone):
     path = tmp_path / "mine.yaml"
     fields = {name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__}
-    path.write_text("".join(f"{k}: {v}\n" for k, v in fields.items() if v not in (None, False)))
+    lines = [f"{name}: {value}\n" for name, value in fields.items() if value not in (None, False)]
+    path.write_text("".join(lines).replace("1e-05", "1.0e-05"))  # a number, to YAML
     tables = [phone.latency_table(shape, [4], canvas=64) for shape in (path, str(path), SHAPE)]
     assert tables[0] == tables[1] == tables[2]
     assert phone.time(RUN, path).shape == "mine"
@@ -148,8 +148,3 @@ def test_a_shape_is_a_name_a_path_or_a_configuration(tmp_path, phone):
 def test_what_is_refused(phone, ask, message):
     with pytest.raises(ValueError, match=message):
         ask(phone)
-
-
-def test_a_workload_needs_no_trace(phone):
-    assert isinstance(RUN, Workload) and Path(PROFILES).is_dir()
-    assert phone.time(RUN, SHAPE).simulated.workload is RUN
