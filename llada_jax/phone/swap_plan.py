@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.planned import PlannedStaging, planned_staging
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import GraphsLike, System
+from llada_jax.phone.step_tasks import PlannedStaging, planned_staging
 from llada_jax.phone.workload import Forward, Workload
 from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
