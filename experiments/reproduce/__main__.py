@@ -58,7 +58,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 def report(
     chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[str] = ()
 ) -> str:
-    """Markdown: a summary, warnings, then a section for each table or figure."""
+    """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
         "# llada.cpp on a modelled phone",
         "",

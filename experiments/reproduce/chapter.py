@@ -33,7 +33,7 @@ class Chapter:
 
 
 def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
-    """A mean has the interval and the number of its runs."""
+    """Returns a row; a mean has the interval and the number of its runs."""
     if isinstance(value, Estimate):
         more |= {"n": value.n, "interval": value.interval}
         value = value.value

@@ -17,7 +17,7 @@ from llada_jax.phone.workload import autoregressive, blockwise, vanilla
 
 
 def fig11(world: PublishedTasks) -> Chapter:
-    """Latency of every cell, on every phone; only SM8750 is fitted to, in two columns."""
+    """Predicts the latency of every cell, on every phone; only SM8750 is fitted to, in two columns."""
     rows = [row for soc in SOCS for row in _cells(world, soc)]
     by_column = {
         "llada.cpp, 32 and 64 tokens": (("llada_cpp",), (32, 64), 0.20),
@@ -81,7 +81,7 @@ def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
 def _llama(
     world: PublishedTasks, soc: str, name: str, published: dict[str, float]
 ) -> Iterator[ResultRow]:
-    """The autoregressive reference: 128 tokens of Llama-3-8B."""
+    """Yields the autoregressive reference: 128 tokens of Llama-3-8B."""
     workload = autoregressive(world.task(name).prompt, 128)
     for column, system in (("cpu", System(body="cpu")), ("npu", System(runtime="remap"))):
         yield modelled(
@@ -132,7 +132,7 @@ def _gains(rows: list[ResultRow]) -> list[_Gain]:
 
 
 def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
-    """On SM8750: the abstract's range."""
+    """Yields the abstract's range, on SM8750."""
     for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
         gain = choose(gains, key=lambda each: each.modelled)
         yield modelled(
@@ -142,7 +142,7 @@ def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
 
 
 def _largest_gain(gains: list[_Gain]) -> str:
-    """Which cells the two largest speed-ups are of, and what makes them differ."""
+    """Says which cells the two largest speed-ups are of, and what makes them differ."""
     theirs = max(gains, key=lambda each: each.published)
     ours = max(gains, key=lambda each: each.modelled)
     low = sum((gain.cached.error or 0.0) < 0 for gain in gains)

@@ -14,7 +14,7 @@ from llada_jax.phone.workload import Forward
 
 
 def fig13a(world: PublishedTasks) -> Chapter:
-    """Latency by the number of masks left at which the window grows."""
+    """Predicts latency by the number of masks left at which the window grows."""
     figure = world.published["fig13a_trigger_s"]
     phone = world.phone("SM8750", System())
     found = {
@@ -56,13 +56,13 @@ def _met(best: int, alike: list[int], published: int) -> str:
 
 
 def _span(values: Iterable[float]) -> float:
-    """How much larger the largest is than the smallest."""
+    """Returns how much larger the largest is than the smallest."""
     known = list(values)
     return max(known) / min(known) - 1
 
 
 def _traded(world: PublishedTasks, trigger: int) -> str:
-    """What looking ahead costs in second tiles and saves in forwards."""
+    """Says what looking ahead costs in second tiles and saves in forwards."""
     without, with_it = (
         world.workloads("GSM8K", 128, Decoding(trigger=each)) for each in (0, trigger)
     )
@@ -77,7 +77,7 @@ def _traded(world: PublishedTasks, trigger: int) -> str:
 
 
 def fig13c(world: PublishedTasks) -> Chapter:
-    """Synchronous staging by resident budget."""
+    """Predicts synchronous staging by resident budget."""
     ends, inside = world.figures["fig13c_ends_ms"], world.published["fig13c_ms"]
     points = [(b, ms, True) for b, ms in zip(ends["resident_mib"], ends["ms"], strict=True)]
     points += [(b, ms, False) for b, ms in zip(inside["resident_mib"], inside["ms"], strict=True)]

@@ -13,7 +13,7 @@ from llada_jax.phone.workload import blockwise
 
 
 def fig14(world: PublishedTasks) -> Chapter:
-    """Energy of LLaDA on the CPU over llada.cpp."""
+    """Compares the energy of LLaDA on the CPU over llada.cpp."""
     figure = world.published["fig14"]
     joules, watts = ((part["LLaDA CPU"], part["LLaDA llada.cpp"])
                      for part in (figure["energy_J"], figure["power_W"]))  # fmt: skip

@@ -6,7 +6,7 @@ from llada_jax.phone.published_tasks import PublishedTasks
 
 
 def dynamics(world: PublishedTasks) -> Chapter:
-    """The process behind the forwards, against the statistics that it is fitted to."""
+    """Compares the process behind the forwards with the statistics that it is fitted to."""
     found, published = statistics(world.dynamics), world.figures
     first = published["fig8_first_commit_step"]["values"]
     tail = published["fig5a_tail_steps_pct"]["pct"]

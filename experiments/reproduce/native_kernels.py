@@ -11,7 +11,7 @@ from llada_jax.phone.published_tasks import PublishedTasks
 
 
 def genie(world: PublishedTasks) -> Chapter:
-    """Llama-3-8B in Genie; the vendor class was fitted on Llama-3.2-3B."""
+    """Predicts Llama-3-8B in Genie; the vendor class was fitted on Llama-3.2-3B."""
     rows = []
     for label, shape, figures, fitted in (
         ("3b", "llama32_3b", world.figures["genie_llama_3b"], True),

@@ -13,7 +13,7 @@ from llada_jax.phone.timeline import LaneTask, run
 
 
 def platform(world: PublishedTasks) -> Chapter:
-    """One fully connected layer, shared bandwidth, and a sweep of mappings."""
+    """Compares one fully connected layer, shared bandwidth, and a sweep of mappings."""
     sweep, profile = world.published["fc_sweep"], load_profile("SM8750")
     weight = LoweredWeight((sweep["outputs"], sweep["inputs"]), 4)
     rows = []

@@ -7,7 +7,7 @@ from llada_jax.phone.published_tasks import PublishedTasks
 
 
 def table2(world: PublishedTasks) -> Chapter:
-    """One denoising step."""
+    """Compares one denoising step, row by row."""
     rows = [
         modelled(each.name, each.modelled, "ms", reference=each.published, fitted=True,
                   source=f"{PAPER}, Table 2")

@@ -30,7 +30,7 @@ class Rung(NamedTuple):
 
 
 def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
-    """The nine rows of Table 6."""
+    """Returns the nine rows of Table 6."""
     prompt = world.task("GSM8K").prompt
     whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
 
@@ -65,7 +65,7 @@ def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain"
 
 
 def table6(world: PublishedTasks) -> Chapter:
-    """The cumulative ablation, and why each row costs what it costs."""
+    """Runs the cumulative ablation, and says why each row costs what it costs."""
     cells = world.figures["fig11_cells_SM8750_128"]["GSM8K"]
     fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
     published = dict(world.published["table6_s"]["rows"]) | fitted
@@ -96,7 +96,7 @@ def _largest(parts: dict[str, float], count: int = 3) -> str:
 
 
 def _order(rows: list[ResultRow]) -> str:
-    """Which steps of the ladder go the same way as in the paper, and which do not."""
+    """Says which steps of the ladder go the same way as in the paper, and which do not."""
     steps = [
         (after.name.split("/")[1], after.value - before.value,
          (after.reference or 0.0) - (before.reference or 0.0))
@@ -114,12 +114,12 @@ def _order(rows: list[ResultRow]) -> str:
 
 
 def _sign(change: float) -> int:
-    """0 for what is no more than rounding."""
+    """Returns 0 for what is no more than rounding."""
     return 0 if abs(change) < 1e-9 else int(math.copysign(1, change))
 
 
 def _revision(parts: Mapping[str, float]) -> str:
-    """How much of the CPU's revision a run waits for."""
+    """Says how much of the CPU's revision a run waits for."""
     waited = parts.get("revision (not hidden)", 0.0)
     if not waited:
         return "In the model the CPU's revision is fully hidden behind the NPU's work."

@@ -11,7 +11,7 @@ time (Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and more than 32 bi
 
 
 def table7(world: PublishedTasks) -> Chapter:
-    """Which settings fit into the address space."""
+    """Says which settings fit into the address space."""
     runtimes: dict[str, Runtime] = {"No SOMR": "remap", "Paging only": "paging", "SOMR": "swap"}
     memory, prompt = load_profile("SM8750").memory, world.task("GSM8K").prompt
     rows, words = [], []
@@ -41,7 +41,7 @@ def table7(world: PublishedTasks) -> Chapter:
 
 
 def _outcome(found: Footprint, failed: bool) -> str:
-    """Whether a setting runs, by how much, and whether that hangs on the limit's place."""
+    """Says whether a setting runs, by how much, and whether that hangs on the limit's place."""
     low, high = (found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB)
     met = "as published" if found.fits != failed else "not as published"
     margin = found.limit - found.total

@@ -9,14 +9,14 @@ Curve = Mapping[int, list[float]]
 
 
 def best_of_curve(curve: Curve) -> tuple[int, list[int]]:
-    """The quickest trigger on average, and the others that paired runs do not tell from it."""
+    """Finds the quickest trigger on average, and the others that paired runs do not tell from it."""
     best = min(curve, key=lambda trigger: mean_of(curve[trigger]).value)
     others = {t: difference(seconds, curve[best]) for t, seconds in curve.items() if t != best}
     return best, [trigger for trigger, more in others.items() if not more.is_told_from_zero]
 
 
 def told_apart(curve: Curve) -> str:
-    """The best trigger, and which others are as good as far as the runs can tell."""
+    """Says the best trigger, and which others are as good as far as the runs can tell."""
     best, alike = best_of_curve(curve)
     runs = len(curve[best])
     which = f"{', '.join(map(str, alike))} {'is' if len(alike) == 1 else 'are'}" if alike else ""

@@ -1,4 +1,4 @@
-"""What no paper has: other kernels, another CPU, wider mappings, larger windows."""
+"""Predicts what no paper has: other kernels, another CPU, wider mappings, larger windows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from llada_jax.phone.workload import Forward
 
 
 def whatif(world: PublishedTasks) -> Chapter:
-    """What no paper has: other kernels, another CPU, wider mappings, larger windows."""
+    """Predicts what no paper has: other kernels, another CPU, wider mappings, larger windows."""
     rows, parts = [], {}
     seconds: dict[str, list[float]] = {}
     for rung in ladder(world, kernels="vendor", cpu="tuned"):
@@ -59,7 +59,7 @@ def whatif(world: PublishedTasks) -> Chapter:
 
 
 def _windows(world: PublishedTasks) -> Iterator[tuple[str, Curve]]:
-    """Latency by the trigger, for two classes of kernels and two lengths of windows."""
+    """Yields latency by the trigger, for two classes of kernels and two lengths of windows."""
     for kernels in ("llada_cpp", "vendor"):
         system = System(kernels=kernels, runtime="delayed", cpu=_beside(kernels))
         phone = world.phone("SM8750", system)
@@ -76,7 +76,7 @@ def _windows(world: PublishedTasks) -> Iterator[tuple[str, Curve]]:
 
 
 def _whole_gain(world: PublishedTasks, seconds: Mapping[str, list[float]]) -> str:
-    """All of the vendor's against its own baseline, beside the paper's."""
+    """Compares all of the vendor's with its own baseline, as the paper does."""
     cached = mean_of(seconds["cpu_prefix_kv"]).value
     gain = cached / mean_of(seconds["scr_delayed"]).value
     published = dict(world.published["table6_s"]["rows"])["CPU+prefixKV"]
@@ -91,7 +91,7 @@ def _whole_gain(world: PublishedTasks, seconds: Mapping[str, list[float]]) -> st
 def _staged_beside(
     world: PublishedTasks, vendor: System, seconds: Mapping[str, list[float]]
 ) -> str:
-    """Whether copies hide behind the vendor's steps, and what the three ways to map cost."""
+    """Says whether copies hide behind the vendor's steps, and what the three ways to map cost."""
     alone = world.phone("SM8750", replace(vendor, runtime="wide"))
     step = alone.step(Forward(32, 128, 16)).seconds
     staged = world.phone("SM8750", vendor).transfers.seconds
@@ -104,7 +104,7 @@ def _staged_beside(
 
 
 def _beside(kernels: str) -> CpuClass:
-    """A CPU that keeps up: plain kernels take longer for a revision than a fast NPU for a step."""
+    """Returns a CPU that keeps up: plain kernels revise for longer than a fast NPU takes a step."""
     return "tuned" if kernels == "vendor" else "plain"
 
 

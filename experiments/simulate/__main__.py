@@ -31,7 +31,7 @@ from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.graphs import Shape, graphs_of
 from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.mixture import RecordedRouting, Routing, routing_of
 from llada_jax.phone.phone import ModelledRun
@@ -129,7 +129,7 @@ def on_phone(
     phone: lj.Phone,
     workloads: Sequence[Workload],
     found: ModelledRun,
-    shape: str,
+    shape: Shape,
     engine: AttachedEngine,
 ) -> Iterator[ResultRow]:
     """Yields latency with its uncertainty, breakdown, energy and memory of the first run, which was
@@ -170,7 +170,7 @@ def on_phone(
     if found.simulated.experts_per_layer is not None:
         timer = phone.timer(shape, workload.canvas, found.plan, engine)
         yield row("experts_per_layer", found.simulated.experts_per_layer, "different a forward")
-        weights = weights_mib(architecture(shape), head=system.head_on_npu)
+        weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
         yield row("weights", weights, "MiB, of all experts")
         yield row("staging", timer.transfers.seconds, "s a forward, if nothing hid it")
     yield row("must_be_mapped", memory.total, "MiB")

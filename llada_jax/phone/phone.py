@@ -103,8 +103,8 @@ class Phone:
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
     routing: Routing | None = None
-    """Which experts rows take (`llada_jax.phone.mixture`); None: an assumption of mixtures, which the
-    source of every result then names."""
+    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
+    the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
