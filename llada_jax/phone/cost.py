@@ -108,7 +108,7 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> 
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Prices a step on the CPU. A product takes the faster of the kernels for many rows and for few,
+    """Prices a step on the CPU. A product takes the faster of the kernels for many and few rows,
     and at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
