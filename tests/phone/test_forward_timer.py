@@ -4,11 +4,13 @@ import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.phone.energy import energy_of
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
-from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate
-from llada_jax.phone.step_tasks import PlannedStaging
-from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.memory import Runtime, most_rows
+from llada_jax.phone.simulate import latency, simulate
+from llada_jax.phone.system import ScoresOn, System
+from llada_jax.phone.timeline import LaneTask, run
+from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, blockwise
 from tests.phone.small import GRAPHS, PHONE
@@ -41,14 +43,14 @@ def test_a_part_of_the_timeline_starts_at_zero():
 
 def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
     bare = seconds(runtime="wide")
-    staged = ForwardTimer(LLADA, PHONE, SWAP).staging().seconds
+    staged = ForwardTimer(LLADA, PHONE, SWAP).transfers.seconds
     assert bare < seconds() < bare + 0.1 * staged
     fast = seconds(kernels="vendor", runtime="wide")
     assert seconds(kernels="vendor") > fast + 0.5 * staged
 
 
 def test_a_plan_can_say_what_a_forward_stages():
-    plan = Staging(copied_bytes=1e9, copy_bytes_per_second=1e9, overlapped=False)
+    plan = WeightTransfers((WeightTransfer("stage", 1.0, 1e9, feeds=31, after=30),))
     bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="wide"))
     planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
     assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
@@ -56,7 +58,7 @@ def test_a_plan_can_say_what_a_forward_stages():
 
 
 def test_mapping_again_stops_the_npu():
-    events = ForwardTimer(LLADA, PHONE, System(runtime="remap")).staging().seconds
+    events = ForwardTimer(LLADA, PHONE, System(runtime="remap")).transfers.seconds
     assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + events)
 
 
@@ -87,7 +89,7 @@ def test_a_body_on_the_cpu_leaves_the_npu_idle():
 
 def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
     phone = ForwardTimer(LLADA, PHONE, System(body="cpu", runtime="none"))
-    assert phone.staging() == Staging()
+    assert phone.transfers == WeightTransfers()
     with pytest.raises(ValueError, match="runtime is 'none'"):
         ForwardTimer(LLADA, PHONE, System(runtime="none"))
 
@@ -113,14 +115,13 @@ def test_a_budget_of_rows_is_what_memory_leaves():
     def budget(**settings) -> int:
         return ForwardTimer(LLADA, PHONE, System(**settings), 256).row_budget() or 0
 
-    swapped = ForwardTimer(LLADA, PHONE, SWAP, 256).staging()
-    assert isinstance(swapped, Staging)
-    resident = 3744 - swapped.copied_bytes / MIB
+    resident = ForwardTimer(LLADA, PHONE, SWAP, 256).transfers.resident_mib or 0.0
+    assert resident == 3744 - 672
     assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
     assert budget(resident_mib=1024) > budget() > 32
     for phone in (
         ForwardTimer(LLADA, PHONE, System(body="cpu"), 256),
-        ForwardTimer(LLADA, PHONE, SWAP, 256, PlannedStaging((), ())),
+        ForwardTimer(LLADA, PHONE, SWAP, 256, WeightTransfers(looped=True)),
     ):
         assert phone.row_budget() is None
 
@@ -154,15 +155,14 @@ def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
 
 
 def test_a_head_on_the_npu_is_staged_with_the_layers():
-    def staged(runtime: Runtime, **settings) -> Staging:
-        staging = ForwardTimer(LLADA, PHONE, System(runtime=runtime, **settings), 256).staging()
-        assert isinstance(staging, Staging)
-        return staging
+    def copied(runtime: Runtime, **settings) -> float:
+        timer = ForwardTimer(LLADA, PHONE, System(runtime=runtime, **settings), 256)
+        return sum(each.copied_bytes for each in timer.transfers.transfers)
 
-    more = staged("swap", scores_on="npu").copied_bytes - staged("swap").copied_bytes
+    more = copied("swap", scores_on="npu") - copied("swap")
     model = LLADA.model
     assert more == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
-    assert staged("wide", scores_on="npu") == Staging()
+    assert copied("wide", scores_on="npu") == 0
 
 
 def test_no_head_rows_no_head_on_the_npu():
@@ -172,7 +172,7 @@ def test_no_head_rows_no_head_on_the_npu():
 
 
 def test_power_is_that_of_what_is_busy_golden():
-    tasks = [Task("a", "npu", 2.0), Task("b", "cpu", 1.0)]
+    tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "cpu", 1.0)]
     energy = energy_of(run(tasks, 50), PHONE.power)
     power = PHONE.power
     assert energy.joules == pytest.approx(power.both_w + power.npu_w)
