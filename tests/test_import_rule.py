@@ -67,6 +67,7 @@ ROOM_OF_MODULE = {
     "llada_jax.sampling_engine.hdl": "hdl",
     "llada_jax.build_experts": "build",
     "llada_jax.phone.graphs": "build",  # lowers steps, which takes JAX
+    **{f"llada_jax.evaluation.{name}": "build" for name in ("answers", "harness")},  # decode
 }
 """Files and folders of one room that belong to another one."""
 

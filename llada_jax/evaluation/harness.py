@@ -1,6 +1,12 @@
-"""One cell of an evaluation: a task's items, answered by one model with one decoder."""
+"""A decoder's score on a task: its items are answered, stored, and graded.
+
+found = lj.evaluate(model, "yes_no", "llada_cpp", items=100, folder="outputs/yes_no")
+found.score, found.interval, found.nfe, found.tpf
+"""
 
 import hashlib
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,129 +15,186 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-import llada_jax as lj
-from experiments.evaluate.answers import answer_items, batched
-from experiments.evaluate.judged import GENERATIONS, Judged, judged
-from experiments.harness.tiled import models_for
+from llada_jax import build
 from llada_jax.backend.manifest import MANIFEST
-from llada_jax.config import SamplerConfig, require
-from llada_jax.evaluation.generations import GenerationStore
-from llada_jax.evaluation.task import Item, Task
+from llada_jax.build import Model
+from llada_jax.config import Loop, SamplerConfig, require
+from llada_jax.evaluation.answers import answer_items
+from llada_jax.evaluation.generations import GenerationMemory, GenerationStore
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
+from llada_jax.evaluation.items import TaskItems
+from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.revision.tiles import Kind
+from llada_jax.revision.tiles import Tiles
+
+
+def evaluate(
+    model: Model | str | os.PathLike[str],
+    task: str | Task = "word_problems",
+    sampler: str | SamplerConfig = "llada",
+    *,
+    items: int = 100,
+    seed: int = 0,
+    difficulty: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    baseline: Evaluation | str | os.PathLike[str] | None = None,
+    backend: str = "xla",
+    refresh_on: Model | None = None,
+    loop: Loop | None = None,
+    sampling_seed: int = 0,
+    batch_size: int = 50,
+    progress: bool = True,
+) -> Evaluation:
+    """Scores a decoder on the first items of a task's test split.
+
+    Args:
+      model: loaded, or what `llada_jax.load` takes.
+      task: a name of `llada_jax.evaluation.tasks.task_names()`, or a task of one's own.
+      sampler: a preset by name, with the task's answer length and one token a step where it
+        commits by number; or a configuration, taken as it is.
+      items: how many, from the first on; of those that ask the same question, one counts.
+      seed: whose sequence of items is asked.
+      difficulty: default: the task's.
+      folder: where answers and traces are stored. The same call goes on where it was interrupted,
+        and with more items it only decodes what is new. Default: they are kept in memory.
+      baseline: an evaluation of the same items, or its folder; `Evaluation.against` has the paired
+        difference to it.
+      backend: by name, as in `llada_jax.generate`; so are `refresh_on` and `loop`.
+      sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
+      batch_size: items that are decoded together. It changes no answer.
+      progress: show a progress bar.
+
+    Raises:
+      ValueError, FileNotFoundError: one message that names the bad value and what is allowed,
+        before anything is decoded; also for a folder of other settings, or a damaged one.
+    """
+    name = model if isinstance(model, str) else "model" if isinstance(model, Model) else str(model)
+    chosen = load_task(task) if isinstance(task, str) else task
+    lengths = {"gen_length": chosen.gen_length, "steps": chosen.gen_length}
+    asked = TaskItems(task=chosen, count=items, seed=seed, difficulty=difficulty)
+    by_name = isinstance(sampler, str)
+    trial = Trial(
+        model=model if isinstance(model, Model) else build.load(model),
+        model_name=name,
+        items=asked,
+        sampler_name=sampler if by_name else "custom",
+        sampler=SamplerConfig.preset(sampler, **lengths) if by_name else sampler,
+        backend=backend,
+        refresh_on=refresh_on,
+        loop=loop,
+        seed=sampling_seed,
+        batch_size=batch_size,
+    )
+    if baseline is not None:
+        if not isinstance(baseline, Evaluation):
+            baseline = Evaluation.load(Path(baseline))
+        require_same_items(baseline, asked.settings, items)
+    store = trial.memory() if folder is None else trial.store(Path(folder))
+    found = trial.run(store, progress)
+    return found if baseline is None else found.compared_with(baseline)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig:
-    """The first items of a seed's test split. `gen_length` is for the sampler to refer to."""
+class Trial:
+    """The items of a task, for one model to answer with one decoder.
 
-    name: str
-    seed: int
-    items: int
-    difficulty: int
-    gen_length: int
+    Attributes:
+      model_name, dtype, sampler_name: what the decoder is called where its answers are stored.
+      refresh_on, loop: as in `llada_jax.generate`.
+      seed: of what is drawn while decoding; an item's own seed is this plus its place.
+
+    Raises:
+      ValueError: the model has no tokenizer, or `batch_size` is below 1.
+    """
+
+    model: Model
+    model_name: str
+    dtype: str | None = None
+    items: TaskItems
+    sampler_name: str
+    sampler: SamplerConfig
+    backend: str = "xla"
+    refresh_on: Model | None = None
+    loop: Loop | None = None
+    seed: int = 0
+    batch_size: int = 50
 
     def __post_init__(self) -> None:
-        require(self.items > 0, f"items is {self.items}; allowed: 1 or more")
-        _ = self.item(0)  # which checks name and difficulty
-
-    @property
-    def task(self) -> Task:
-        return load_task(self.name)
+        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require(
+            self.model.tokenizer is not None,
+            f"model {self.model_name!r} has no tokenizer.json; allowed: one that has",
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Which items they are; not how many."""
+        """Says what the answers depend on, as plain JSON; not how many there are, nor how many are
+        decoded at a time."""
         return {
-            "name": self.name,
-            "version": self.task.version,
-            "seed": self.seed,
-            "difficulty": self.difficulty,
-            "split": "test",
-        }
-
-    def item(self, index: int) -> Item:
-        return self.task.item(self.seed, index, "test", difficulty=self.difficulty)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What is decoded, and with what."""
-
-    model: str
-    dtype: str | None
-    task: TaskConfig
-    sampler_name: str
-    sampler: SamplerConfig
-    backend: str
-    seed: int
-    batch_size: int
-    tiles: Kind | None = None
-
-    def load(self) -> lj.Model:
-        """Raises ValueError for a model without tokenizer."""
-        return load_model(self.model, self.dtype)
-
-    def settings(self, model: lj.Model) -> dict[str, Any]:
-        """What the generations depend on; not how many there are, nor how many at a time."""
-        return {
-            "model": self.model,
+            "model": self.model_name,
             "dtype": self.dtype,
-            "fingerprint": fingerprint(model),
-            "task": self.task.settings,
+            "fingerprint": fingerprint(self.model),
+            "task": self.items.settings,
             "sampler_name": self.sampler_name,
             "sampler": asdict(self.sampler),
             "backend": self.backend,
-            "tiles": self.tiles,
+            "tiles": _tiles_of([self.model, self.refresh_on]),
             "seed": self.seed,
         }
 
-    def store(self, folder: Path, model: lj.Model) -> GenerationStore:
-        """The generations in the folder of a run, with those that an interrupted run left.
+    def memory(self) -> GenerationMemory:
+        """Makes an empty store that no folder holds."""
+        return GenerationMemory(self.settings)
 
-        Raises ValueError for a folder of other settings, and for a damaged file.
+    def store(self, folder: Path) -> GenerationStore:
+        """Opens the answers in the folder of a run, with those that an interrupted run left.
+
+        Raises:
+          ValueError: the folder's settings are others, or a file is damaged.
         """
-        store = GenerationStore.begin(folder / GENERATIONS, self.settings(model))
+        store = GenerationStore.begin(folder / GENERATIONS, self.settings)
         _ = store.generations()
         return store
 
-    def decode(self, model: lj.Model, store: GenerationStore) -> Judged:
-        """Answers the items that the store does not have yet."""
-        done = {generation.index for generation in store.generations()}
-        missing = [index for index in range(self.task.items) if index not in done]
-        running, refresh_on = models_for(model, self.tiles, self.backend, self.sampler)
-        what = f"{self.task.name}, {self.sampler_name}"
-        with tqdm(total=self.task.items, initial=len(done), desc=what, mininterval=1) as bar:
-            for indices in batched(missing, self.batch_size):
-                items = {index: self.task.item(index) for index in indices}
+    def run(self, store: GenerationStore | GenerationMemory, progress: bool = True) -> Evaluation:
+        """Answers the items that the store does not have yet, and grades all of them."""
+        done = {each.index for batch in store.batches() for each in batch.generations}
+        missing = [index for index in range(self.items.count) if index not in done]
+        with tqdm(
+            total=self.items.count,
+            initial=self.items.count - len(missing),
+            desc=f"{self.items.task.name}, {self.sampler_name}",
+            mininterval=1,
+            disable=not progress,
+        ) as bar:
+            for start in range(0, len(missing), self.batch_size):
+                indices = missing[start : start + self.batch_size]
                 answers = answer_items(
-                    running,
-                    items,
+                    self.model,
+                    {index: self.items.item(index) for index in indices},
                     self.sampler,
                     backend=self.backend,
                     seed=self.seed,
-                    refresh_on=refresh_on,
+                    loop=self.loop,
+                    refresh_on=self.refresh_on,
                 )
                 store.add(*answers)
                 bar.update(len(indices))
-        return judged(store.folder.parent, self.task.items)
+        return graded(store, self.items.task, self.items.count)
 
 
-def load_model(name: str, dtype: str | None) -> lj.Model:
-    """One that answers questions. Raises ValueError for a model without tokenizer."""
-    model = lj.load(name, dtype)
-    require(
-        model.tokenizer is not None, f"model {name!r} has no tokenizer.json; allowed: one that has"
-    )
-    return model
-
-
-def fingerprint(model: lj.Model) -> str:
+def fingerprint(model: Model) -> str:
     """Tells models apart by what is small in them: no two trainings end with the same norms."""
     digest = hashlib.sha256(repr(model.config).encode())
     if model.artifact is not None:
         digest.update((model.artifact / MANIFEST).read_bytes())
     for leaf in jax.tree.leaves(model.params):
-        if leaf.ndim == 1:
+        if not isinstance(leaf, Tiles) and leaf.ndim == 1:
             digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _tiles_of(models: Iterable[Model | None]) -> str | None:
+    """Returns the kind of the tiles that the first model with tiles has; None where none has."""
+    leaves = (leaf for each in models if each for leaf in jax.tree.leaves(each.params))
+    return next((leaf.kind for leaf in leaves if isinstance(leaf, Tiles)), None)
