@@ -70,9 +70,8 @@ def test_a_score_has_its_interval_its_forwards_and_one_line(found):
 
 
 def test_answers_are_those_of_generate(found, model):
-    questions = [
-        [{"role": "user", "content": each.item.question}] for each in found.generations[:3]
-    ]
+    answers = found.generations[:3]
+    questions = [[{"role": "user", "content": each.item.question}] for each in answers]
     prompts = [model.tokenizer.encode_chat(question) for question in questions]
     expected = lj.generate(model, prompts, SHORT).generated
     assert [each.tokens for each in answers] == [each.tolist() for each in expected]
