@@ -54,7 +54,6 @@ class TrialConfig:
         running, refresh_on = models_for(model, self.tiles, self.backend, self.sampler)
         return Trial(
             model=running,
-            model_name=self.model,
             dtype=self.dtype,
             items=self.items,
             sampler_name=self.sampler_name,

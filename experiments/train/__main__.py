@@ -28,9 +28,9 @@ from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, TaskScore, model_card
 from experiments.train.resume import TRAINING, Training
+from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
-from llada_jax.checkpoint.atomic import new_folder
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval

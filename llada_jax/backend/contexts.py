@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.backend import tflite, verify
 from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.lower import check, lower
@@ -127,9 +128,7 @@ def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compiled, Sequence[
             quantized, Path(scratch) / "all.tflite", soc, weight_sharing=True
         )
         (context,) = extract_contexts(compiled.path)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(context.binary)
-        part.replace(path)
+        atomic.write_bytes(path, context.binary)
         return compiled, context.graphs
 
 

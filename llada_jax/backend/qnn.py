@@ -17,10 +17,8 @@ import struct
 import subprocess
 import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llada_jax import atomic
 from llada_jax.backend.qnn_context import (
     DISPATCH,
     SOCS,
@@ -104,14 +103,15 @@ def quantize(
     """
     require_qnn()
     require_choice("precision", precision, Precision)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
     if precision == "fp16":
-        with _new_file(Path(out)) as part:
+        with atomic.new_file(out) as part:
             shutil.copyfile(tflite, part)
         return
     if precision != "int8":
         _check_calibration(Path(tflite), calibration or {})
-    with silenced(), _new_file(Path(out)) as part:
-        part.write_bytes(_quantized(Path(tflite), precision, calibration or {}))
+    with silenced():
+        atomic.write_bytes(out, _quantized(Path(tflite), precision, calibration or {}))
 
 
 def _quantized(tflite: Path, precision: Precision, calibration: Calibration) -> bytearray:
@@ -229,7 +229,8 @@ def compile_contexts(
     check_soc(soc)
     if not Path(tflite).is_file():
         raise FileNotFoundError(f"no file {tflite}")
-    with _new_file(Path(out)) as part:
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    with atomic.new_file(out) as part:
         start = time.perf_counter()
         log = _run_compiler(Path(tflite), part, soc, weight_sharing)
         seconds = time.perf_counter() - start
@@ -333,15 +334,3 @@ def _traffic(log: str, graphs: Sequence[Graph]) -> dict[str, Traffic]:
     if unknown:
         raise RuntimeError(f"the compiler's log has no DDR summary of {', '.join(unknown)}")
     return {graph.signature: Traffic(**found[graph.name]) for graph in graphs}
-
-
-@contextmanager
-def _new_file(target: Path) -> Iterator[Path]:
-    """A file to write beside `target` that takes its name where the body succeeds."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        yield part
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

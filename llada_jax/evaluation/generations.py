@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llada_jax import atomic
 from llada_jax.config import require
 from llada_jax.evaluation.stored import (
     first_difference,
@@ -149,7 +150,7 @@ class GenerationStore:
         if not (self.folder / SETTINGS).exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             content = {"format": FORMAT, "settings": self.settings}
-            _write(self.folder / SETTINGS, _json(content, indent=2))
+            atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
         header = {
             "count": len(lines),
@@ -161,7 +162,7 @@ class GenerationStore:
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
-        _write(path, "".join([_json(header), *lines]))
+        atomic.write_text(path, "".join([_json(header), *lines]))
 
     def batches(self) -> list[GenerationBatch]:
         """Reads all batches, in the order of their items.
@@ -215,9 +216,3 @@ def _sha256(lines: Sequence[str]) -> str:
 
 def _json(content: Any, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

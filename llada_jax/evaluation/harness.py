@@ -68,14 +68,12 @@ def evaluate(
       ValueError, FileNotFoundError: one message that names the bad value and what is allowed,
         before anything is decoded; also for a folder of other settings, or a damaged one.
     """
-    name = model if isinstance(model, str) else "model" if isinstance(model, Model) else str(model)
     chosen = load_task(task) if isinstance(task, str) else task
     lengths = {"gen_length": chosen.gen_length, "steps": chosen.gen_length}
     asked = TaskItems(task=chosen, count=items, seed=seed, difficulty=difficulty)
     by_name = isinstance(sampler, str)
     trial = Trial(
         model=model if isinstance(model, Model) else build.load(model),
-        model_name=name,
         items=asked,
         sampler_name=sampler if by_name else "custom",
         sampler=SamplerConfig.preset(sampler, **lengths) if by_name else sampler,
@@ -99,7 +97,7 @@ class Trial:
     """The items of a task, for one model to answer with one decoder.
 
     Attributes:
-      model_name, dtype, sampler_name: what the decoder is called where its answers are stored.
+      dtype, sampler_name: what the decoder is called where its answers are stored.
       refresh_on, loop: as in `llada_jax.generate`.
       seed: of what is drawn while decoding; an item's own seed is this plus its place.
 
@@ -108,7 +106,6 @@ class Trial:
     """
 
     model: Model
-    model_name: str
     dtype: str | None = None
     items: TaskItems
     sampler_name: str
@@ -125,6 +122,11 @@ class Trial:
             self.model.tokenizer is not None,
             f"model {self.model_name!r} has no tokenizer.json; allowed: one that has",
         )
+
+    @property
+    def model_name(self) -> str:
+        """Returns what the model was loaded from."""
+        return self.model.source or "model"
 
     @property
     def settings(self) -> dict[str, Any]:
