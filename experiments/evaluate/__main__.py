@@ -33,7 +33,6 @@ from experiments.evaluate.chosen_samplers import ChosenSamplers
 from experiments.evaluate.decoder import CELLS, TaskConfig, TrialConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
-from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.harness.tiled import check_tiles
@@ -41,6 +40,7 @@ from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 
 # `task=<name>` for every task that there is.
@@ -91,7 +91,7 @@ class EvaluateConfig:
         if not self.is_suite:
             check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
-            _ = phone_profile(soc)
+            _ = load_profile(soc)
         require(
             self.suite is None or self.rescore is None,
             f"suite is given with rescore={self.rescore!r}; allowed: rescore alone, which finds "

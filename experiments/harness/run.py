@@ -29,10 +29,10 @@ from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
+from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARCHITECTURES = REPOSITORY / "llada_jax" / "model" / "architecture"
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
