@@ -25,7 +25,7 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     profiles = [load_profile(soc) for soc in socs]
     workload = as_if_llada_8b(trace)
     for profile in profiles:
-        yield from _on_phone(workload, profile)
+        yield from _on_phone(workload, profile, trace.settings["sampler"]["gen_length"])
     for operation in unknown_so_far():
         print(f"warning: {operation}")
 
@@ -52,7 +52,7 @@ def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[
     return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))
 
 
-def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
+def _on_phone(workload: Workload, profile: Profile, gen_length: int) -> Iterator[ResultRow]:
     graphs, system = graphs_of(SHAPE), System()
     name = f"phone/{profile.soc}"
 
@@ -78,6 +78,7 @@ def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),
         "cpu_with_cache": (blockwise(prompt, tokens), System(body="cpu")),
         "npu": (vanilla(prompt, tokens), System(runtime="remap")),
+        "plain_sampler": (vanilla(prompt, gen_length), system),
     }
     for what, (baseline, software) in baselines.items():
         phone = ForwardTimer(graphs, profile, software, baseline.canvas)
