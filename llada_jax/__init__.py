@@ -1,15 +1,9 @@
 """Diffusion language models in JAX, for phones with an NPU."""
 
-from llada_jax.build import (
-    Model,
-    export,
-    forward,
-    generate,
-    infill,
-    latency_table,
-    load,
-    tiled,
-)
+from importlib.metadata import version
+
+from llada_jax.build.decoding import generate, infill, latency_table
+from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
@@ -30,3 +24,5 @@ __all__ = [
     "load",
     "tiled",
 ]
+
+__version__ = version("llada_jax")
