@@ -16,11 +16,11 @@ from typing import Literal
 import hydra
 from omegaconf import DictConfig
 
-from experiments.experts.paper import PaperConfig, predict_paper
-from experiments.experts.phones import PhonesConfig, simulate_phones
-from experiments.experts.pictures import draw_pictures
-from experiments.experts.recorded import RecordedConfig, run_recorded, trained_subject
-from experiments.experts.schedules import measure_schedules
+from experiments.experts.expert_pictures import draw_pictures
+from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
+from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
+from experiments.experts.recorded_routing import RecordedConfig, run_recorded, trained_subject
+from experiments.experts.schedule_gaps import measure_schedules
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
+from llada_jax.config import LatencyTable, Quant, require, require_choice
 from llada_jax.phone.energy import Energy
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from experiments.experts.costs import phone_costs, slots_in_address_space
+from experiments.experts.expert_prices import phone_costs, slots_in_address_space
 from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from llada_jax.config import require

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from experiments.experts.costs import phone_costs
-from experiments.experts.phones import TOKENS_PER_STEP
+from experiments.experts.expert_prices import phone_costs
+from experiments.experts.policies_on_phones import TOKENS_PER_STEP
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.experts.cache import visits

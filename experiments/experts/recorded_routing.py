@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.experts.costs import phone_costs
+from experiments.experts.expert_prices import phone_costs
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.build_experts import generate_within_budget, record_routing
