@@ -1,4 +1,4 @@
-"""HybriMoE's own tables (arXiv 2504.05897), predicted: its desktop, its three models.
+"""Predicts HybriMoE's own tables (arXiv 2504.05897): its desktop, its three models.
 
 One number of the machine is fitted, to the baseline of the ablation (a decoded token of Qwen2 under
 kTransformers takes 0.21 s); one of each model's routing, to LRU's hit rate at a quarter of the
@@ -16,6 +16,7 @@ routing gives the static cache 40 % and minus-recent-score 52 %, where the paper
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -68,10 +69,12 @@ PUBLISHED_HIT_RATE = {
 FITTED_HIT_RATE = {(name, 25, "lru") for name in ("mixtral", "deepseek", "qwen2")}
 FITTED_HIT_RATE |= {("qwen2", 25, "mrs")}
 
+_modelled = partial(ResultRow, kind="modelled")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperConfig:
-    """How much is simulated. The comments are in conf/experts.yaml."""
+    """Says how much is simulated. The comments are in conf/experts.yaml."""
 
     profile_tokens: int = 60
     tokens: int = 100
@@ -84,10 +87,16 @@ class PaperConfig:
 
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
-    """The ablation, the averages, and the hit rates."""
+    """Predicts the ablation, the averages, and the hit rates."""
     decoding = {shape.name: _decoding(shape, config, seed) for shape in MODELS}
-    yield from _ablation(decoding["qwen2"], config, seed)
-    yield from _implied_links(decoding["qwen2"], config, seed)
+    phases = {
+        "decode": (decoding["qwen2"], config.profile_tokens),
+        "prefill": (_prefill(QWEN2, ABLATION_PROMPT, config, seed), config.prompts),
+    }
+    for phase, (trace, profile) in phases.items():
+        yield from _ablation(phase, trace, profile)
+    for phase, (trace, profile) in phases.items():
+        yield _implied_link(phase, trace, profile)
     yield _average("decode", [
         _speedup(decoding[shape.name], shape, ratio, config.profile_tokens)
         for shape in MODELS for ratio in RATIOS
@@ -100,45 +109,58 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
         yield from hit_rates(decoding[shape.name], shape, config.profile_tokens)
 
 
-def _implied_links(decoding: RoutingTrace, config: PaperConfig, seed: int) -> Iterator[ResultRow]:
-    """How fast the link would have to be for the paper's gain of scheduling; used nowhere else."""
-    phases = {
-        "decode": (decoding, config.profile_tokens),
-        "prefill": (_prefill(QWEN2, ABLATION_PROMPT, config, seed), config.prompts),
-    }
-    for phase, (trace, profile) in phases.items():
-        yield ResultRow(
-            name=f"implied_link/qwen2_25/{phase}",
-            value=_link_for(trace, profile, PUBLISHED_SPEEDUP[phase, "scheduling"]),
-            unit="GB/s",
-            kind="modelled",
-            reference=DESKTOP.transfer_bandwidth.value,
-            source=DESKTOP.transfer_bandwidth.source,
-        )
-
-
-def _link_for(trace: RoutingTrace, profile: int, speedup: float) -> float:
-    """Bisects the bandwidth (GB/s): the faster the link, the more scheduling gains."""
-    before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
-    low, high = 0.1, 2 * DESKTOP.transfer_bandwidth.value
-    for _ in range(8):
-        middle = (low + high) / 2
-        figure = DESKTOP.transfer_bandwidth._replace(value=middle)
-        machine = replace(DESKTOP, transfer_bandwidth=figure)
-        after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, machine)
-        low, high = (low, middle) if before / after > speedup else (middle, high)
-    return (low + high) / 2
-
-
 def _decoding(shape: MoEShape, config: PaperConfig, seed: int) -> RoutingTrace:
     tokens = config.profile_tokens + config.tokens
     return decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=tokens)
 
 
 def _prefill(shape: MoEShape, length: int, config: PaperConfig, seed: int) -> RoutingTrace:
-    """As many prompts for the profile as are timed."""
-    statistics = STATISTICS[shape.name]
-    return prefill_trace(shape, statistics, seed=seed, prompts=2 * config.prompts, tokens=length)
+    """Draws as many prompts for the profile as are timed."""
+    statistics, prompts = STATISTICS[shape.name], 2 * config.prompts
+    return prefill_trace(shape, statistics, seed=seed, prompts=prompts, tokens=length)
+
+
+def _ablation(phase: str, trace: RoutingTrace, profile: int) -> Iterator[ResultRow]:
+    """Compares the baseline's seconds and the gain of each policy with Table III."""
+    before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
+    yield _modelled(
+        name=f"qwen2_25/{phase}/baseline",
+        value=before,
+        unit="s",
+        reference=PUBLISHED_SECONDS[phase],
+        source=f"{SOURCE}, table III" + (" (fitted)" if phase == "decode" else ""),
+    )
+    for name, policy in ABLATION.items():
+        reference = PUBLISHED_SPEEDUP.get((phase, name))
+        yield _modelled(
+            name=f"qwen2_25/{phase}/{name}",
+            value=before / _seconds(trace, QWEN2, policy, 0.25, profile),
+            unit="x faster",
+            reference=reference,
+            source=f"{SOURCE}, table III" if reference else None,
+        )
+
+
+def _implied_link(phase: str, trace: RoutingTrace, profile: int) -> ResultRow:
+    """Says how fast the link would have to be for the paper's gain of scheduling.
+
+    Bisects the bandwidth: the faster the link, the more scheduling gains. Nothing else uses it.
+    """
+    link, before = DESKTOP.transfer_bandwidth, _seconds(trace, QWEN2, BASELINE, 0.25, profile)
+    low, high = 0.1, 2 * link.value
+    for _ in range(8):
+        middle = (low + high) / 2
+        machine = replace(DESKTOP, transfer_bandwidth=link._replace(value=middle))
+        after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, machine)
+        gains_more = before / after > PUBLISHED_SPEEDUP[phase, "scheduling"]
+        low, high = (low, middle) if gains_more else (middle, high)
+    return _modelled(
+        name=f"implied_link/qwen2_25/{phase}",
+        value=(low + high) / 2,
+        unit="GB/s",
+        reference=link.value,
+        source=link.source,
+    )
 
 
 def _seconds(
@@ -149,13 +171,13 @@ def _seconds(
     profile: int,
     machine: MachineProfile = DESKTOP,
 ) -> float:
-    slots = int(ratio * shape.n_experts)
-    costs = machine.costs(shape)
+    """Returns the mean seconds of a step."""
+    costs, slots = machine.costs(shape), int(ratio * shape.n_experts)
     return float(simulate(trace, policy, costs, slots, profile_steps=profile).seconds.mean())
 
 
 def _speedup(trace: RoutingTrace, shape: MoEShape, ratio: float, profile: int) -> float:
-    """HybriMoE over kTransformers."""
+    """Returns HybriMoE's gain over kTransformers."""
     before, after = (
         _seconds(trace, shape, policy, ratio, profile) for policy in (BASELINE, ABLATION["all"])
     )
@@ -163,46 +185,18 @@ def _speedup(trace: RoutingTrace, shape: MoEShape, ratio: float, profile: int) -
 
 
 def _average(phase: str, speedups: list[float]) -> ResultRow:
-    return ResultRow(
+    return _modelled(
         name=f"average/{phase}",
         value=np.mean(speedups),
         unit="x faster",
-        kind="modelled",
         reference=PUBLISHED_AVERAGE[phase],
         source=f"{SOURCE}, abstract",
         n=len(speedups),
     )
 
 
-def _ablation(decoding: RoutingTrace, config: PaperConfig, seed: int) -> Iterator[ResultRow]:
-    phases = {
-        "decode": (decoding, config.profile_tokens),
-        "prefill": (_prefill(QWEN2, ABLATION_PROMPT, config, seed), config.prompts),
-    }
-    for phase, (trace, profile) in phases.items():
-        before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
-        yield ResultRow(
-            name=f"qwen2_25/{phase}/baseline",
-            value=before,
-            unit="s",
-            kind="modelled",
-            reference=PUBLISHED_SECONDS[phase],
-            source=f"{SOURCE}, table III" + (" (fitted)" if phase == "decode" else ""),
-        )
-        for name, policy in ABLATION.items():
-            reference = PUBLISHED_SPEEDUP.get((phase, name))
-            yield ResultRow(
-                name=f"qwen2_25/{phase}/{name}",
-                value=before / _seconds(trace, QWEN2, policy, 0.25, profile),
-                unit="x faster",
-                kind="modelled",
-                reference=reference,
-                source=f"{SOURCE}, table III" if reference else None,
-            )
-
-
 def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[ResultRow]:
-    """Of caches that take in what they missed, without prefetching."""
+    """Simulates caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
         **{name: (name, ALPHA) for name in ("lru", "mrs", "lfu", "static", "belady")},
         "mrs_released": ("mrs", MRS_ALPHA),
@@ -214,11 +208,10 @@ def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[Re
             cell = (shape.name, round(100 * ratio), name)
             reference = PUBLISHED_HIT_RATE.get(cell)
             fitted = " (fitted)" if cell in FITTED_HIT_RATE else ""
-            yield ResultRow(
+            yield _modelled(
                 name="hit_rate/" + "/".join(map(str, cell)),
                 value=hit_rate(trace, policy, slots, warmup=profile),
                 unit="of activated experts",
-                kind="modelled",
                 reference=reference,
                 source=f"{SOURCE}, figure 9{fitted}" if reference else None,
             )
