@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from experiments.harness.phones import phone_profile
 from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
+from llada_jax.phone.profile import load_profile
 from llada_jax.swap.budget import Budget
 
 WEIGHT_BITS, GROUP = 4, 32
@@ -30,7 +30,7 @@ def phone_costs(
     tile. The rest of a layer has the price of square matrices, and its share of the step's call.
     Attention's scores and what staging costs once a step are left out, for all policies alike.
     """
-    phone = phone_profile(soc)
+    phone = load_profile(soc)
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
 
     def on_npu(*matrices: tuple[int, int, str]) -> float:
@@ -80,7 +80,7 @@ def expert_bytes(shape: MoEShape) -> int:
 def slots_in_address_space(soc: str, shape: MoEShape, tokens: int) -> int:
     """Returns how many experts of a layer an NPU's session maps beside dense weights and KV."""
     space = Budget(
-        session_bytes=int(phone_profile(soc).memory.mapping_cap_mib * MIB),
+        session_bytes=int(load_profile(soc).memory.mapping_cap_mib * MIB),
         kv_bytes_per_token=shape.kv_bytes_per_token,
         tokens=tokens,
         reserved_bytes=stored_bytes(shape.n_layers * shape.dense_weights),

@@ -1,9 +1,9 @@
 """A phone as a user of the library has it: what a run would take there, and what stays mapped.
 
-    phone = lj.phone("SM8750")
-    phone.time(result.trace, shape="llada_8b")
-    phone.latency_table("llada_8b")
-    phone.plan("llada_8b")
+phone = lj.phone("SM8750")
+phone.time(result.trace, shape="llada_8b")
+phone.latency_table("llada_8b")
+phone.plan("llada_8b")
 """
 
 from collections import Counter
@@ -139,9 +139,7 @@ class Phone:
           ValueError: one message that names what is wrong: no trace, a row that it does not have, a
             canvas that the model cannot hold, a planner without a plan.
         """
-        require(
-            run is not None, "trace is None; allowed: the trace of `generate(..., trace=True)`"
-        )
+        require(run is not None, "trace is None; allowed: the trace of `generate(..., trace=True)`")
         graphs = graphs_of(shape, self.quant)
         whose = run
         if not isinstance(run, Workload):
