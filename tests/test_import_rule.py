@@ -76,7 +76,8 @@ ROOM_OF_MODULE = {
     "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
     "llada_jax.build_experts": "build",
-    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},  # lower steps: JAX
+    # They lower steps, which takes JAX.
+    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},
 }
 """Files and folders of one room that belong to another one."""
 
