@@ -23,6 +23,7 @@ from llada_jax.experts.routing import (
 )
 from llada_jax.experts.runtime import POLICIES
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.model.params import init_params
 
 NARROW = {
@@ -102,9 +103,9 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
     moe = config.moe
     require(moe is not None, f"{config.family} has no routed experts; allowed: a model that has")
     assert moe is not None
-    heads = 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
     routed = config.n_layers - moe.first_layer
-    dense = config.n_layers * heads + moe.first_layer * 3 * config.ffn_width + config.vocab_size
+    plain = [each for each in body_matrices(config) if each.copies == 1]
+    dense = sum(each.weights for each in plain if not each.name.endswith("router"))
     return MoEShape(
         name=name,
         n_layers=routed,
@@ -112,7 +113,7 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
         experts_per_token=moe.experts_per_token,
         width=config.width,
         expert_width=moe.expert_width,
-        dense_weights=config.width * (dense // routed + 3 * moe.shared_width),
+        dense_weights=(dense + head_weights(config)) // routed,
     )
 
 
