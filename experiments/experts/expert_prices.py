@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
+from llada_jax.experts.slots import slots_within
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile

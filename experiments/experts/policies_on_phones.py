@@ -10,13 +10,13 @@ from tqdm import tqdm
 from experiments.experts.expert_prices import phone_costs, slots_in_address_space
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
-from llada_jax.experts.budget import slots_at_ratio
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS
+from llada_jax.experts.replay import Outcome, bound, replay
 from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
-from llada_jax.experts.runtime import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS
 from llada_jax.experts.schedule import SCHEDULERS
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
-from llada_jax.experts.simulate import Outcome, bound, simulate
+from llada_jax.experts.slots import slots_at_ratio
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.phone.profile import load_profile
 
@@ -117,7 +117,7 @@ def compare(
         (f"{prefix}/npu_only", "all_on_accelerator", {n: POLICIES[n] for n in WITHOUT_CPU}),
     ):
         outcomes = {
-            name: simulate(
+            name: replay(
                 trace,
                 replace(policy, scheduler=scheduler or policy.scheduler),
                 costs,

@@ -11,10 +11,11 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.exact import shortest_seconds
-from llada_jax.experts.runtime import POLICIES, Runtime
+from llada_jax.experts.policy import POLICIES
+from llada_jax.experts.policy_run import PolicyRun
 from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
 from llada_jax.experts.shapes import LLADA2_MINI
+from llada_jax.experts.shortest_schedule import shortest_seconds
 
 RULES = ("earliest_finish", "fastest")
 SMALL_LAYERS = 60
@@ -55,14 +56,12 @@ def _decisions(seed: int, costs: ExpertCosts) -> Iterator[ResultRow]:
     profile = int(np.flatnonzero(trace.begins_block)[1])
     coming = [each for step in range(profile, trace.n_steps) for each in visits(trace, step)]
     for name, policy in POLICIES.items():
-        runtime = Runtime(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
-        planning = float(
-            np.median([best_of(partial(runtime.run_layer, visit))[1] for visit in coming])
-        )
+        run = PolicyRun(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
+        planning = float(np.median([best_of(partial(run.run_layer, visit))[1] for visit in coming]))
         yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
         yield ResultRow(
             name=f"planning/{name}/of_a_layer",
-            value=planning / (runtime.seconds / len(coming)),
+            value=planning / (run.seconds / len(coming)),
             unit="of its modelled time",
             kind="modelled",
         )

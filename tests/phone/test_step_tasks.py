@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
 
 from experiments.simulate.staging import plan_run
-from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import System, simulate
 from llada_jax.phone.timeline import Task, breakdown, run

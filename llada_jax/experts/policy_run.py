@@ -1,71 +1,23 @@
 """The decisions of a policy, one layer after another, and the time that they take on a machine.
 
-A simulation of a trace and a forward that really runs both drive this object, so that what is
-simulated is what runs.
+A replayed trace and a forward that really runs both drive this object, so that what is modelled is
+what runs.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from llada_jax.config import require, require_choice
-from llada_jax.experts.cache import (
-    MRS_ALPHA,
-    TIDE_INTERVAL,
-    CacheName,
-    StaticFrequency,
-    Visit,
-    best,
-    make_cache,
-)
+from llada_jax.config import require
+from llada_jax.experts.cache import StaticFrequency, Visit, best, make_cache
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import Policy
 from llada_jax.experts.prefetch import LOOK_AHEADS, Prefetcher, Swap
 from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
 
-SchedulerName = Literal["earliest_finish", "fastest", "resident_or_cpu", "all_on_accelerator"]
-Prefetch = Literal["none", "gates", "denoised_again"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A scheduler, a cache policy, and what the link does when no schedule needs it."""
-
-    scheduler: SchedulerName
-    cache: CacheName = "static"
-    prefetch: Prefetch = "none"
-    refill: bool = False
-    """What the cache policy wants is brought in while the link has nothing else to do."""
-    alpha: float = MRS_ALPHA
-    interval: int = TIDE_INTERVAL
-
-    def __post_init__(self) -> None:
-        require_choice("scheduler", self.scheduler, SchedulerName)
-        require_choice("cache", self.cache, CacheName)
-        require_choice("prefetch", self.prefetch, Prefetch)
-
-
-POLICIES = {
-    "ktransformers": Policy(scheduler="resident_or_cpu"),
-    "adapmoe": Policy(scheduler="all_on_accelerator", cache="lru", prefetch="gates"),
-    "tide": Policy(scheduler="resident_or_cpu", cache="tide", refill=True),
-    "lru": Policy(scheduler="earliest_finish", cache="lru", refill=True),
-    "lfu": Policy(scheduler="earliest_finish", cache="lfu", refill=True),
-    "mrs": Policy(scheduler="earliest_finish", cache="mrs", refill=True),
-    "hybrimoe": Policy(scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True),
-    "denoising": Policy(
-        scheduler="fastest", cache="expected_load", prefetch="denoised_again", refill=True
-    ),
-}
-"""By name; `denoising` is ours."""
-ORACLE = Policy(scheduler="fastest", cache="belady", refill=True)
-"""Knows the future, but has the same link as everybody."""
-TOLD_OF_NEW_BLOCKS = replace(POLICIES["denoising"], cache="foretold")
-"""Ours, if it knew what a new block will route: how much drafts could be worth at the most."""
-
-
-class LayerPlan(NamedTuple):
+class LayerDecision(NamedTuple):
     """What is to happen in one layer."""
 
     schedule: Schedule
@@ -76,8 +28,8 @@ class LayerPlan(NamedTuple):
     """Transfers ahead of time that start while it runs, for any layer."""
 
 
-class Runtime:
-    """What is resident, how far the link is, what time it is."""
+class PolicyRun:
+    """Knows what is resident, how far the link is, and what time it is."""
 
     def __init__(
         self,
@@ -112,7 +64,7 @@ class Runtime:
         self._link_end = 0.0
         self._in_flight: Swap | None = None
 
-    def run_layer(self, visit: Visit) -> LayerPlan:
+    def run_layer(self, visit: Visit) -> LayerDecision:
         """Decides the layer of a visit, whose routing is known, and lets its time pass.
 
         A layer is its dense part, after which the router is known, and its experts on the timelines
@@ -136,7 +88,7 @@ class Runtime:
         after = self.resident[layer].copy()
         swaps = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
         self.seconds += schedule.seconds
-        return LayerPlan(schedule, before, after, swaps)
+        return LayerDecision(schedule, before, after, swaps)
 
     def _link(self, layer: int) -> Link:
         """The link as this layer finds it: perhaps still busy with the last transfer."""

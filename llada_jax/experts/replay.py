@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from llada_jax.config import require
 from llada_jax.experts.cache import best, visits
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import Policy
+from llada_jax.experts.policy_run import PolicyRun
 from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.runtime import Policy, Runtime
 from llada_jax.experts.schedule import IDLE, Scheduler, fastest
 
 
@@ -29,7 +30,7 @@ class Outcome(NamedTuple):
         return float(self.committed.sum() / self.seconds.sum())
 
 
-def simulate(
+def replay(
     trace: RoutingTrace, policy: Policy, costs: ExpertCosts, slots: int, *, profile_steps: int
 ) -> Outcome:
     """Runs the steps after the first `profile_steps`, which all policies have seen before.
@@ -37,20 +38,20 @@ def simulate(
     The time that planning itself takes is not counted.
     """
     _check(trace, slots, profile_steps)
-    runtime = Runtime(policy, costs, slots, trace.loads[:profile_steps], trace.loads)
+    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps], trace.loads)
     for step in range(profile_steps):
         for visit in visits(trace, step):
-            runtime.cache.observe(visit)
+            run.cache.observe(visit)
     ends = []
     for step in range(profile_steps, trace.n_steps):
         for visit in visits(trace, step):
-            runtime.run_layer(visit)
-        ends.append(runtime.seconds)
+            run.run_layer(visit)
+        ends.append(run.seconds)
     return Outcome(
         np.diff(ends, prepend=0.0),
         trace.committed[profile_steps:],
-        runtime.hits / max(runtime.uses, 1),
-        runtime.transfers,
+        run.hits / max(run.uses, 1),
+        run.transfers,
     )
 
 

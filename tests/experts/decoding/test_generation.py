@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.build_experts import generate_within_budget, record_routing
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.policy import ORACLE, POLICIES
+from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.runtime import ORACLE, POLICIES
-from llada_jax.experts.simulate import simulate
 from tests.checkpoint.folders import GOLDENS
 
 COSTS = ExpertCosts(
@@ -62,7 +62,7 @@ def test_a_recorded_trace_is_saved_and_simulated(tmp_path):
     _, trace = recorded("llada2-moe")
     trace.save(tmp_path / "routing.npz")
     loaded = RoutingTrace.load(tmp_path / "routing.npz")
-    outcome = simulate(loaded, POLICIES["denoising"], COSTS, 6, profile_steps=4)
+    outcome = replay(loaded, POLICIES["denoising"], COSTS, 6, profile_steps=4)
     assert outcome.committed.sum() == trace.committed[4:].sum()
     assert 0 < outcome.hit_rate <= 1
 
@@ -74,10 +74,10 @@ def test_a_budget_changes_speed_alone(name):
         model("llada-moe"), PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER
     )
     np.testing.assert_array_equal(run.result.tokens, result.tokens)
-    assert run.store.moved == run.runtime.transfers
-    assert 0 < run.runtime.hits < run.runtime.uses
+    assert run.store.moved == run.policy_run.transfers
+    assert 0 < run.policy_run.hits < run.policy_run.uses
     assert [run.store.resident(n) for n in range(3)] == [
-        set(np.flatnonzero(each).tolist()) for each in run.runtime.resident
+        set(np.flatnonzero(each).tolist()) for each in run.policy_run.resident
     ]
 
 

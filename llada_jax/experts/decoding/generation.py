@@ -12,16 +12,17 @@ from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.cache import NEEDS_FUTURE, Visit
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.recording import RecordedStep, changed_rows, trace_of_steps
-from llada_jax.experts.routing import RoutingTrace, loads_of
-from llada_jax.experts.runtime import Policy, Runtime
-from llada_jax.model.budgeted import (
-    ExpertStore,
+from llada_jax.experts.decoding.budgeted_forward import (
+    ExpertPlacement,
     LayerRouting,
-    Placement,
     forward_rows_budgeted,
 )
-from llada_jax.model.recorded import recorded
+from llada_jax.experts.decoding.expert_store import ExpertStore
+from llada_jax.experts.decoding.recorded_forward import recorded
+from llada_jax.experts.policy import Policy
+from llada_jax.experts.policy_run import PolicyRun
+from llada_jax.experts.recording import RecordedStep, changed_rows, trace_of_steps
+from llada_jax.experts.routing import RoutingTrace, loads_of
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.trace import Event
@@ -70,7 +71,7 @@ class BudgetedRun(NamedTuple):
 
     result: Result
     store: ExpertStore
-    runtime: Runtime
+    policy_run: PolicyRun
     """Its `seconds` are modelled; `hits`, `uses` and `transfers` are what happened."""
 
 
@@ -103,19 +104,19 @@ def generate_within_budget(
         f"cache is {policy.cache!r}; allowed: one that needs no future",
     )
     config = with_ids(config or SamplerConfig(), model.config)
-    runtime = Runtime(policy, costs, slots, profile.loads)
+    policy_run = PolicyRun(policy, costs, slots, profile.loads)
     store = ExpertStore(
-        model.params, model.config, [np.flatnonzero(each).tolist() for each in runtime.resident]
+        model.params, model.config, [np.flatnonzero(each).tolist() for each in policy_run.resident]
     )
-    result = _decode(model, _Budgeted(model, store, runtime), prompts, config, seed)
-    return BudgetedRun(result, store, runtime)
+    result = _decode(model, _Budgeted(model, store, policy_run), prompts, config, seed)
+    return BudgetedRun(result, store, policy_run)
 
 
 class _Budgeted:
-    """A forward that asks the runtime where the experts of each layer run."""
+    """A forward that asks a policy where the experts of each layer run."""
 
-    def __init__(self, model: Model, store: ExpertStore, runtime: Runtime) -> None:
-        self._model, self._store, self._runtime = model, store, runtime
+    def __init__(self, model: Model, store: ExpertStore, policy_run: PolicyRun) -> None:
+        self._model, self._store, self._policy_run = model, store, policy_run
         self._step = -1
         self._before: RecordedStep | None = None
 
@@ -129,7 +130,7 @@ class _Budgeted:
         self._before = now
         return forward_rows_budgeted(params, self._model.config, rows, cache, self._store, plan)
 
-    def _plan(self, changed: np.ndarray, new_block: bool, routing: LayerRouting) -> Placement:
+    def _plan(self, changed: np.ndarray, new_block: bool, routing: LayerRouting) -> ExpertPlacement:
         live = routing.live
         bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
         require(
@@ -148,8 +149,8 @@ class _Budgeted:
             changed=changed,
             new_block=new_block,
         )
-        layer = self._runtime.run_layer(visit)
-        return Placement(
+        layer = self._policy_run.run_layer(visit)
+        return ExpertPlacement(
             host=layer.schedule.cpu,
             slots=layer.schedule.accelerator,
             resident_after=np.flatnonzero(layer.resident_after).tolist(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.forward import forward_rows, plain_feed_forward
+from llada_jax.model.forward import LayerHooks, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -19,7 +19,7 @@ BEYOND = -1
 
 
 class RoutingRecord(NamedTuple):
-    """M routed layers, the T rows of the whole batch, A layers ahead."""
+    """The routing of one forward: M routed layers, T rows of the whole batch, A layers ahead."""
 
     experts: Int[Array, "M T k"]
     weights: Float[Array, "M T k"]
@@ -31,7 +31,7 @@ class RoutingRecord(NamedTuple):
 def forward_rows_recorded(
     params: ModelParams, config: ModelConfig, rows: Rows, cache: KVCache
 ) -> tuple[RowsOut, RoutingRecord]:
-    """`forward_rows`, and the routing. Rows that are not live are routed, too."""
+    """Runs `forward_rows` and gives the routing, too. Rows that are not live are routed as well."""
     assert config.moe is not None
     taken: list[tuple[Array, ...]] = []
 
@@ -46,14 +46,15 @@ def forward_rows_recorded(
             taken.append((*routing, scores, foreseen(params, flat, config.moe, index)))
         return plain_feed_forward(x, layer, config, index)
 
-    out = forward_rows(params, config, rows, cache, feed_forward_of)
+    hooks = LayerHooks(feed_forward_of=feed_forward_of)
+    out = forward_rows(params, config, rows, cache, hooks)
     return out, RoutingRecord(*(jnp.stack(each) for each in zip(*taken, strict=True)))
 
 
 def foreseen(
     params: ModelParams, x: Float[Array, "T D"], config: MoEConfig, index: int
 ) -> Int[Array, "A T k"]:
-    """The experts of the layers after `index`, by their own gates on its input."""
+    """Returns the experts of the layers after `index`, by their own gates on its input."""
     following = [layer.ffn for layer in params.layers[index + 1 : index + 1 + LOOK_AHEAD]]
     chosen = [route(x, ffn, config).experts for ffn in following if isinstance(ffn, Experts)]
     nothing = jnp.full((x.shape[0], config.experts_per_token), BEYOND, jnp.int32)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.model.budgeted import ExpertStore, Placement, forward_rows_budgeted
+from llada_jax.experts.decoding.budgeted_forward import ExpertPlacement, forward_rows_budgeted
+from llada_jax.experts.decoding.expert_store import ExpertStore
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import quantize
-from tests.model.test_recorded import FAMILIES, model, rows_of
+from tests.experts.decoding.test_recorded_forward import FAMILIES, model, rows_of
 
 
 @functools.cache
@@ -67,7 +68,7 @@ def test_any_plan_gives_the_plain_forward(family, data):
             victim = data.draw(st.sampled_from(sorted(store.resident(target))), "victim")
             ahead = [(target, absent[0], victim)]
         slots_run = [e for e in active if e not in host]
-        return Placement(host, slots_run, after, ahead)
+        return ExpertPlacement(host, slots_run, after, ahead)
 
     equal(family, run(family, store, plan))
     assert all(len(store.resident(layer)) == slots for layer in range(len(store.layers)))
@@ -79,7 +80,9 @@ def test_residents_are_what_the_plan_says():
 
     def plan(routing):
         active = np.unique(routing.experts).tolist()
-        return Placement([e for e in active if e > 4], [e for e in active if e <= 4], [0, 3, 4])
+        return ExpertPlacement(
+            [e for e in active if e > 4], [e for e in active if e <= 4], [0, 3, 4]
+        )
 
     equal("llada-moe", run("llada-moe", store, plan))
     assert [store.resident(layer) for layer in range(3)] == [{0, 3, 4}] * 3
@@ -91,7 +94,7 @@ def test_residents_are_what_the_plan_says():
 )
 def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
     def plan(routing):
-        return Placement(host, slots, [0])
+        return ExpertPlacement(host, slots, [0])
 
     with pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"):
         run("llada-moe", store_of("llada-moe", 1), plan)

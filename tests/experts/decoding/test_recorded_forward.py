@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_huggingface
-from llada_jax.model.forward import cache_for, forward_rows, plain_feed_forward
+from llada_jax.experts.decoding.recorded_forward import BEYOND, LOOK_AHEAD, recorded
+from llada_jax.model.forward import LayerHooks, cache_for, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import quantize
-from llada_jax.model.recorded import BEYOND, LOOK_AHEAD, recorded
 from llada_jax.rows import make_rows
 from tests.checkpoint.folders import GOLDENS, golden_forward
 
@@ -60,7 +60,7 @@ def test_the_record_is_what_the_routers_say(family):
                 inputs.append(x.reshape(-1, x.shape[-1]))
             return plain_feed_forward(x, layer, config, index)
 
-        forward_rows(params, config, rows, cache, watch)
+        forward_rows(params, config, rows, cache, LayerHooks(feed_forward_of=watch))
         return inputs
 
     inputs = watched(params, rows, cache)

@@ -4,7 +4,6 @@ The products run on the host's threads, and everything else by the functions of 
 layers. What `forward_rows` and `score_rows` give for the dequantized weights, this gives too.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, require, require_choice
-from llada_jax.model.forward import cache_for
+from llada_jax.model.forward import LayerHooks, cache_for, run_layers
 from llada_jax.model.head import (
     RunningScores,
     ScoreRules,
@@ -24,21 +23,13 @@ from llada_jax.model.head import (
     start_scores,
 )
 from llada_jax.model.layers import (
-    Rotation,
-    attend,
+    Multiply,
     attention_bias,
-    finish_qkv,
+    feed_forward,
     rms_norm,
     rotation,
 )
-from llada_jax.model.params import (
-    Attention,
-    Layer,
-    ModelParams,
-    ParamSpec,
-    abstract_params,
-    parameter_name,
-)
+from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiles import (
@@ -50,8 +41,6 @@ from llada_jax.revision.tiles import (
     quantize_q4_0,
 )
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
-
-Linear = Callable[[Array, Any], Array]
 
 
 def pack_params(params: ModelParams, config: ModelConfig, kind: Kind = "q4_0") -> ModelParams:
@@ -106,17 +95,18 @@ def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultipl
 def forward_tiled_rows(
     config: ModelConfig, multiply: TileMultiplier, params: ModelParams, rows: Rows, cache: KVCache
 ) -> RowsOut:
-    """As `forward_rows`. Only live rows pass through the matrices; the others give any values."""
-    linear = _linear_of(multiply, np.asarray(rows.live))
-    hidden, angles, bias = _start(config, params.embedding, rows)
-    keys, values = [], []
-    for index, layer in enumerate(params.layers):
-        hidden, key, value = _layer(
-            linear, config, layer, hidden, angles, bias, cache, jnp.int32(index)
-        )
-        keys.append(key)
-        values.append(value)
-    hidden = _norm(hidden, params.final_norm, config.norm_eps)
+    """Runs `forward_rows`. Only live rows pass through the matrices; the others give any values."""
+    product = _product_of(multiply, np.asarray(rows.live))
+    hidden, keys, values = run_layers(
+        params.layers,
+        config,
+        _embedded(params.embedding, rows.tokens),
+        rotation(config, rows.positions),
+        attention_bias(rows),
+        (_cached(cache, jnp.int32(index)) for index in range(config.n_layers)),
+        hooks=LayerHooks(product, lambda x, layer, *_: feed_forward(x, layer.ffn, product)),
+    )
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(
         hidden.astype(params.embedding.dtype),
         jnp.stack(keys).astype(cache.keys.dtype),
@@ -124,66 +114,19 @@ def forward_tiled_rows(
     )
 
 
-def _linear_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Linear:
-    """The product of the live rows; zero for others."""
+def _product_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Multiply:
+    """Returns the product of the live rows; it is zero for the others."""
 
-    def linear(x: Float[Array, "B R In"], tiles: Tiles) -> Array:
+    def product(x: Float[Array, "B R In"], tiles: Tiles) -> Float[Array, "B R Out"]:
         out = np.zeros((*live.shape, tiles.shape[0]), np.float32)
         out[live] = multiply(np.asarray(x)[live], tiles)
         return jnp.asarray(out)
 
-    return linear
+    return product
 
 
-def _layer(
-    linear: Linear,
-    config: ModelConfig,
-    layer: Layer,
-    hidden: Float[Array, "B R D"],
-    angles: Rotation,
-    bias: Float[Array, "B R T"],
-    cache: KVCache,
-    index: Int[Array, ""],
-) -> tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    weights, ffn = layer.attention, layer.ffn
-    normed = _norm(hidden, layer.attention_norm, config.norm_eps)
-    projected = [linear(normed, matrix) for matrix in (weights.query, weights.key, weights.value)]
-    small = weights._replace(query=None, key=None, value=None, output=None)  # pyright: ignore
-    mixed, key, value = _attend(config, small, projected, angles, bias, cache, index)
-    hidden = hidden + linear(mixed, weights.output)
-    normed = _norm(hidden, layer.ffn_norm, config.norm_eps)
-    gated = _gate(linear(normed, ffn.gate), linear(normed, ffn.up))
-    return hidden + linear(gated, ffn.down), key, value
-
-
-@partial(jax.jit, static_argnums=0)
-def _start(
-    config: ModelConfig, embedding: Float[Array, "V D"], rows: Rows
-) -> tuple[Float[Array, "B R D"], Rotation, Float[Array, "B R T"]]:
-    hidden = embedding[rows.tokens].astype(jnp.float32)
-    return hidden, rotation(config, rows.positions), attention_bias(rows)
-
-
-@partial(jax.jit, static_argnums=0)
-def _attend(
-    config: ModelConfig,
-    weights: Attention,
-    projected: list[Float[Array, "B R X"]],
-    angles: Rotation,
-    bias: Float[Array, "B R T"],
-    cache: KVCache,
-    index: Int[Array, ""],
-) -> tuple[Float[Array, "B R HDh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    query, key, value = finish_qkv(projected, weights, config, angles)
-    keys, values = [key], [value]
-    if cache.keys.shape[2]:
-        keys = [cache.keys[index].astype(jnp.float32), key]
-        values = [cache.values[index].astype(jnp.float32), value]
-    return attend(query, keys, values, bias), key, value
-
-
-_norm = jax.jit(rms_norm, static_argnums=2)
-_gate = jax.jit(lambda gate, up: jax.nn.silu(gate) * up)
+_embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
+_cached = jax.jit(lambda cache, index: (cache.keys[index], cache.values[index]))
 
 
 def score_tiled_rows(
