@@ -3,15 +3,7 @@
 One number of the machine is fitted, to the baseline of the ablation (a decoded token of Qwen2 under
 kTransformers takes 0.21 s); one of each model's routing, to LRU's hit rate at a quarter of the
 experts; and minus-recent-score's alpha, which the paper does not give, to its hit rate there for
-Qwen2. All other cells are predictions.
-
-Where they miss, two inputs decide that the paper does not give. Scheduling gains more here, most of
-all in prefills: an expert moves at the 10.4 GB/s of the paper's code, and all of it overlaps with
-the CPU; `implied_link` says which bandwidth would give the paper's gain (about 7 in decoding, 2.5
-in prefills). Long prompts make that worse, since there nearly every expert is best moved: hence the
-prefills' average. Caching gains less in decoding, since the gain is that of hit rates: the drawn
-routing gives the static cache 40 % and minus-recent-score 52 %, where the paper's gain of 1.38 at
-53 % asks for some 35 %.
+Qwen2. All other cells are predictions; `docs/experts.md` says which of them miss, and why.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 from tqdm import tqdm
@@ -53,9 +54,8 @@ class PhonesConfig:
         for soc in self.socs:
             phone = load_profile(soc)
             _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
-        for shape in MODELS:
-            for ratio in self.ratios:
-                _ = slots_at_ratio(ratio, shape)  # which checks the ratio
+        for shape, ratio in product(MODELS, self.ratios):
+            _ = slots_at_ratio(ratio, shape)  # which checks the ratio
         for name in ("tokens", "profile_blocks", "blocks"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
@@ -67,7 +67,7 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
         trace = draw_denoising(shape, seed, config.profile_blocks + config.blocks)
         yield from _statistics(trace, shape)
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
-        cells = [(soc, ratio) for soc in config.socs for ratio in config.ratios]
+        cells = list(product(config.socs, config.ratios))
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
             costs = phone_costs(soc, shape, config.npu, config.cpu)
             yield from compare(trace, shape, soc, costs, ratio, profile)
