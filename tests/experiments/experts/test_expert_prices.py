@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.experts.costs import expert_bytes, phone_costs, slots_in_address_space
+from experiments.experts.expert_prices import expert_bytes, phone_costs, slots_in_address_space
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.phone.profile import load_profile
 

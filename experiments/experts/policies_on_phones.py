@@ -1,16 +1,18 @@
-"""Mixture-of-experts dLLMs on phones: every policy at every cache size, and how far it could go."""
+"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 from tqdm import tqdm
 
-from experiments.experts.costs import phone_costs, slots_in_address_space
+from experiments.experts.expert_prices import phone_costs, slots_in_address_space
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS, Policy
+from llada_jax.experts.policy import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS
 from llada_jax.experts.replay import Outcome, bound, replay
 from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
 from llada_jax.experts.schedule import SCHEDULERS
@@ -33,10 +35,12 @@ PUBLISHED_STATISTICS = {
     "similarity_5": (0.95, "TIDE, arXiv 2605.20179: above"),
 }
 
+_modelled = partial(ResultRow, kind="modelled")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhonesConfig:
-    """What is simulated. The comments are in conf/experts.yaml."""
+    """Says what is simulated. The comments are in conf/experts.yaml."""
 
     socs: tuple[str, ...] = ("SM8750", "SM8850")
     npu: str = "llada_cpp"
@@ -50,38 +54,37 @@ class PhonesConfig:
         for soc in self.socs:
             phone = load_profile(soc)
             _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
-        for shape in MODELS:
-            for ratio in self.ratios:
-                _ = slots_at_ratio(ratio, shape)  # which checks the ratio
+        for shape, ratio in product(MODELS, self.ratios):
+            _ = slots_at_ratio(ratio, shape)  # which checks the ratio
         for name in ("tokens", "profile_blocks", "blocks"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
 
 def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
-    """Statistics of the traces, then tokens per second."""
+    """Yields statistics of the drawn traces, then tokens per second."""
     for shape in MODELS:
-        blocks = config.profile_blocks + config.blocks
-        trace = denoising_trace(
-            shape,
-            STATISTICS[shape.name],
-            seed=seed,
-            blocks=blocks,
-            tokens_per_step=TOKENS_PER_STEP,
-        )
+        trace = draw_denoising(shape, seed, config.profile_blocks + config.blocks)
         yield from _statistics(trace, shape)
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
-        cells = [(soc, ratio) for soc in config.socs for ratio in config.ratios]
+        cells = list(product(config.socs, config.ratios))
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
             costs = phone_costs(soc, shape, config.npu, config.cpu)
             yield from compare(trace, shape, soc, costs, ratio, profile)
         for soc in config.socs:
-            yield ResultRow(
+            yield _modelled(
                 name=f"address_space/{shape.name}/{soc}/slots",
                 value=slots_in_address_space(soc, shape, config.tokens),
                 unit=f"of {shape.n_experts} experts a layer",
-                kind="modelled",
             )
+
+
+def draw_denoising(shape: MoEShape, seed: int, blocks: int) -> RoutingTrace:
+    """Draws the routing of a decoding from published statistics."""
+    statistics = STATISTICS[shape.name]
+    return denoising_trace(
+        shape, statistics, seed=seed, blocks=blocks, tokens_per_step=TOKENS_PER_STEP
+    )
 
 
 def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
@@ -91,15 +94,11 @@ def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
         "similarity_5": (step_similarity(trace, lag=5), "cosine"),
     }
     for name, (value, unit) in values.items():
-        known = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
-        yield ResultRow(
-            name=f"trace/{shape.name}/{name}",
-            value=value,
-            unit=unit,
-            kind="modelled",
-            reference=known[0],
-            source=known[1],
-        )
+        reference, source = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
+        yield _modelled(
+            name=f"trace/{shape.name}/{name}", value=value, unit=unit, reference=reference,
+            source=source,
+        )  # fmt: skip
 
 
 def compare(
@@ -110,50 +109,39 @@ def compare(
     ratio: float,
     profile: int,
 ) -> Iterator[ResultRow]:
-    """One cell of the table: every policy, with the CPU and without it."""
+    """Yields one cell of the table: every policy, with the CPU and without it."""
     slots = slots_at_ratio(ratio, shape)
     prefix = f"{shape.name}/{soc}/{round(100 * ratio)}"
-
-    def run(policy: Policy) -> Outcome:
-        return replay(trace, policy, costs, slots, profile_steps=profile)
-
-    hybrid = {name: run(policy) for name, policy in {**POLICIES, **BEYOND_REACH}.items()}
-    hybrid["bound"] = bound(trace, costs, slots, profile_steps=profile)
-    yield from _rows(prefix, hybrid)
-    on_npu = {
-        name: run(replace(policy, scheduler="all_on_accelerator"))
-        for name, policy in {**{n: POLICIES[n] for n in WITHOUT_CPU}, **BEYOND_REACH}.items()
-    }
-    on_npu["bound"] = bound(
-        trace,
-        costs,
-        slots,
-        profile_steps=profile,
-        scheduler=SCHEDULERS["all_on_accelerator"],
-    )
-    yield from _rows(f"{prefix}/npu_only", on_npu)
+    for part, scheduler, policies in (
+        (prefix, None, POLICIES),
+        (f"{prefix}/npu_only", "all_on_accelerator", {n: POLICIES[n] for n in WITHOUT_CPU}),
+    ):
+        outcomes = {
+            name: replay(
+                trace,
+                replace(policy, scheduler=scheduler or policy.scheduler),
+                costs,
+                slots,
+                profile_steps=profile,
+            )
+            for name, policy in {**policies, **BEYOND_REACH}.items()
+        }
+        outcomes["bound"] = bound(
+            trace, costs, slots, profile_steps=profile, scheduler=SCHEDULERS[scheduler or "fastest"]
+        )
+        yield from _rows(part, outcomes)
 
 
 def _rows(prefix: str, outcomes: dict[str, Outcome]) -> Iterator[ResultRow]:
-    for name, outcome in outcomes.items():
-        yield ResultRow(
-            name=f"{prefix}/{name}/tokens_per_second",
-            value=outcome.tokens_per_second,
-            unit="tokens/s",
-            kind="modelled",
-        )
-        yield ResultRow(
-            name=f"{prefix}/{name}/hit_rate",
-            value=outcome.hit_rate,
-            unit="of activated experts",
-            kind="modelled",
-        )
     speed = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
-    others = {n: s for n, s in speed.items() if n not in (OURS, *BEYOND_REACH, "bound")}
-    for name, reference in [("best_other", max(others.values())), ("bound", speed["bound"])]:
-        yield ResultRow(
-            name=f"{prefix}/{OURS}_to_{name}",
-            value=speed[OURS] / reference,
-            unit="x the speed",
-            kind="modelled",
+    for name, outcome in outcomes.items():
+        cell = f"{prefix}/{name}"
+        yield _modelled(name=f"{cell}/tokens_per_second", value=speed[name], unit="tokens/s")
+        yield _modelled(
+            name=f"{cell}/hit_rate", value=outcome.hit_rate, unit="of activated experts"
+        )
+    rivals = [speed[name] for name in speed if name not in (OURS, *BEYOND_REACH, "bound")]
+    for name, reference in [("best_other", max(rivals)), ("bound", speed["bound"])]:
+        yield _modelled(
+            name=f"{prefix}/{OURS}_to_{name}", value=speed[OURS] / reference, unit="x the speed"
         )

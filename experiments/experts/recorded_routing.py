@@ -1,4 +1,4 @@
-"""Routing of our own forwards, with random and trained weights, and the same within a budget."""
+"""Records the routing of our own forwards, and decodes the same within a budget of experts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 import llada_jax as lj
-from experiments.experts.costs import phone_costs
-from experiments.harness.results import ResultRow
+from experiments.experts.expert_prices import phone_costs
+from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
@@ -23,6 +23,7 @@ from llada_jax.experts.routing import (
 )
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.experts.slots import slots_at_ratio
+from llada_jax.model.architecture.parameters import body_matrices, head_weights
 from llada_jax.model.params import init_params
 
 NARROW = {
@@ -34,7 +35,7 @@ NARROW = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedConfig:
-    """What is decoded. The comments are in conf/experts.yaml."""
+    """Says what is decoded. The comments are in conf/experts.yaml."""
 
     trained: str | None = "tiny_moe"
     layers: int = 3
@@ -53,7 +54,7 @@ class RecordedConfig:
 
 
 def narrow_models(layers: int) -> dict[str, ModelConfig]:
-    """The routers of LLaDA-MoE and LLaDA2-mini over narrow layers."""
+    """Returns the routers of LLaDA-MoE and LLaDA2-mini over narrow layers."""
     moe = MoEConfig(n_experts=64, experts_per_token=8, expert_width=32)
     mini = MoEConfig(
         n_experts=256, experts_per_token=8, expert_width=16, first_layer=1, shared_width=16,
@@ -66,7 +67,7 @@ def narrow_models(layers: int) -> dict[str, ModelConfig]:
     }
 
 
-class Subject(NamedTuple):
+class RoutedModel(NamedTuple):
     """A model, the sizes that it is priced at, and what it is asked."""
 
     model: lj.Model
@@ -74,35 +75,37 @@ class Subject(NamedTuple):
     prompt: Sequence[Sequence[int]]
 
 
-def subjects(config: RecordedConfig, seed: int) -> Iterator[Subject]:
-    """Random weights in published shapes; then the trained model, if there is one."""
+def routed_models(config: RecordedConfig, seed: int) -> Iterator[RoutedModel]:
+    """Yields random weights in published shapes, then the trained model, if there is one."""
     shapes = {shape.name: shape for shape in (LLADA_MOE, LLADA2_MINI)}
     prompt = np.random.default_rng(seed).integers(1, 500, (1, 32)).tolist()
     for name, narrow in narrow_models(config.layers).items():
         params = init_params(narrow, jax.random.key(seed))
-        yield Subject(lj.Model(narrow, params, None), shapes[name], prompt)
+        yield RoutedModel(lj.Model(narrow, params, None), shapes[name], prompt)
     if config.trained is not None:
-        yield trained_subject(config.trained, seed)
+        yield trained_model(config.trained, seed)
 
 
-def trained_subject(source: str, seed: int) -> Subject:
-    """A question of the test split for a model of `conf/train_moe.yaml`."""
+def trained_model(source: str, seed: int) -> RoutedModel:
+    """Asks a model of `conf/train_moe.yaml` a question of the test split."""
     model = lj.load(source, "float32")
     assert model.tokenizer is not None
     question = load_task("choices").item(seed, 0, "test").question
     prompt = model.tokenizer.encode_chat([{"role": "user", "content": question}])
-    return Subject(model, shape_of("tiny_moe", model.config), [prompt])
+    return RoutedModel(model, shape_of("tiny_moe", model.config), [prompt])
 
 
 def shape_of(name: str, config: ModelConfig) -> MoEShape:
-    """What moving and running the experts of a model needs to know. Raises ValueError for a model
-    without routed experts."""
+    """Returns the sizes that decide what moving and running a model's experts costs.
+
+    Raises ValueError for a model without routed experts.
+    """
     moe = config.moe
     require(moe is not None, f"{config.family} has no routed experts; allowed: a model that has")
     assert moe is not None
-    heads = 2 * (config.n_heads + config.n_kv_heads) * config.head_dim
     routed = config.n_layers - moe.first_layer
-    dense = config.n_layers * heads + moe.first_layer * 3 * config.ffn_width + config.vocab_size
+    plain = [each for each in body_matrices(config) if each.copies == 1]
+    dense = sum(each.weights for each in plain if not each.name.endswith("router"))
     return MoEShape(
         name=name,
         n_layers=routed,
@@ -110,58 +113,46 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
         experts_per_token=moe.experts_per_token,
         width=config.width,
         expert_width=moe.expert_width,
-        dense_weights=config.width * (dense // routed + 3 * moe.shared_width),
+        dense_weights=(dense + head_weights(config)) // routed,
     )
 
 
 def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Statistics of recorded routing, and whether a budget changes any token."""
-    for subject in subjects(config, seed):
-        name = subject.shape.name
-        result, trace = record_routing(subject.model, subject.prompt, config.sampler, seed=seed)
-        _save(result, trace, run, name)
-        yield _row(f"recorded/{name}/experts_per_step", experts_per_step(trace), "experts")
-        yield _row(f"recorded/{name}/similarity_1", step_similarity(trace), "cosine")
-        yield _row(f"recorded/{name}/imbalance", imbalance(trace).mean(), "x the mean load")
-        yield from _within_budget(subject, config, seed, result, trace)
+    """Yields statistics of recorded routing, and whether a budget changes any token.
 
-
-def _save(result: lj.Result, routing: RoutingTrace, run: Run, name: str) -> None:
-    """The routing beside the trace of the decoding that it belongs to, step for step."""
-    assert result.trace is not None
-    result.trace.save(run.folder / f"trace_{name}.npz")
-    routing.save(run.folder / f"routing_{name}.npz")
+    The run folder gets each routing beside the trace that it belongs to, step for step.
+    """
+    for routed in routed_models(config, seed):
+        name = routed.shape.name
+        result, routing = record_routing(routed.model, routed.prompt, config.sampler, seed=seed)
+        assert result.trace is not None
+        result.trace.save(run.folder / f"trace_{name}.npz")
+        routing.save(run.folder / f"routing_{name}.npz")
+        yield _row(f"recorded/{name}/experts_per_step", experts_per_step(routing), "experts")
+        yield _row(f"recorded/{name}/similarity_1", step_similarity(routing), "cosine")
+        yield _row(f"recorded/{name}/imbalance", imbalance(routing).mean(), "x the mean load")
+        yield from _within_budget(routed, config, seed, result, routing)
 
 
 def _within_budget(
-    subject: Subject, config: RecordedConfig, seed: int, result: lj.Result, trace: RoutingTrace
+    routed: RoutedModel, config: RecordedConfig, seed: int, result: lj.Result, routing: RoutingTrace
 ) -> Iterator[ResultRow]:
-    model, shape, prompt = subject
-    costs = phone_costs("SM8750", shape)
+    model, shape, prompt = routed
+    costs, slots = phone_costs("SM8750", shape), slots_at_ratio(0.25, shape)
     for policy in ("hybrimoe", "denoising"):
+        profile = routing.first_steps(1)
         budgeted = generate_within_budget(
-            model,
-            prompt,
-            POLICIES[policy],
-            costs,
-            slots_at_ratio(0.25, shape),
-            trace.first_steps(1),
-            config.sampler,
-            seed=seed,
+            model, prompt, POLICIES[policy], costs, slots, profile, config.sampler, seed=seed
         )
         equal = np.mean(budgeted.result.tokens == result.tokens)
         hits = budgeted.policy_run.hits / budgeted.policy_run.uses
+        speed = routing.committed.sum() / budgeted.policy_run.seconds
         name = f"budgeted/{shape.name}/25/{policy}"
         yield _row(f"{name}/equal_tokens", equal, "of the tokens")
         yield _row(f"{name}/hit_rate", hits, "of activated experts")
         yield _row(f"{name}/transfers", budgeted.store.moved, "experts")
-        yield ResultRow(
-            name=f"{name}/tokens_per_second",
-            value=trace.committed.sum() / budgeted.policy_run.seconds,
-            unit="tokens/s",
-            kind="modelled",
-        )
+        yield _row(f"{name}/tokens_per_second", speed, "tokens/s", kind="modelled")
 
 
-def _row(name: str, value: float, unit: str) -> ResultRow:
-    return ResultRow(name=name, value=value, unit=unit)
+def _row(name: str, value: float, unit: str, kind: Kind = "measured") -> ResultRow:
+    return ResultRow(name=name, value=value, unit=unit, kind=kind)

@@ -1,4 +1,4 @@
-"""Pictures of the experts' results, from the rows alone."""
+"""Draws the experts' results from the rows alone."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ SHOWN = ("ktransformers", "tide", "lru", "hybrimoe", "denoising", "oracle", "bou
 
 
 def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
-    """`ablation.png` and one `<model>_<soc>.png` for each phone, as far as the rows have them."""
+    """Writes `ablation.png` and one `<model>_<soc>.png` for each phone, as far as rows go."""
     values = {row.name: row for row in rows}
     if _compared(values):
         drawn = figure(9, 3.5)
@@ -24,18 +24,13 @@ def draw_pictures(rows: Sequence[ResultRow], folder: Path) -> None:
 
 
 def _compared(values: Mapping[str, ResultRow]) -> list[str]:
-    """Speedups that the paper has too."""
-    return [
-        name
-        for name, row in values.items()
-        if row.reference is not None
-        and name.startswith(("qwen2_25/", "average/"))
-        and row.unit == "x faster"
-    ]
+    """Returns the names of speedups that the paper has too."""
+    published = [name for name, row in values.items() if row.reference is not None]
+    return [name for name in published if values[name].unit == "x faster"]
 
 
 def draw_ablation(values: Mapping[str, ResultRow], drawn) -> None:
-    """Predicted and published speedups, side by side."""
+    """Draws predicted and published speedups, side by side."""
     names = _compared(values)
     axes = drawn.subplots()
     places = range(len(names))
@@ -50,7 +45,7 @@ def draw_ablation(values: Mapping[str, ResultRow], drawn) -> None:
 
 
 def draw_phone(values: Mapping[str, ResultRow], model: str, soc: str, drawn) -> None:
-    """Tokens per second by cache size, with the CPU and without it."""
+    """Draws tokens per second by cache size, with the CPU and without it."""
     ratios = sorted({int(n.split("/")[2]) for n in values if n.startswith(f"{model}/{soc}/")})
     for axes, part, title in zip(
         drawn.subplots(1, 2, sharey=True), ("", "npu_only/"), ("NPU and CPU", "NPU only"),
