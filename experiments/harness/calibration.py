@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from llada_jax.build.denoisers import score_rules
-
 import llada_jax as lj
 from llada_jax.backend.calibration import Inputs, Recorder
 from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.session import Session
+from llada_jax.build.denoisers import score_rules
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids

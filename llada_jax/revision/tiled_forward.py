@@ -23,6 +23,7 @@ from llada_jax.model.head import (
     start_scores,
 )
 from llada_jax.model.layers import (
+    CachedLayer,
     Multiply,
     attention_bias,
     feed_forward,
@@ -103,7 +104,7 @@ def forward_tiled_rows(
         _embedded(params.embedding, rows.tokens),
         rotation(config, rows.positions),
         attention_bias(rows),
-        (_cached(cache, jnp.int32(index)) for index in range(config.n_layers)),
+        (CachedLayer(*cache, jnp.int32(index)) for index in range(config.n_layers)),
         hooks=LayerHooks(product, lambda x, layer, *_: feed_forward(x, layer.ffn, product)),
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -126,7 +127,6 @@ def _product_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Mult
 
 
 _embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
-_cached = jax.jit(lambda cache, index: (cache.keys[index], cache.values[index]))
 
 
 def score_tiled_rows(
