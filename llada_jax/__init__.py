@@ -5,6 +5,7 @@ from importlib.metadata import version
 from llada_jax.build.decoding import generate, infill, latency_table
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
+from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
 
@@ -13,6 +14,7 @@ __all__ = [
     "LatencyTable",
     "Model",
     "ModelConfig",
+    "Phone",
     "Result",
     "SamplerConfig",
     "Trace",
@@ -22,6 +24,7 @@ __all__ = [
     "infill",
     "latency_table",
     "load",
+    "phone",
     "tiled",
 ]
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from llada_jax.config import require, require_choice
+from llada_jax.config_files import find_yaml, read_yaml
 
+PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
 """`measured` on a phone, `vendor` claim, `derived` by arithmetic from measurements (fits are),
 `inferred`: an assumption."""
@@ -43,7 +45,7 @@ def _or_none(unit: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class PhoneMemory:
     """Shared memory, the NPU's own, and what the NPU can address."""
 
     dram_gbps: float = _in("GB/s")
@@ -82,7 +84,7 @@ class NpuKernels:
     matrix_tops: float = _in("TOPS")
     """The matrix engine on resident operands, two operations for a multiply-add."""
     dma_gbps: float = _in("GB/s")
-    """Memory to the NPU's own, within a model."""
+    """PhoneMemory to the NPU's own, within a model."""
     dequant_gweights: float = _or_none("Gweights/s")
     fast_dequant_gweights: float = _or_none("Gweights/s")
     """The same for the matrices whose kernel is faster: FFN down, and the head."""
@@ -133,7 +135,7 @@ class Profile:
 
     soc: str
     phone: str
-    memory: Memory
+    memory: PhoneMemory
     mapping: MappingPaths
     npu: Mapping[str, NpuKernels]
     """Kernel classes by name; `llada_cpp` and `vendor` in every profile."""
@@ -163,15 +165,13 @@ class Profile:
         return _build(self.soc, self.phone, numbers)
 
 
-def load_profile(path: str | PathLike[str]) -> Profile:
-    """Read a profile. Raises ValueError that names the entry that is missing or not sourced."""
-    import yaml
+def load_profile(name_or_path: str | PathLike[str]) -> Profile:
+    """Reads a profile: of a phone that comes with the package by its SoC, or a YAML file of yours.
 
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-    require(isinstance(content, Mapping), f"{path} is no profile; allowed: a mapping")
+    Raises ValueError that lists the phones, or names the entry that is missing or not sourced.
+    """
+    path = find_yaml("phone", PROFILES, name_or_path)
+    content = read_yaml(path)
     for name in ("soc", "phone"):
         require(isinstance(content.get(name), str), f"{path}: {name} is missing; allowed: text")
     entries = {name: part for name, part in content.items() if name not in ("soc", "phone")}
@@ -201,7 +201,7 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
 
 
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
-_PARTS = {"memory": Memory, "mapping": MappingPaths, "power": Power}
+_PARTS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
 _REQUIRED = {"npu": ("llada_cpp", "vendor"), "cpu": ("plain", "tuned")}
 
 
