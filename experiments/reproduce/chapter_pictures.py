@@ -1,4 +1,4 @@
-"""Pictures: modelled beside published, where time goes, and a timeline."""
+"""Pictures of chapters: modelled beside published, and where time goes."""
 
 from pathlib import Path
 from textwrap import fill
@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.harness.pictures import figure, save
 from experiments.harness.results import traces
-from experiments.reproduce.claims import Chapter
-from llada_jax.phone.timeline import LANES, Timeline
+from experiments.reproduce.chapter import Chapter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def draw(chapter: Chapter, folder: Path) -> str | None:
-    """The chapter's picture as a PNG of the folder, by name; None where a table says it all."""
+    """Draws the chapter as a PNG of the folder; returns its name, or None where there is none."""
     shown = [row for row in chapter.rows if row.reference]
     wide = 11 if chapter.parts else 6.5
     drawn = figure(wide, 4)
@@ -66,7 +65,7 @@ def _scatter(axes: "Axes", chapter: Chapter) -> None:
 
 
 def _kind(name: str) -> str:
-    """The phone."""
+    """Returns the phone."""
     return name.split("/")[1]
 
 
@@ -93,21 +92,3 @@ def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("share of the time")
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
-    """Lanes over time, as Perfetto would show them, as a PNG."""
-    from matplotlib.colors import to_rgba
-
-    drawn = figure(10, 2.4)
-    axes: Any = drawn.subplots()
-    for place, lane in enumerate(LANES):
-        mine = [event for event in timeline.events if event.task.lane == lane]
-        spans = [(event.start, event.end - event.start) for event in mine]
-        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
-        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
-    axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
-    axes.invert_yaxis()
-    axes.set(xlabel="seconds", title=title)
-    axes.title.set_fontsize(9)
-    save(drawn, path)
