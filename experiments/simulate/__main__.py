@@ -35,8 +35,8 @@ from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from llada_jax.swap.budget import MIB
-from llada_jax.swap.planners import planner
+from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.planner_registry import planner
 
 
 @dataclass(frozen=True, kw_only=True)
