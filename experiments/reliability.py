@@ -26,7 +26,7 @@ from experiments.harness.pictures import reliability_diagram, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.evaluation.reliability import Reliability, reliability
+from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.forward import forward

@@ -20,9 +20,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from tqdm import tqdm
 
-from experiments.evaluate.answers import answer_items, batched
 from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, launch, stored_settings
 from experiments.harness.schema import read_config
@@ -34,6 +32,7 @@ from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
+from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -143,13 +142,10 @@ def exact_match(
     model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
 ) -> TaskScore:
     """Counts the test items whose generated answer passes the task's verifier."""
-    right = 0
-    batches = list(batched(range(config.items), config.batch_size))
-    for indices in tqdm(batches, desc=f"{task.name}, {name}", unit="batch"):
-        items = {index: task.item(config.seed, index, "test") for index in indices}
-        answers = answer_items(model, items, sampler)[0].generations
-        right += sum(task.verify(answer.item, answer.text) for answer in answers)
-    return TaskScore(task.name, name, sampler, right, config.items)
+    found = evaluate(
+        model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
+    )
+    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
 
 
 def scored_tasks(config: RunConfig) -> list[Task]:

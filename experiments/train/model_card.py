@@ -9,7 +9,7 @@ import numpy as np
 from experiments.train.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.reliability import Reliability
+from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 

@@ -17,8 +17,8 @@ FORMAT = 1
 _KEYS = {"samplers": dict, "fingerprint": str, "scored_seed": int, "scored_items": int}
 
 
-class Chosen(NamedTuple):
-    """What was chosen for a model, and which items had no part in it.
+class ChosenSamplers(NamedTuple):
+    """The samplers that were chosen for a model, and which items had no part in it.
 
     Attributes:
       samplers: by the name of the sweep.
@@ -32,8 +32,8 @@ class Chosen(NamedTuple):
     scored_items: int
 
     @classmethod
-    def load(cls, folder: Path) -> "Chosen":
-        """Of a run of `experiments.thresholds`.
+    def load(cls, folder: Path) -> "ChosenSamplers":
+        """Reads what a run of `experiments.thresholds` chose.
 
         Raises:
           FileNotFoundError: nothing was chosen in that folder.
@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
         return cls(**{**{key: stored[key] for key in _KEYS}, "samplers": samplers})
 
     def as_json(self) -> str:
-        """The content of its file; of the samplers what is not the default."""
+        """Returns the content of its file; of the samplers what is not the default."""
         samplers = {name: _changes(sampler) for name, sampler in self.samplers.items()}
         content = {"format": FORMAT, **self._asdict(), "samplers": samplers}
         return json.dumps(content, indent=2) + "\n"

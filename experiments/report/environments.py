@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.judged import CELLS, GENERATIONS
+from experiments.evaluate.decoder import CELLS
 from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.stored import require_object, stored_object
 
 _ENVIRONMENT = {
@@ -17,7 +18,7 @@ _ENVIRONMENT = {
 _UNKNOWN = {"git_dirty": None, "git_sha": None, "packages": {}, "processor": "unknown"}
 
 
-def provenance(folder: Path) -> list[dict[str, str]]:
+def environment_lines(folder: Path) -> list[dict[str, str]]:
     """A line for each environment that decoded answers of a run, in the order of its answers; of a
     run whose answers say nothing, or that has none, the line of `env.json`.
 

@@ -1,4 +1,7 @@
-"""Ways of decoding that differ in a few settings, and which of them to choose."""
+"""Ways of decoding that differ in a few settings, and which of them to choose.
+
+Sweep(name="staged", sampler=staged, over=Axes(theta_visible=(0.5, 0.7))).settings
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,8 +10,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from experiments.evaluate.score import Score
 from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.tally import Tally
 from llada_jax.sampler.accept import without_bound
 
 _SETTINGS = {
@@ -32,10 +35,10 @@ class Axes(
         kw_only=True,
     )
 ):
-    """Values of settings of `SamplerConfig`; those that are empty stay as the sampler has them."""
+    """Holds values of settings of `SamplerConfig`; empty ones stay as the sampler has them."""
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """All of them, less those whose theta_visible is above theta_stable."""
+        """Yields all of them, less those whose theta_visible is above theta_stable."""
         axes = {each.name: getattr(self, each.name) for each in fields(self)}
         axes = {name: values for name, values in axes.items() if values}
         for values in itertools.product(*axes.values()):
@@ -54,12 +57,12 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`staged@theta_visible:0.7,theta_stable:0.9`"""
+        """Returns `staged@theta_visible:0.7,theta_stable:0.9`."""
         return f"{self.sweep}@{self.particular}" if self.particular else self.sweep
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig:
+class Sweep:
     """A sampler, and the settings of it that vary."""
 
     name: str
@@ -71,6 +74,7 @@ class SweepConfig:
 
     @property
     def settings(self) -> list[Setting]:
+        """Returns the sampler with each combination of values."""
         return [
             Setting(
                 self.name,
@@ -82,7 +86,8 @@ class SweepConfig:
 
 
 def by_program(settings: Iterable[Setting]) -> list[Setting]:
-    """Those that one compiled program decodes, since only numbers of rules differ, together."""
+    """Sorts settings so that those which one compiled program decodes, since only numbers of their
+    rules differ, follow each other."""
     groups: dict[SamplerConfig, list[Setting]] = {}
     for setting in settings:
         groups.setdefault(without_bound(setting.sampler), []).append(setting)
@@ -90,7 +95,7 @@ def by_program(settings: Iterable[Setting]) -> list[Setting]:
 
 
 class Found(NamedTuple):
-    """A setting and its score.
+    """A setting and what it scored.
 
     Attributes:
       refreshed: tokens of an item that were refreshed after they had left the window; None where
@@ -98,16 +103,16 @@ class Found(NamedTuple):
     """
 
     setting: Setting
-    score: Score
+    tally: Tally
     refreshed: float | None = None
 
 
-def chosen(found: Sequence[Found], plain: Score, points: float) -> Found | None:
-    """The fewest forwards among those that lose at most so many points of exact match against the
-    plain sampler; of equal ones the better. None where all lose more."""
+def fewest_forwards(found: Sequence[Found], plain: Tally, points: float) -> Found | None:
+    """Chooses the fewest forwards among settings that lose at most so many points of exact match
+    against the plain sampler; of equal ones the better. Returns None where all lose more."""
     least = plain.exact_match - points / 100
-    kept = [each for each in found if each.score.exact_match >= least - 1e-9]
-    return min(kept, key=lambda each: (each.score.nfe, -each.score.exact_match), default=None)
+    kept = [each for each in found if each.tally.exact_match >= least - 1e-9]
+    return min(kept, key=lambda each: (each.tally.nfe, -each.tally.exact_match), default=None)
 
 
 class Revision(NamedTuple):
@@ -129,9 +134,9 @@ class Revision(NamedTuple):
     beyond: float | None
 
 
-def revisions(found: Sequence[Found], slowest: Score) -> list[Revision]:
-    """Every staged setting against the threshold that it makes tokens visible at, where all but the
-    rules is the same: a window of another size has other forwards of its own."""
+def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
+    """Compares every staged setting with the threshold that it makes tokens visible at, where all
+    but the rules is the same: a window of another size has other forwards of its own."""
     thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
     pairs = []
     for staged in found:
@@ -149,16 +154,16 @@ def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
 
 
-def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Score) -> Revision:
-    line = sorted((each.score.nfe, each.score.exact_match) for each in alike)
+def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:
+    line = sorted((each.tally.nfe, each.tally.exact_match) for each in alike)
     forwards, scores = np.array(line).T
-    reached = forwards[0] <= staged.score.nfe <= forwards[-1]
-    level = float(np.interp(staged.score.nfe, forwards, scores))
+    reached = forwards[0] <= staged.tally.nfe <= forwards[-1]
+    level = float(np.interp(staged.tally.nfe, forwards, scores))
     return Revision(
         staged,
         hasty,
-        lost=slowest.exact_match - hasty.score.exact_match,
-        recovered=staged.score.exact_match - hasty.score.exact_match,
-        forwards=staged.score.nfe / hasty.score.nfe,
-        beyond=staged.score.exact_match - level if reached else None,
+        lost=slowest.exact_match - hasty.tally.exact_match,
+        recovered=staged.tally.exact_match - hasty.tally.exact_match,
+        forwards=staged.tally.nfe / hasty.tally.nfe,
+        beyond=staged.tally.exact_match - level if reached else None,
     )

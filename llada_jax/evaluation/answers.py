@@ -1,16 +1,16 @@
 """A model's answers to the items of a task."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 
 import jax.monitoring
 import numpy as np
 
-from experiments.harness.run import environment
 from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig
-from llada_jax.evaluation.generations import Batch, Generation
+from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.generations import Generation, GenerationBatch
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
 
@@ -26,19 +26,18 @@ def answer_items(
     seed: int = 0,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
-) -> tuple[Batch, Trace]:
+) -> tuple[GenerationBatch, Trace]:
     """Decodes items, given by their place, at once; the place and `seed` make an item's own seed.
 
-    An answer ends with its first token that ends a text or a turn. Backend, loop and `refresh_on`
-    are those of `llada_jax.generate`.
+    An answer ends with its first token that ends a text or a turn. Backend, loop, `refresh_on` and
+    errors are those of `llada_jax.generate`.
     """
     assert model.tokenizer is not None
     chats = [[{"role": "user", "content": item.question}] for item in items.values()]
-    prompts = [model.tokenizer.encode_chat(chat) for chat in chats]
     compiled_before = _compilations().count
     result = build.generate(
         model,
-        prompts,
+        [model.tokenizer.encode_chat(chat) for chat in chats],
         sampler,
         backend=backend,
         seed=[seed + index for index in items],
@@ -47,34 +46,30 @@ def answer_items(
         refresh_on=refresh_on,
     )
     assert result.trace is not None
-    ends = _ends(model, sampler)
+    ends = end_ids(model, sampler)
     generations = []
     for (index, item), tokens, nfe in zip(items.items(), result.generated, result.nfe, strict=True):
         length = _length(tokens, ends)
         text = model.tokenizer.decode(tokens[:length])
         generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
     compiled = _compilations().count > compiled_before
-    return Batch(generations, result.seconds, compiled, environment()), result.trace
+    return GenerationBatch(generations, result.seconds, compiled, environment()), result.trace
 
 
-def batched(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """Successive parts; the last one may be shorter."""
-    return (places[start : start + size] for start in range(0, len(places), size))
+def end_ids(model: Model, sampler: SamplerConfig) -> set[int]:
+    """Returns the ids that end a text or a turn."""
+    ids = {getattr(each, name) for each in (sampler, model.config) for name in ("eos_id", "eot_id")}
+    return ids - {None}
 
 
-def _ends(model: Model, sampler: SamplerConfig) -> list[int]:
-    ids = [getattr(each, name) for each in (sampler, model.config) for name in ("eos_id", "eot_id")]
-    return [each for each in ids if each is not None]
-
-
-def _length(tokens: np.ndarray, ends: Sequence[int]) -> int:
-    """Tokens up to and with the first that is an end."""
-    (places,) = np.nonzero(np.isin(tokens, ends))
+def _length(tokens: np.ndarray, ends: set[int]) -> int:
+    """Counts tokens up to and with the first that is an end."""
+    (places,) = np.nonzero(np.isin(tokens, list(ends)))
     return int(places[0]) + 1 if len(places) else len(tokens)
 
 
 class _Counter:
-    """Programs that JAX compiled, or read from its compile cache."""
+    """Counts the programs that JAX compiled, or read from its compile cache."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import llada_jax as lj
-from llada_jax.evaluation.greedy import decodes_greedily
+from llada_jax.evaluation.greedy_match import decodes_greedily
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.provenance import provenance
-from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from experiments.report.environments import environment_lines
+from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
 
 
@@ -20,13 +20,13 @@ def answered(folder: Path, *environments: dict | None) -> Path:
     store = GenerationStore.begin(folder / "generations", {})
     for index, told in enumerate(environments):
         generation = Generation(index, Item("Is it?", "#### yes", "yes"), "#### yes", [1], 1, 1)
-        store.add(Batch([generation], 1.0, False, told))
+        store.add(GenerationBatch([generation], 1.0, False, told))
     (folder / "env.json").write_text(json.dumps(environment("z")))
     return folder
 
 
 def told(folder: Path) -> list[tuple[str, str]]:
-    lines = provenance(folder)
+    lines = environment_lines(folder)
     assert all(line["run"] == str(folder) for line in lines)
     return [(line["commit"], line["versions"]) for line in lines]
 
@@ -62,4 +62,4 @@ def test_a_suite_is_of_all_its_cells(tmp_path):
 
 def test_a_damaged_environment_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"generations is damaged: git_dirty is 'absent'"):
-        provenance(answered(tmp_path, {}))
+        environment_lines(answered(tmp_path, {}))
