@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
-from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
-from llada_jax.backend.emulated import EmulatedNpu
-from llada_jax.backend.export import Export
-from llada_jax.backend.export import export as write_export
+from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.exported.writer import Export
+from llada_jax.backend.exported.writer import export as write_export
 from llada_jax.backend.latency import time_steps
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import MANIFEST, Manifest
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.program import CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
@@ -107,12 +107,12 @@ def export(
 ) -> Manifest:
     """Write a model as a folder of `.tflite` files, which `load` takes.
 
-    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.export`.
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`.
 
     Args:
       settings: default: int8, for the CPU.
       verify: run every file against JAX before the folder gets its name.
-      samples: forwards that `llada_jax.backend.calibration` recorded, for phones with static
+      samples: forwards that `llada_jax.backend.recorded_inputs` recorded, for phones with static
         quantization.
 
     Raises:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
-from experiments.bench.planning import time_planning
+from experiments.bench.planner_bench import time_planning
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow

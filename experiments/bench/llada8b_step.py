@@ -23,7 +23,7 @@ from experiments.bench.int8_peak import measure_int8_peak
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.backend.export import Export, export
+from llada_jax.backend.exported.writer import Export, export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.forward import run_layers
@@ -97,7 +97,7 @@ def _exported(
 
 
 def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench.exported_run", str(folder), what, value]
+    command = [sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -52,7 +52,7 @@ class SamplingBenchConfig:
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
 
-class Compiled(NamedTuple):
+class CompiledSampler(NamedTuple):
     """A program, and the bytes it needs beside its inputs and outputs."""
 
     call: Callable[[], Any]
@@ -83,7 +83,7 @@ def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
     return scores.token, scores.confidence
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) -> Compiled:
+def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) -> CompiledSampler:
     """The function for these arguments, as a user would run it: with 64-bit numbers allowed only
     where they are asked for, for they slow down what does not need them."""
     with jax.enable_x64(wide):
@@ -95,7 +95,7 @@ def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) 
 
     memory = program.memory_analysis()
     assert memory is not None
-    return Compiled(call, memory.temp_size_in_bytes)
+    return CompiledSampler(call, memory.temp_size_in_bytes)
 
 
 def time_sampling(
@@ -108,7 +108,7 @@ def time_sampling(
         yield from _in_a_step(model, rules, rows, config.chunk, repeats, seed)
 
 
-def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, Compiled]:
+def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, CompiledSampler]:
     """Both samplers, without a head in front."""
     logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
     return {
@@ -117,7 +117,7 @@ def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, 
     }
 
 
-def _from_logits(rules: dict[str, Compiled], rows: int, repeats: int) -> Iterator[ResultRow]:
+def _from_logits(rules: dict[str, CompiledSampler], rows: int, repeats: int) -> Iterator[ResultRow]:
     yield from _compared("score_rows", rules, rows, repeats)
     theirs, ours = (rule.call()[0] for rule in rules.values())
     same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
@@ -125,7 +125,7 @@ def _from_logits(rules: dict[str, Compiled], rows: int, repeats: int) -> Iterato
 
 
 def _compared(
-    name: str, programs: dict[str, Compiled], rows: int, repeats: int
+    name: str, programs: dict[str, CompiledSampler], rows: int, repeats: int
 ) -> Iterator[ResultRow]:
     """Times and temporary memory of both, and how many times better the second is."""
     calls = {key: program.call for key, program in programs.items()}
@@ -143,7 +143,7 @@ def _compared(
 
 
 def _in_a_step(
-    model: lj.Model, rules: dict[str, Compiled], rows: int, chunk: int, repeats: int, seed: int
+    model: lj.Model, rules: dict[str, CompiledSampler], rows: int, chunk: int, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
     """With the head in front; and the samplers on given logits, as shares of a step of the model's
     body, head and sampler."""

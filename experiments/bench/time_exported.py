@@ -1,7 +1,7 @@
 """Times an exported model in a process of its own, whose peak of memory is then the model's.
 
-    python -m experiments.bench.exported_run <folder> steps 32,128
-    python -m experiments.bench.exported_run <folder> generate 4
+    python -m experiments.bench.time_exported <folder> steps 32,128
+    python -m experiments.bench.time_exported <folder> generate 4
 
 The first gives seconds of the layers and of the head for each number of rows. The second decodes
 128 tokens block-wise, with the threshold at which a step commits that many tokens on average, and

@@ -13,7 +13,7 @@ import llada_jax as lj
 from experiments.evaluate.answers import answer_items, batched
 from experiments.evaluate.judged import GENERATIONS, Judged, judged
 from experiments.harness.tiled import models_for
-from llada_jax.backend.manifest import MANIFEST
+from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.task import Item, Task

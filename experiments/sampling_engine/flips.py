@@ -13,9 +13,9 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
-from llada_jax.sampling_engine.formats import LogitFormat, Stored
-from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.machine import store_logits
+from llada_jax.sampling_engine.formats import LogitFormat, StoredLogits
+from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.host import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
@@ -71,11 +71,11 @@ def flip_rows(
                 yield _row(name, _flips(chance, stored, engine))
 
 
-def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[Stored]:
+def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[StoredLogits]:
     return [store_logits(case.sampling, vlen, case.inputs.logits, format) for case in cases]
 
 
-def _flips(cases: list[Case], stored: list[Stored], engine: EngineConfig) -> Flips:
+def _flips(cases: list[Case], stored: list[StoredLogits], engine: EngineConfig) -> Flips:
     counts = [
         flips_of(compile_sampler(case.sampling, engine), case.inputs, hbm, case.wanted)
         for case, hbm in zip(cases, stored, strict=True)

@@ -41,7 +41,7 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.export import CARD_FILE, export_model, read_log
+from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
 from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 

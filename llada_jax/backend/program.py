@@ -7,9 +7,9 @@ import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 from jaxtyping import Float, Int
 
-from llada_jax.backend.export import buckets
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import File, Manifest
+from llada_jax.backend.exported.manifest import File, Manifest
+from llada_jax.backend.exported.writer import buckets
+from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Backend, Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard

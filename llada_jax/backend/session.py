@@ -63,7 +63,7 @@ class _Fresh(NamedTuple):
     outputs: list[Mapping[str, np.ndarray]]
 
 
-class _Canvas:
+class _CanvasCache:
     """One canvas of the batch: its cache, for each shard by the names of its inputs."""
 
     def __init__(self) -> None:
@@ -109,10 +109,10 @@ class _Turn:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.last_to_run: ref[_Canvas] | None = None
+        self.last_to_run: ref[_CanvasCache] | None = None
         """The canvas whose keys and values still lie in the executables."""
 
-    def take(self, canvas: _Canvas) -> None:
+    def take(self, canvas: _CanvasCache) -> None:
         """The canvas runs next; what another one has left is copied first."""
         last = self.last_to_run() if self.last_to_run else None
         if last is not None and last is not canvas:
@@ -140,7 +140,7 @@ class Session:
         self._program = program
         self._turn = _turn_of(program)
         self._rules = rules
-        self._canvases: list[_Canvas] = []
+        self._canvases: list[_CanvasCache] = []
         self._length = 0
         self._cos = self._sin = np.zeros((0, 0), np.float32)
         self._penalty = np.zeros(program.config.vocab_size, np.float32)
@@ -158,7 +158,7 @@ class Session:
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Forget all canvases. The sampler's own cache has no layers."""
-        self._canvases = [_Canvas() for _ in range(batch)]
+        self._canvases = [_CanvasCache() for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
         return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
@@ -181,7 +181,7 @@ class Session:
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(
-        self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
+        self, canvas: _CanvasCache, rows: Rows, run: Int[np.ndarray, " r"]
     ) -> Float[np.ndarray, "r D"]:
         self._turn.take(canvas)
         bucket, shards = self._program.body(len(run), self._length)

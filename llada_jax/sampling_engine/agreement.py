@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llada_jax.sampling_engine.formats import Stored
-from llada_jax.sampling_engine.machine import run_sampler
-from llada_jax.sampling_engine.programs import Program
+from llada_jax.sampling_engine.formats import StoredLogits
+from llada_jax.sampling_engine.host import run_sampler
+from llada_jax.sampling_engine.programs import SamplerProgram
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
 
 
@@ -36,7 +36,7 @@ def count_flips(found: Decisions, wanted: Decisions) -> Flips:
 
 
 def flips_of(
-    program: Program, inputs: StepInputs, hbm: Stored, wanted: Decisions | None = None
+    program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits, wanted: Decisions | None = None
 ) -> Flips:
     """What a program decides on stored logits, against the reference on the logits of `inputs`.
 

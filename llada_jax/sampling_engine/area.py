@@ -6,7 +6,7 @@ and HBM are not part of it.
 
 from statistics import fmean
 
-from llada_jax.sampling_engine.published import SCALAR_AREA_MM2, SYNTHESIS
+from llada_jax.sampling_engine.paper_results import SCALAR_AREA_MM2, SYNTHESIS
 
 
 def area_mm2(vlen: int) -> float:

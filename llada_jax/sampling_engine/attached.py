@@ -10,10 +10,10 @@ from functools import lru_cache
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.instructions import Column
-from llada_jax.sampling_engine.layout import Mode, Sampling
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
-from llada_jax.sampling_engine.timing import Hbm, TimingConfig, fitted_hbm, time_program
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.cycles import Hbm, TimingConfig, fitted_hbm, time_program
 
 KIB_AT_A_GB_PER_S = 1024.0
 """Nanoseconds."""
@@ -51,7 +51,7 @@ class AttachedEngine:
         self._program = lru_cache(None)(self.program)
         self.scores = lru_cache(None)(self._scores)
 
-    def program(self, rows: int) -> Program:
+    def program(self, rows: int) -> SamplerProgram:
         """The sampler of so many rows.
 
         Raises:

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias
 
 from llada_jax.config import require, require_choice
-from llada_jax.sampling_engine import published
+from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.assembly import Loop, Node, nested
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
 from llada_jax.sampling_engine.instructions import (
@@ -21,9 +21,9 @@ from llada_jax.sampling_engine.instructions import (
     Column,
     Instruction,
 )
-from llada_jax.sampling_engine.layout import Mode, Sampling
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 
 ScaleTraffic = Literal["published", "full"]
 REQUEST_BYTES = 64
@@ -99,7 +99,7 @@ class Timing(NamedTuple):
     instructions: Counter[str]
 
 
-def time_program(program: Program, config: TimingConfig) -> Timing:
+def time_program(program: SamplerProgram, config: TimingConfig) -> Timing:
     """Time, traffic, and how often each instruction runs."""
     nodes = nested(program.instructions)
     counts = count_instructions(nodes)
@@ -258,12 +258,12 @@ def fitted_hbm() -> Hbm:
 
     The latency at VLEN = 1024, and everything else at 2048 and 512, is then a prediction.
     """
-    small, large = published.RESULTS[0], published.RESULTS[-1]
+    small, large = paper_results.RESULTS[0], paper_results.RESULTS[-1]
     nothing = TimingConfig(hbm=Hbm(0.0, 0.0))
     other = time_program(published_program(small.vlen), nothing).cycles.total
     loads_of_small = _loads(small.vlen)
     per_small = (small.latency_ms * CYCLES_PER_MS - other) / loads_of_small
-    per_large = published.BREAKDOWN.memory / _loads(large.vlen)
+    per_large = paper_results.BREAKDOWN.memory / _loads(large.vlen)
     kib_small, kib_large = (
         PREFETCH_ROWS * nothing.row_bytes(vlen) / 1024 for vlen in (small.vlen, large.vlen)
     )
@@ -272,10 +272,10 @@ def fitted_hbm() -> Hbm:
 
 
 @lru_cache
-def published_program(vlen: int, mode: Mode = "performance") -> Program:
+def published_program(vlen: int, mode: Mode = "performance") -> SamplerProgram:
     """The program of the published table: one step of 16 blocks of 32, LLaDA-8B's vocabulary."""
     sampling = Sampling(
-        batch=published.BATCH, rows=published.ROWS, vocab=published.VOCAB, mode=mode
+        batch=paper_results.BATCH, rows=paper_results.ROWS, vocab=paper_results.VOCAB, mode=mode
     )
     return compile_sampler(sampling, EngineConfig(vlen=vlen))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 PAPER = "arXiv 2601.20706 v1"
 
 
-class Result(NamedTuple):
+class ReportedLatency(NamedTuple):
     """A row of the table of results: one block of 16 x 32 positions, LLaDA-8B's vocabulary."""
 
     vlen: int
@@ -43,7 +43,7 @@ class Gpu(NamedTuple):
 
 
 BATCH, ROWS, VOCAB = 16, 32, 126_464
-RESULTS = (Result(512, 3.41, 1024), Result(1024, 1.79, 2048), Result(2048, 0.99, 4096))
+RESULTS = (ReportedLatency(512, 3.41, 1024), ReportedLatency(1024, 1.79, 2048), ReportedLatency(2048, 0.99, 4096))
 BREAKDOWN = Breakdown()
 A6000_MS = 2.51
 """The paper's GPU baseline, an RTX A6000."""

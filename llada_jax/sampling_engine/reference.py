@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llada_jax.sampling_engine.formats import sanitized
-from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.sampling import Sampling
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]

@@ -1,14 +1,12 @@
-"""What a sampling program is for, and where its data lie in the memories."""
+"""What a sampling program is for."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from llada_jax.config import require, require_choice
-from llada_jax.sampling_engine.memories import Domain, EngineConfig, check_fits
 
 Mode = Literal["performance", "edge", "one_pass", "one_pass_overlapped"]
 Key = Literal["confidence", "odds"]
-CONSTANTS = ("lowest", "threshold", "one", "below_one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,77 +55,3 @@ class Sampling:
     def tail(self, vlen: int) -> int:
         """Logits in the last of them."""
         return self.vocab - (self.vector_rows(vlen) - 1) * vlen
-
-
-class Layout(NamedTuple):
-    """First words of everything, and how many words each domain needs.
-
-    Vector memory: a row per batch row for the transfer mask, the input mask and the confidences,
-    then the logits, over which their exponentials are written. FP memory: the confidences of one
-    batch row, used again by the next, and constants. Integer memory: tokens, predictions, and k of
-    every step and batch row.
-    """
-
-    transfer: int
-    mask: int
-    confidence: int
-    logits: int
-    logits_rows: int
-    vector_words: int
-    fp_constants: int
-    fp_words: int
-    tokens: int
-    predictions: int
-    k: int
-    int_words: int
-
-    def words(self, domain: Domain) -> int:
-        """Words of a domain that are in use."""
-        return {"vector": self.vector_words, "fp": self.fp_words, "int": self.int_words}[domain]
-
-    def size(self, domain: Domain, engine: EngineConfig) -> int:
-        """Bytes of a domain that are in use."""
-        return self.words(domain) * engine.memory(domain).word_bytes
-
-
-def layout_of(sampling: Sampling, engine: EngineConfig) -> Layout:
-    """Where the data lie.
-
-    Raises:
-      ValueError: they do not fit a memory, or the block does not fit a vector row.
-    """
-    require(
-        sampling.rows <= engine.vlen,
-        f"rows is {sampling.rows}; allowed: up to vlen ({engine.vlen})",
-    )
-    batch, positions = sampling.batch, sampling.batch * sampling.rows
-    logits_rows = _logits_rows(sampling, engine)
-    layout = Layout(
-        transfer=0,
-        mask=batch,
-        confidence=2 * batch,
-        logits=3 * batch,
-        logits_rows=logits_rows,
-        vector_words=3 * batch + logits_rows,
-        fp_constants=sampling.rows,
-        fp_words=sampling.rows + len(CONSTANTS),
-        tokens=0,
-        predictions=positions,
-        k=2 * positions,
-        int_words=2 * positions + sampling.steps * batch,
-    )
-    for domain in ("vector", "fp", "int"):
-        check_fits(engine, domain, layout.words(domain), f"a {sampling.mode} program")
-    return layout
-
-
-def _logits_rows(sampling: Sampling, engine: EngineConfig) -> int:
-    row = sampling.vector_rows(engine.vlen)
-    chunk = min(sampling.chunk_rows, row)
-    buffers = {
-        "performance": sampling.rows * row,
-        "edge": chunk,
-        "one_pass": chunk,
-        "one_pass_overlapped": 2 * chunk,
-    }
-    return buffers[sampling.mode]

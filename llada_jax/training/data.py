@@ -34,7 +34,7 @@ ExampleSource = Callable[[int], Example]
 """Example by index, 0 and up without end; a pure function."""
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Canvases padded on the right to one length."""
 
     tokens: Int[Array, "B L"]  # nothing masked yet
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     hidden: Bool[Array, "B L"]  # always masked, never predicted
 
 
-class _Canvas(NamedTuple):
+class _TrainingCanvas(NamedTuple):
     tokens: np.ndarray
     target: slice
     hidden: slice
@@ -51,7 +51,7 @@ class _Canvas(NamedTuple):
 
 def batches(
     source: ExampleSource, config: TrainConfig, eos_id: int, first_step: int = 0
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     """The batches of steps `first_step`, `first_step + 1` and so on, without end."""
     group, place = divmod(first_step, config.group_steps)
     while True:
@@ -59,12 +59,12 @@ def batches(
         group, place = group + 1, 0
 
 
-def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> Batch:
+def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> TrainingBatch:
     """The batch of one step."""
     return next(batches(source, config, eos_id, step))
 
 
-def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) -> list[Batch]:
+def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) -> list[TrainingBatch]:
     """Batches of `group_steps` successive steps: canvases of like length together."""
     rng = np.random.default_rng([config.seed, group])
     size = config.batch_size * config.group_steps
@@ -82,7 +82,7 @@ def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) 
 
 def _canvas(
     example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
-) -> _Canvas:
+) -> _TrainingCanvas:
     start, answer = len(example.prompt), len(example.answer)
     longest = min(example.gen_length or config.max_gen_length, config.max_gen_length)
     if answer > longest:
@@ -100,13 +100,13 @@ def _canvas(
     shown = min(answer, gen_length)
     tokens[start : start + shown] = example.answer[:shown]
     if config.objective == "pretrain":
-        return _Canvas(tokens, slice(0, start + gen_length), slice(0, 0))
-    return _Canvas(
+        return _TrainingCanvas(tokens, slice(0, start + gen_length), slice(0, 0))
+    return _TrainingCanvas(
         tokens, slice(start + first, start + last), slice(start + last, start + gen_length)
     )
 
 
-def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
+def _stack(canvases: Sequence[_TrainingCanvas], length_multiple: int) -> TrainingBatch:
     longest = max(len(canvas.tokens) for canvas in canvases)
     shape = len(canvases), -(-longest // length_multiple) * length_multiple
     tokens = np.zeros(shape, np.int32)
@@ -117,4 +117,4 @@ def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
         live[row, :length] = True
         target[row, canvas.target] = True
         hidden[row, canvas.hidden] = True
-    return Batch(*map(jnp.asarray, (tokens, live, target, hidden)))
+    return TrainingBatch(*map(jnp.asarray, (tokens, live, target, hidden)))

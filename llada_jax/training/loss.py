@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llada_jax.training.data import Batch
+from llada_jax.training.data import TrainingBatch
 
 
 class Corruption(NamedTuple):
@@ -40,7 +40,7 @@ def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) ->
     return smallest + (1 - smallest) * even
 
 
-def corrupt(key: Key[Array, ""], batch: Batch, mask_id: int, smallest: float) -> Corruption:
+def corrupt(key: Key[Array, ""], batch: TrainingBatch, mask_id: int, smallest: float) -> Corruption:
     """Masks each target token with its canvas's probability, and all of what is hidden."""
     probability_key, mask_key = jax.random.split(key)
     probability = mask_probabilities(probability_key, batch.tokens.shape[0], smallest)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import llada_jax as lj
 from llada_jax.backend import resources
-from llada_jax.backend.manifest import Manifest
+from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.program import ROW_BUCKETS, CompiledOnDemand, Exported
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
 from llada_jax.checkpoint import save_huggingface

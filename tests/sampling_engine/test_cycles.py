@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.sampling_engine import published
+from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
 from llada_jax.sampling_engine.assembly import Loop, nested
 from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
 from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
-from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.sampling import Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
-from llada_jax.sampling_engine.timing import (
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.cycles import (
     Hbm,
     TimingConfig,
     fitted_hbm,
@@ -24,14 +24,14 @@ from llada_jax.sampling_engine.timing import (
 )
 from tests.sampling_engine.cases import MODES
 
-LOGITS = published.BATCH * published.ROWS * published.VOCAB
+LOGITS = paper_results.BATCH * paper_results.ROWS * paper_results.VOCAB
 
 
 def fitted(**settings) -> TimingConfig:
     return TimingConfig(hbm=fitted_hbm(), **settings)
 
 
-@pytest.mark.parametrize("row", published.RESULTS, ids=lambda row: f"vlen{row.vlen}")
+@pytest.mark.parametrize("row", paper_results.RESULTS, ids=lambda row: f"vlen{row.vlen}")
 def test_the_published_latencies(row):
     """VLEN = 512 was fitted; 1024 is a prediction."""
     found = time_program(published_program(row.vlen), fitted()).cycles.ms
@@ -41,10 +41,10 @@ def test_the_published_latencies(row):
 def test_the_published_breakdown():
     """Memory was fitted; vector and scalar cycles follow from the program and its latencies."""
     cycles = time_program(published_program(2048), fitted()).cycles
-    assert cycles.vector == published.BREAKDOWN.vector
-    assert cycles.scalar == pytest.approx(published.BREAKDOWN.scalar, rel=0.01)
-    assert cycles.memory == pytest.approx(published.BREAKDOWN.memory, rel=1e-9)
-    assert cycles.total == pytest.approx(published.BREAKDOWN.total, rel=0.01)
+    assert cycles.vector == paper_results.BREAKDOWN.vector
+    assert cycles.scalar == pytest.approx(paper_results.BREAKDOWN.scalar, rel=0.01)
+    assert cycles.memory == pytest.approx(paper_results.BREAKDOWN.memory, rel=1e-9)
+    assert cycles.total == pytest.approx(paper_results.BREAKDOWN.total, rel=0.01)
 
 
 def test_the_published_bandwidth_and_shares():
@@ -67,7 +67,7 @@ def unrolled(nodes) -> Iterator[Instruction]:
             yield node
 
 
-def walked(program: Program, config: TimingConfig) -> tuple[float, Counter[str]]:
+def walked(program: SamplerProgram, config: TimingConfig) -> tuple[float, Counter[str]]:
     """The time, instruction by instruction."""
     now, free, arrivals, names = 0.0, 0.0, [], Counter()
     vlen = program.engine.vlen
@@ -140,12 +140,12 @@ def test_reductions_as_deep_as_the_tree():
 
 def test_the_gpu_is_slow_where_it_is_not_fused():
     """The published 2.51 ms is the unfused sampler's traffic; a fused one is 15 times faster."""
-    unfused, fused = (roofline_ms(published.A6000, p, LOGITS) for p in BASELINES.values())
-    assert unfused == pytest.approx(published.A6000_MS, rel=0.01)
+    unfused, fused = (roofline_ms(paper_results.A6000, p, LOGITS) for p in BASELINES.values())
+    assert unfused == pytest.approx(paper_results.A6000_MS, rel=0.01)
     assert unfused / fused == pytest.approx(15)
 
 
-@pytest.mark.parametrize("row", published.SYNTHESIS, ids=lambda row: f"vlen{row.vlen}")
+@pytest.mark.parametrize("row", paper_results.SYNTHESIS, ids=lambda row: f"vlen{row.vlen}")
 def test_area_and_power_are_those_of_the_table(row):
     assert area_mm2(row.vlen) == pytest.approx(row.area_mm2, rel=0.003)
     assert power_mw(row.vlen) == pytest.approx(row.power_mw, rel=0.003)

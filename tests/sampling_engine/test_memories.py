@@ -2,7 +2,7 @@
 
 import pytest
 
-from llada_jax.sampling_engine.layout import Sampling, layout_of
+from llada_jax.sampling_engine.sampling import Sampling, memory_map_of
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 
@@ -12,26 +12,26 @@ PAPER = dict(batch=16, rows=32, vocab=126464)
 @pytest.mark.parametrize("vlen", [512, 1024, 2048])
 def test_the_published_case_fits_the_published_memories(vlen):
     engine = EngineConfig(vlen=vlen)
-    layout = layout_of(Sampling(**PAPER), engine)
+    memory_map = memory_map_of(Sampling(**PAPER), engine)
     logits = 32 * -(-126464 // vlen) * vlen * 2
-    assert layout.logits_rows * vlen * 2 == logits
-    assert layout.size("vector", engine) == logits + 3 * 16 * vlen * 2 <= 8 << 20
-    assert layout.size("int", engine) <= 8 << 10
-    assert layout.words("fp") <= engine.memory("fp").words == vlen
+    assert memory_map.logits_rows * vlen * 2 == logits
+    assert memory_map.size("vector", engine) == logits + 3 * 16 * vlen * 2 <= 8 << 20
+    assert memory_map.size("int", engine) <= 8 << 10
+    assert memory_map.words("fp") <= engine.memory("fp").words == vlen
 
 
 def test_streaming_needs_a_chunk_and_not_the_vocabulary():
     engine = EngineConfig(vlen=512, vector_bytes=64 << 10)
     for mode in ("edge", "one_pass", "one_pass_overlapped"):
-        layout = layout_of(Sampling(**PAPER, mode=mode), engine)
-        assert layout.logits_rows == (8 if mode == "one_pass_overlapped" else 4)
+        memory_map = memory_map_of(Sampling(**PAPER, mode=mode), engine)
+        assert memory_map.logits_rows == (8 if mode == "one_pass_overlapped" else 4)
     with pytest.raises(ValueError, match=r"a performance program needs 7,952 words of vector"):
-        layout_of(Sampling(**PAPER), engine)
+        memory_map_of(Sampling(**PAPER), engine)
 
 
 def test_memory_does_not_grow_with_steps_but_for_k():
     one, many = (
-        layout_of(Sampling(**PAPER, steps=steps, mode="one_pass"), EngineConfig())
+        memory_map_of(Sampling(**PAPER, steps=steps, mode="one_pass"), EngineConfig())
         for steps in (1, 32)
     )
     assert one.vector_words == many.vector_words and one.fp_words == many.fp_words

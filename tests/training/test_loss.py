@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.training.data import Batch
+from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import (
     Corruption,
     corrupt,
@@ -17,12 +17,12 @@ VOCAB = 11
 MASK_ID = 10
 
 
-def make_batch(seed: int, batch: int = 4, length: int = 24) -> Batch:
+def make_batch(seed: int, batch: int = 4, length: int = 24) -> TrainingBatch:
     """Prompts of 5 tokens, 8 hidden tokens at the end, the rest is the target."""
     tokens = np.random.default_rng(seed).integers(0, MASK_ID, (batch, length)).astype(np.int32)
     place = np.broadcast_to(np.arange(length), tokens.shape)
     target, hidden = (place >= 5) & (place < length - 8), place >= length - 8
-    return Batch(*map(jnp.asarray, (tokens, np.ones_like(target), target, hidden)))
+    return TrainingBatch(*map(jnp.asarray, (tokens, np.ones_like(target), target, hidden)))
 
 
 def brute_force(logits, tokens, target, masked, probability):

@@ -14,19 +14,20 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from llada_jax.backend import tflite, verify
-from llada_jax.backend.calibration import Inputs
+from llada_jax.backend.exported import verify
+from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Weights
-from llada_jax.backend.qnn import (
-    Compiled,
+from llada_jax.backend.qnn.compiler import (
+    Compilation,
     Emulator,
-    Graph,
+    NpuGraph,
     compile_contexts,
     extract_contexts,
     quantize,
     require_qnn,
 )
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import STATIC_PRECISIONS, ModelConfig, PhoneConfig, require
@@ -121,7 +122,7 @@ def _quantized(scratch: Path, job: Job, layers: range, buckets: Sequence[Bucket]
     return narrow
 
 
-def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compiled, Sequence[Graph]]:
+def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compilation, Sequence[NpuGraph]]:
     with tempfile.TemporaryDirectory(dir=quantized.parent) as scratch:
         compiled = compile_contexts(
             quantized, Path(scratch) / "all.tflite", soc, weight_sharing=True
@@ -156,8 +157,8 @@ def _emulate(twin: Path, soc: str, job: Job, layers: range) -> float:
 def _entry(
     name: str,
     layers: range,
-    compiled: Compiled,
-    graphs: Sequence[Graph],
+    compiled: Compilation,
+    graphs: Sequence[NpuGraph],
     job: Job,
     error: float | None,
 ) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def _entry(
     }
 
 
-def _graph_entry(graph: Graph) -> dict[str, Any]:
+def _graph_entry(graph: NpuGraph) -> dict[str, Any]:
     def tensors(those: Sequence[Any]) -> list[dict[str, Any]]:
         return [
             {

@@ -1,6 +1,6 @@
 """The page that tells how an exported folder gets to a phone."""
 
-from llada_jax.backend.manifest import Manifest
+from llada_jax.backend.exported.manifest import Manifest
 
 PUSH = "PUSH.md"
 _TARGET = "/data/local/tmp/llada_jax"

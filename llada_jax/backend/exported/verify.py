@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Weights
 from llada_jax.backend.steps import body_step, head_chunks, head_step, resized
 from llada_jax.backend.weights import pieces_of, restore, store

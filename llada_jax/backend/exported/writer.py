@@ -26,14 +26,21 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.backend import steps, tflite, verify
-from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.contexts import Job, check_job, compile_for_phones, float32_shards
-from llada_jax.backend.install import require_npu
+from llada_jax.backend import steps
+from llada_jax.backend.exported import verify
+from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
+from llada_jax.backend.exported.phone_contexts import (
+    Job,
+    check_job,
+    compile_for_phones,
+    float32_shards,
+)
+from llada_jax.backend.exported.push import PUSH, push_page
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.manifest import BodyShard, File, Manifest
 from llada_jax.backend.protocol import Bucket, Weights
-from llada_jax.backend.push import PUSH, push_page
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_step, head_steps
 from llada_jax.backend.weights import stored_as

@@ -1,27 +1,24 @@
-"""The optional packages that backends need, imported when they are used."""
+"""The optional packages of the extra `npu`, imported when they are used."""
 
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from llada_jax.backend.silenced import silenced
 
 _NPU = "install the extra: pip install 'llada_jax[npu]'"
 
 
 def require_npu() -> None:
-    """Raise ImportError unless all that the backend `litert` needs is installed."""
+    """Raises ImportError unless all that the backend `litert` needs is installed."""
     litert_converter()
     litert_schema()
     litert_runtime()
 
 
 def litert_converter() -> tuple[Any, Any, Any, Any]:
-    """MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
+    """Returns MLIR, its pass manager, the StableHLO dialect and the API of `litert-converter`."""
     try:
-        with quietly("litert-converter"):
+        with silenced("litert-converter"):
             from litert_converter import converter_api_ext  # pyright: ignore
             from litert_converter.mlir import ir, passmanager
             from litert_converter.mlir.dialects import stablehlo
@@ -31,7 +28,7 @@ def litert_converter() -> tuple[Any, Any, Any, Any]:
 
 
 def litert_schema() -> ModuleType:
-    """The classes of TFLite's flatbuffers."""
+    """Returns the classes of TFLite's flatbuffers."""
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError as error:
@@ -40,9 +37,9 @@ def litert_schema() -> ModuleType:
 
 
 def litert_runtime() -> Any:
-    """LiteRT's `CompiledModel`, `Environment` and their options."""
+    """Returns LiteRT's `CompiledModel`, `Environment` and their options."""
     try:
-        with quietly("LiteRT"):
+        with silenced("LiteRT"):
             import ai_edge_litert
             from ai_edge_litert.compiled_model import CompiledModel
             from ai_edge_litert.cpu_options import CpuOptions
@@ -61,21 +58,3 @@ def litert_runtime() -> Any:
         Options=Options,
         TensorBuffer=TensorBuffer,
     )
-
-
-@contextmanager
-def quietly(what: str) -> Iterator[None]:
-    """Keep what a library writes to stderr to itself, unless it fails: then the error says it."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        except (RuntimeError, ValueError) as error:
-            log.seek(0)
-            words = log.read().decode(errors="replace").strip().splitlines()[-8:]
-            raise RuntimeError("\n".join([f"{what} failed: {error}", *words])) from error
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)

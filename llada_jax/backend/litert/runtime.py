@@ -15,11 +15,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from llada_jax.backend import tflite
-from llada_jax.backend.install import litert_runtime, quietly
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.install import litert_runtime
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Executable, Step, Weights
 from llada_jax.backend.resources import available_cores
+from llada_jax.backend.silenced import silenced
 from llada_jax.config import Quant
 
 _CAPSULE = b"LiteRtTensorBuffer"
@@ -60,7 +61,7 @@ class LiteRT:
         options = runtime.Options(
             hardware_accelerators=runtime.HardwareAccelerator.CPU, cpu_options=cpu
         )
-        with quietly(f"LiteRT, opening {path.name},"):
+        with silenced(f"LiteRT, opening {path.name},"):
             model = runtime.CompiledModel.from_file(
                 str(path), options=options, environment=_environment()
             )
@@ -73,7 +74,7 @@ def _environment() -> Any:
     """One for the process. LiteRT writes to stderr whenever it makes one, and it makes another for
     itself at the first look at a buffer, so that happens here too."""
     runtime = litert_runtime()
-    with quietly("LiteRT"):
+    with silenced("LiteRT"):
         runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
         return runtime.Environment.create()
 

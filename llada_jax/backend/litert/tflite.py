@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from llada_jax.backend.install import litert_converter, litert_schema, quietly
+from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
+from llada_jax.backend.silenced import silenced
 from llada_jax.backend.weights import pieces_of, store
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight
@@ -32,7 +33,7 @@ def convert(steps: Sequence[Lowered]) -> bytes:
     """
     ir, passes, stablehlo, api = litert_converter()
     context = ir.Context()
-    with quietly("litert-converter"):
+    with silenced("litert-converter"):
         api.prepare_mlir_context(context)
         with context, ir.Location.unknown():
             modules = []

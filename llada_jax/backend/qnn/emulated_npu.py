@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from llada_jax.backend import tflite
-from llada_jax.backend.calibration import Inputs
+from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
-from llada_jax.backend.qnn import (
-    Compiled,
+from llada_jax.backend.qnn.compiler import (
+    Compilation,
     Emulator,
     compile_contexts,
     quantize,
     require_qnn,
 )
-from llada_jax.backend.qnn_context import check_soc
+from llada_jax.backend.qnn.context import check_soc
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
 
@@ -48,13 +48,13 @@ class EmulatedNpu:
         require(
             bool(samples) or not needs_samples,
             f"precision is {precision!r} without samples; allowed: samples of real forwards "
-            "(llada_jax.backend.calibration), or fp16 and int8 without",
+            "(llada_jax.backend.recorded_inputs), or fp16 and int8 without",
         )
         require_qnn()
         self._soc = soc
         self._precision: Precision = precision  # pyright: ignore[reportAttributeAccessIssue]
         self._samples = samples if needs_samples else ()
-        self.compiled: dict[str, Compiled] = {}
+        self.compiled: dict[str, Compilation] = {}
         """By step: sizes, seconds, and the compiler's account of DRAM traffic."""
 
     def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:

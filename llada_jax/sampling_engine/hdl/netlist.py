@@ -26,7 +26,7 @@ Wire = int | str
 """A number, or the constants "0", "1" and "x"."""
 
 
-class Cell(NamedTuple):
+class NetlistCell(NamedTuple):
     """One gate or flip-flop."""
 
     kind: str
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 class Netlist(NamedTuple):
     """Gates in an order in which each comes after those it reads, and flip-flops."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[NetlistCell, ...]
     ports: Mapping[str, tuple[Wire, ...]]
     """Wires of each port, lowest bit first."""
     initial: Mapping[int, bool]
@@ -58,7 +58,7 @@ class Netlist(NamedTuple):
             named = ("D",) if kind == FLIP_FLOP else INPUTS
             inputs = tuple(connections[name][0] for name in named if name in connections)
             output = connections["Q" if kind == FLIP_FLOP else "Y"][0]
-            cells[output] = Cell(kind, inputs, output)
+            cells[output] = NetlistCell(kind, inputs, output)
         before = {
             output: [] if cell.kind == FLIP_FLOP else [w for w in cell.inputs if w in cells]
             for output, cell in cells.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llada_jax.backend.manifest import CONTRACT, BodyShard, File, Manifest
+from llada_jax.backend.exported.manifest import CONTRACT, BodyShard, File, Manifest
 from llada_jax.config import ExportConfig, MoEConfig, PhoneConfig
 from tests.backend.models import GQA
 

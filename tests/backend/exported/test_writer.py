@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import llada_jax as lj
-from llada_jax.backend import export as export_module
-from llada_jax.backend import tflite
-from llada_jax.backend.export import buckets, shard_layers
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import Manifest
+from llada_jax.backend.exported import writer
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.exported.writer import buckets, shard_layers
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import bundled_folder, load_huggingface, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.model.head import score_rows
 from tests.backend.models import GQA, random_params
-from tests.backend.test_tflite import constants
+from tests.backend.litert.test_tflite import constants
 from tests.checkpoint.folders import GOLDENS, write_shards
 from tests.checkpoint.test_gguf import write_gguf
 
@@ -60,7 +60,7 @@ def xla(source: Path) -> lj.Model:
 def two_shards(quant: Quant = "int8", rows: tuple[int, ...] = (4,)) -> ExportConfig:
     """Room for two of the three layers in a file."""
     settings = ExportConfig(quant=quant, rows=rows, caches=(32,))
-    one_layer = export_module._layer_bytes(GQA, settings)[0]
+    one_layer = writer._layer_bytes(GQA, settings)[0]
     return dataclasses.replace(settings, shard_bytes=2 * one_layer + 100)
 
 
@@ -225,7 +225,7 @@ def test_layers_are_cut_evenly_into_the_fewest_files(
     n_layers: int, room: float, quant: Quant
 ) -> None:
     model = GQA.replace(n_layers=n_layers)
-    size = export_module._layer_bytes(GQA, ExportConfig(quant=quant))[0]
+    size = writer._layer_bytes(GQA, ExportConfig(quant=quant))[0]
     settings = ExportConfig(quant=quant, shard_bytes=int(room * size))
     shards = shard_layers(model, settings)
     assert [layer for layers in shards for layer in layers] == list(range(n_layers))
@@ -269,8 +269,8 @@ def test_tied_embeddings(tmp_path: Path) -> None:
 INTERRUPTIONS: dict[str, Callable[[], tuple[Any, str]]] = {
     "second_shard": lambda: (tflite, "write"),
     "head": lambda: (tflite, "write"),
-    "embedding": lambda: (export_module, "_write_embedding"),
-    "check": lambda: (export_module, "_check_files"),
+    "embedding": lambda: (writer, "_write_embedding"),
+    "check": lambda: (writer, "_check_files"),
     "manifest": lambda: (Manifest, "save"),
     "rename": lambda: (Path, "rename"),
 }
@@ -324,7 +324,7 @@ def test_an_interrupted_export_goes_on_where_it_stopped(
 def interrupted_export(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target whose export stopped at its head."""
     with monkeypatch.context() as patch:
-        patch.setattr(export_module, "_write_head", interrupt)
+        patch.setattr(writer, "_write_head", interrupt)
         with pytest.raises(KeyboardInterrupt):
             export(source, tmp_path / "model", SMALL)
     return tmp_path / "model"
@@ -368,7 +368,7 @@ def test_an_export_goes_on_with_the_same_packages_only(
     source: Path, interrupted_export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another converter may make other graphs."""
-    monkeypatch.setattr(export_module, "version", lambda package: f"9 of {package}")
+    monkeypatch.setattr(writer, "version", lambda package: f"9 of {package}")
     message = r"interrupted export with other versions: jax was '.*', is '9 of jax', litert-conv"
     with pytest.raises(ValueError, match=message):
         export(source, interrupted_export, SMALL)
@@ -413,8 +413,8 @@ def test_a_disk_that_has_room_for_what_is_missing(
 ) -> None:
     """An interrupted export needs no second place for what it wrote."""
     done = (interrupted_export.with_name(".model.partial") / "shard-00.tflite").stat().st_size
-    everything = sum(export_module._layer_bytes(GQA, SMALL))
-    everything += export_module._outer_bytes(GQA, SMALL)
+    everything = sum(writer._layer_bytes(GQA, SMALL))
+    everything += writer._outer_bytes(GQA, SMALL)
     free = SimpleNamespace(free=everything - done)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     export(source, interrupted_export, SMALL)

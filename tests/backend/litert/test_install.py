@@ -8,8 +8,8 @@ import pytest
 
 import llada_jax as lj
 from llada_jax import build
-from llada_jax.backend import install
-from llada_jax.backend.install import quietly
+from llada_jax.backend.litert import install
+from llada_jax.backend.litert.install import quietly
 from llada_jax.config import ExportConfig
 
 EXTRA = r"pip install 'llada_jax\[npu\]'"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import llada_jax
-from llada_jax.backend import tflite
-from llada_jax.backend.install import litert_schema
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.install import litert_schema
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import body_step, head_steps

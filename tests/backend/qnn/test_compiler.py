@@ -131,7 +131,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(folder) -> qnn.Compiled:
+def compiled(folder) -> qnn.Compilation:
     return qnn.compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
 
 
@@ -199,7 +199,7 @@ def test_traffic_is_read_by_graph():
      0.0ms [  INFO ]  spill_bytes=5
     """
     graphs = [
-        qnn.Graph(f"rows_{rows}", f"qnn_partition_{i}", (), ()) for i, rows in enumerate(ROWS)
+        qnn.NpuGraph(f"rows_{rows}", f"qnn_partition_{i}", (), ()) for i, rows in enumerate(ROWS)
     ]
     assert qnn._traffic(log, graphs[:1]) == {"rows_8": qnn.Traffic(1, 2, 3, 4)}
     with pytest.raises(RuntimeError, match="no DDR summary of qnn_partition_1"):

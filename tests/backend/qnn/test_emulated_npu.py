@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax.backend import contexts, verify
-from llada_jax.backend.calibration import Recorder
-from llada_jax.backend.emulated import EmulatedNpu
-from llada_jax.backend.manifest import Manifest
+from llada_jax.backend.exported import phone_contexts, verify
+from llada_jax.backend.recorded_inputs import Recorder
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn import require_qnn
+from llada_jax.backend.qnn.compiler import require_qnn
 from llada_jax.backend.steps import body_step, resized
-from llada_jax.backend.verify import example
+from llada_jax.backend.exported.verify import example
 from llada_jax.backend.weights import InMemory
 from llada_jax.build import score_rules
 from llada_jax.config import PhoneConfig
@@ -52,7 +52,7 @@ def prompt(model, index=3):
 
 def recorded(model, limit=6):
     """Inputs of float32 forwards of one word problem."""
-    from llada_jax.backend.litert import LiteRT
+    from llada_jax.backend.litert.runtime import LiteRT
     from llada_jax.backend.program import CompiledOnDemand
     from llada_jax.backend.session import Session
 
@@ -168,7 +168,7 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             lj.export("tiny", tmp_path / "phone", settings)
     assert not (tmp_path / "phone").exists()
-    monkeypatch.setattr(contexts, "compile_contexts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(phone_contexts, "compile_contexts", lambda *_, **__: 1 / 0)
     manifest = lj.export("tiny", tmp_path / "phone", settings)
     assert len(manifest.contexts) == 1
 
@@ -195,6 +195,6 @@ def test_the_layers_of_llada_8b_take_sixteen_contexts():
         family="llada", vocab_size=126464, width=4096, n_layers=32, n_heads=32, n_kv_heads=32,
         head_dim=128, ffn_width=12288, rope_theta=5e5, norm_eps=1e-5, max_length=4096,
     )  # fmt: skip
-    shards = contexts.float32_shards(config)
+    shards = phone_contexts.float32_shards(config)
     assert [len(shard) for shard in shards] == [2] * 16
     assert [layer for shard in shards for layer in shard] == list(range(32))
