@@ -23,10 +23,10 @@ from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from llada_jax import build
-from llada_jax.backend.recorded_inputs import Inputs
-from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn.compiler import SOCS
+from llada_jax.backend.qnn.context import SOCS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice

@@ -31,7 +31,7 @@ from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
-from llada_jax.training.data import TrainingBatch, Example, batch_at
+from llada_jax.training.data import Example, TrainingBatch, batch_at
 from llada_jax.training.loss import corrupt
 
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block

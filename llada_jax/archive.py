@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from llada_jax import atomic
 from llada_jax.config import require
 
 _DAMAGED = (
@@ -25,12 +26,9 @@ def save_archive(
     version: int,
 ) -> None:
     """Writes arrays by name, and settings (plain JSON) with the version of the record's format."""
-    path = Path(path)
     text = json.dumps({"format": version, **settings}, sort_keys=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
+    with atomic.new_file(path) as part, part.open("wb") as file:
         np.savez_compressed(file, settings=np.array(text), **arrays)
-    temporary.replace(path)
 
 
 def load_archive(

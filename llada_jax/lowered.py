@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
+from llada_jax import atomic
 from llada_jax.config import require
 
 FORMAT = 1
@@ -85,12 +86,9 @@ class Lowered:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record as JSON; the file appears once it is complete."""
-        target = Path(path)
         record = {"format": FORMAT, **asdict(self)}
         record["module"] = base64.b64encode(self.module).decode()
-        part = target.with_name(f".{target.name}.part")
-        part.write_text(json.dumps(record))
-        part.replace(target)
+        atomic.write_text(path, json.dumps(record))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Lowered":

@@ -143,7 +143,12 @@ def _compared(
 
 
 def _in_a_step(
-    model: lj.Model, rules: dict[str, CompiledSampler], rows: int, chunk: int, repeats: int, seed: int
+    model: lj.Model,
+    rules: dict[str, CompiledSampler],
+    rows: int,
+    chunk: int,
+    repeats: int,
+    seed: int,
 ) -> Iterator[ResultRow]:
     """With the head in front; and the samplers on given logits, as shares of a step of the model's
     body, head and sampler."""

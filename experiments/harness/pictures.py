@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
+from llada_jax import atomic
 from llada_jax.evaluation.reliability import Reliability
 
 if TYPE_CHECKING:
@@ -53,9 +54,8 @@ def figure(width: float = 5.2, height: float = 3.8) -> "Figure":
 
 def save(drawn: "Figure", path: Path) -> None:
     """Writes a picture, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.partial")
-    drawn.savefig(temporary, format=path.suffix.removeprefix("."), dpi=130)
-    temporary.replace(path)
+    with atomic.new_file(path) as part:
+        drawn.savefig(part, format=path.suffix.removeprefix("."), dpi=130)
 
 
 def reliability_diagram(diagrams: Mapping[str, Reliability]) -> "Figure":

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import llada_jax as lj
 from llada_jax import build
-from llada_jax.backend.recorded_inputs import Inputs, Recorder
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.recorded_inputs import Inputs, Recorder
 from llada_jax.backend.session import Session
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode

@@ -30,6 +30,7 @@ from yaml import YAMLError
 
 from experiments.harness.results import ResultRow, table
 from experiments.harness.schema import read_config
+from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.stored import stored_text
 
@@ -134,9 +135,7 @@ class Run:
 
     def write(self, name: str, text: str) -> None:
         """A file of the folder, which never holds half a text."""
-        temporary = self.folder / f".{name}.partial"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.folder / name)
+        atomic.write_text(self.folder / name, text)
 
 
 def stored_settings(path: Path) -> DictConfig:

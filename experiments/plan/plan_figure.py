@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llada_jax import atomic
 from llada_jax.swap.budget import MIB
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan import Plan
@@ -30,9 +31,8 @@ def draw(path: Path, plans: Mapping[str, tuple[Graph, Plan]]) -> None:
     axes[-1][0].set_xlabel("ms of a steady step (modelled)")
     axes[-1][1].set_xlabel("address, MiB")
     axes[0][1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
-    temporary = path.with_name(f".{path.name}.partial")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    with atomic.new_file(path) as part:
+        figure.savefig(part, format="png", dpi=120)
 
 
 def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:

@@ -29,13 +29,6 @@ from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
 from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
 from llada_jax.sampling_engine.assembly import render
-from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
-from llada_jax.sampling_engine.instructions import COLUMNS
-from llada_jax.sampling_engine.sampling import Mode, Sampling
-from llada_jax.sampling_engine.host import run_sampler, store_logits
-from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
-from llada_jax.sampling_engine.reference import reference_sampler
 from llada_jax.sampling_engine.cycles import (
     FITTED_TO,
     Timing,
@@ -43,6 +36,13 @@ from llada_jax.sampling_engine.cycles import (
     fitted_hbm,
     time_program,
 )
+from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
+from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.instructions import COLUMNS
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.reference import reference_sampler
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper_results.PAPER}, table of results"

@@ -14,11 +14,11 @@ from llada_jax.config import require
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat, StoredLogits
-from llada_jax.sampling_engine.sampling import Sampling
 from llada_jax.sampling_engine.host import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.harness.results import ResultRow
+from llada_jax import atomic
 
 UNITS = ("vector", "memory", "scalar", "control")
 AXES = {
@@ -29,9 +30,8 @@ def draw(rows: Sequence[ResultRow], folder: Path) -> None:
     for name, (picture, size) in figures.items():
         figure = Figure(figsize=size, layout="constrained")
         picture(figure, values)
-        temporary = folder / f".{name}.partial.png"
-        figure.savefig(temporary, dpi=150)
-        temporary.replace(folder / f"{name}.png")
+        with atomic.new_file(folder / f"{name}.png") as part:
+            figure.savefig(part, format="png", dpi=150)
 
 
 def latency(figure, values: Mapping[str, float]) -> None:

@@ -30,9 +30,9 @@ from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, TaskScore, model_card
 from experiments.train.resume import TRAINING, Training
+from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
-from llada_jax.checkpoint.atomic import new_folder
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
@@ -41,8 +41,8 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
 from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
+from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 TOKENIZER_TEXTS = 20_000

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from llada_jax import atomic
 from llada_jax.backend.protocol import Weights
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import named_specs
@@ -53,20 +54,15 @@ class StoredLayer(NamedTuple):
 
 def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFile":
     """Write all layers, tensor by tensor; the file has its name once it is complete."""
-    part = path.with_name(f".{path.name}.part")
     names = list(named_specs(config))
     layers = []
-    try:
-        with part.open("wb") as file:
-            for index in range(config.n_layers):
-                start = file.tell()
-                mine = [name for name in names if name.startswith(f"layers.{index}.")]
-                arrays = tuple(_write(file, start, mine, weights))
-                file.write(b"\0" * (-file.tell() % PAGE))
-                layers.append(StoredLayer(start, file.tell() - start, arrays))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic.new_file(path) as part, part.open("wb") as file:
+        for index in range(config.n_layers):
+            start = file.tell()
+            mine = [name for name in names if name.startswith(f"layers.{index}.")]
+            arrays = tuple(_write(file, start, mine, weights))
+            file.write(b"\0" * (-file.tell() % PAGE))
+            layers.append(StoredLayer(start, file.tell() - start, arrays))
     return LayerFile(path, layers)
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from llada_jax.checkpoint.atomic import new_folder
+from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.streamed import StreamedParams
 from llada_jax.checkpoint.tensors import (
     Placement,

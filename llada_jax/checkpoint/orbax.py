@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from llada_jax.checkpoint.atomic import new_folder
+from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.huggingface import read_json
 from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params

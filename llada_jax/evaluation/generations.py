@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llada_jax import atomic
 from llada_jax.config import require
 from llada_jax.evaluation.stored import (
     first_difference,
@@ -114,7 +115,9 @@ class GenerationStore:
             )
             return store
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / SETTINGS, _json({"format": FORMAT, "settings": settings}, indent=2))
+        atomic.write_text(
+            folder / SETTINGS, _json({"format": FORMAT, "settings": settings}, indent=2)
+        )
         return store
 
     def add(self, batch: Batch, trace: Trace | None = None) -> None:
@@ -130,7 +133,7 @@ class GenerationStore:
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
-        _write(path, "".join([_json(header), *lines]))
+        atomic.write_text(path, "".join([_json(header), *lines]))
 
     def batches(self) -> list[Batch]:
         """All batches, in the order of their items.
@@ -184,9 +187,3 @@ def _sha256(lines: Sequence[str]) -> str:
 
 def _json(content: Any, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

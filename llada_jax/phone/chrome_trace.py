@@ -2,9 +2,9 @@
 
 import json
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from llada_jax import atomic
 from llada_jax.phone.timeline import LANES, Timeline
 
 _PROCESS = 1
@@ -52,7 +52,4 @@ def _metadata(what: str, thread: int, value: Any) -> dict[str, Any]:
 
 def write_chrome_trace(timeline: Timeline, title: str, path: str | PathLike[str]) -> None:
     """Write the file, whole or not at all."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.partial")
-    temporary.write_text(json.dumps(chrome_trace(timeline, title)), encoding="utf-8")
-    temporary.replace(target)
+    atomic.write_text(path, json.dumps(chrome_trace(timeline, title)))

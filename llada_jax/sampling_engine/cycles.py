@@ -21,9 +21,9 @@ from llada_jax.sampling_engine.instructions import (
     Column,
     Instruction,
 )
-from llada_jax.sampling_engine.sampling import Mode, Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 ScaleTraffic = Literal["published", "full"]
 REQUEST_BYTES = 64

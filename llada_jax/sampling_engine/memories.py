@@ -1,4 +1,4 @@
-"""The engine's memories, each with its own word and size, and where a program's data lie in them."""
+"""The engine's memories, each with its own words, and where a program's data lie in them."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

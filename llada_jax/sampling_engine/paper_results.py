@@ -43,7 +43,11 @@ class Gpu(NamedTuple):
 
 
 BATCH, ROWS, VOCAB = 16, 32, 126_464
-RESULTS = (ReportedLatency(512, 3.41, 1024), ReportedLatency(1024, 1.79, 2048), ReportedLatency(2048, 0.99, 4096))
+RESULTS = (
+    ReportedLatency(512, 3.41, 1024),
+    ReportedLatency(1024, 1.79, 2048),
+    ReportedLatency(2048, 0.99, 4096),
+)
 BREAKDOWN = Breakdown()
 A6000_MS = 2.51
 """The paper's GPU baseline, an RTX A6000."""

@@ -64,7 +64,9 @@ def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int)
     return next(batches(source, config, eos_id, step))
 
 
-def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) -> list[TrainingBatch]:
+def _group(
+    source: ExampleSource, config: TrainConfig, eos_id: int, group: int
+) -> list[TrainingBatch]:
     """Batches of `group_steps` successive steps: canvases of like length together."""
     rng = np.random.default_rng([config.seed, group])
     size = config.batch_size * config.group_steps

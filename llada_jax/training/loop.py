@@ -17,6 +17,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
@@ -124,7 +125,7 @@ class MetricsFile:
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
         kept = [row for row in read_metrics(path.parent) if row["step"] <= last_step]
-        replace_file(path, "".join(map(_line, kept)))
+        atomic.write_text(path, "".join(map(_line, kept)))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Written in one piece and handed to the system before it returns."""
@@ -139,13 +140,6 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is half a row
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a text under a temporary name, then gives it its own."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -71,7 +71,9 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
     The masks are a pure function of the seed and the state's step.
     """
 
-    def loss_of(params: ModelParams, batch: TrainingBatch, key: jax.Array) -> tuple[jax.Array, dict]:
+    def loss_of(
+        params: ModelParams, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, dict]:
         assert model.mask_id is not None
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
@@ -86,7 +88,9 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
             metrics |= {"router_balance": balance.balance, "router_z": balance.z}
         return total, metrics
 
-    def train_step(state: TrainState, batch: TrainingBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(
+        state: TrainState, batch: TrainingBatch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
         metrics["gradient_norm"] = optax.tree.norm(gradient)

@@ -10,11 +10,6 @@ from hypothesis import strategies as st
 from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
 from llada_jax.sampling_engine.assembly import Loop, nested
-from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
-from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
-from llada_jax.sampling_engine.sampling import Sampling
-from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.cycles import (
     Hbm,
     TimingConfig,
@@ -22,6 +17,11 @@ from llada_jax.sampling_engine.cycles import (
     published_program,
     time_program,
 )
+from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import MODES
 
 LOGITS = paper_results.BATCH * paper_results.ROWS * paper_results.VOCAB

@@ -6,20 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.sampling_engine.agreement import random_inputs
-from llada_jax.sampling_engine.formats import rounded, store
-from llada_jax.sampling_engine.instructions import Instruction
-from llada_jax.sampling_engine.sampling import Sampling
-from llada_jax.sampling_engine.machine import (
-    Machine,
-    bound_to_exceed,
-    run_sampler,
-    store_logits,
-    top_k_mask,
-    tree_sum,
-)
+from llada_jax.sampling_engine.formats import rounded
+from llada_jax.sampling_engine.host import bound_to_exceed, run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.reference import reference_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import MODES, assert_same, exact_engine, run
 
 
@@ -140,7 +132,9 @@ def test_a_load_that_nobody_waits_for_is_not_there():
     program = compile_sampler(sampling, exact_engine())
     hasty = tuple(i for i in program.instructions if i.name != "H_WAIT")
     hbm = store_logits(sampling, 32, inputs.logits, "float32")
-    found = run_sampler(SamplerProgram(hasty, sampling, program.engine, program.memory_map), inputs, hbm)
+    found = run_sampler(
+        SamplerProgram(hasty, sampling, program.engine, program.memory_map), inputs, hbm
+    )
     assert (found.predictions != reference_sampler(sampling, inputs).predictions).all()
 
 
@@ -153,40 +147,6 @@ def test_float16_scalars_overflow_on_flat_logits_as_the_published_simulator_woul
         for format in ("float16", "float32")
     }
     assert committed == {"float16": 0, "float32": 1}
-
-
-@pytest.mark.parametrize(
-    ("instructions", "message"),
-    [
-        (
-            [("S_ADDI_INT", 1, 0, 64), ("V_EXP_V", 1, 1)],
-            "vector memory: words 64 to 64 are used; al",
-        ),
-        ([("S_ADDI_INT", 1, 0, -1), ("V_EXP_V", 1, 1)], "vector memory: words -1 to -1 are used"),
-        ([("S_ADDI_INT", 1, 0, 62), ("H_PREFETCH_V", 1, 0, 4)], "vector memory: words 62 to 65"),
-        ([("H_PREFETCH_V", 0, 0, 9)], "HBM memory: words 0 to 8 are used; allowed: 0 to 7"),
-        ([("S_LD_FP", 1, 0, 16)], "fp memory: words 16 to 16 are used; allowed: 0 to 15"),
-        ([("S_ST_INT", 1, 0, 16)], "int memory: words 16 to 16 are used; allowed: 0 to 15"),
-        ([("S_SELECT_INT", 0, 0, 0, 0, 15), ("S_MAP_V_FP", 0, 0, 17)], "fp memory: words 0 to 16"),
-        ([("C_SET_V_MASK", 17)], "vector lanes memory: words 0 to 16 are used; allowed: 0 to 15"),
-        ([("C_SET_V_MASK", 4), ("S_MAP_V_FP", 0, 0, 5)], "vector lanes memory: words 0 to 4 are"),
-        ([("C_SET_V_MASK", 4), ("S_SELECT_INT", 0, 0, 0, 0, 5)], "vector lanes memory: words 0 to"),
-        (
-            [("S_ADDI_INT", 1, 0, 9), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
-            "V_TOPK_MASK has k 9; allowed: 0 to 8",
-        ),
-        (
-            [("S_ADDI_INT", 1, 0, -3), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
-            "V_TOPK_MASK has k -3; allowed: 0 to 8",
-        ),
-        ([("V_NOTHING",)], "instruction is 'V_NOTHING'; allowed: V_RED_MAX_IDX"),
-    ],
-)
-def test_a_program_that_leaves_its_memories(instructions, message):
-    engine = EngineConfig(vlen=16, vector_bytes=64 * 32, int_bytes=64)
-    machine = Machine(engine, store(np.zeros((8, 16), np.float32), "bfloat16"))
-    with pytest.raises(ValueError, match=message):
-        machine.run([Instruction(name, tuple(operands)) for name, *operands in instructions])
 
 
 @pytest.mark.parametrize(
@@ -205,19 +165,6 @@ def test_bad_input(change, message):
         run(sampling, exact_engine(), inputs._replace(**change))
     with pytest.raises(ValueError, match=r"logits have shape \(1, 1, 4, 50\); allowed: \(1, 1, 4"):
         run(Sampling(batch=1, rows=4, vocab=51), exact_engine(), inputs)
-
-
-@given(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=20), st.integers(0, 25))
-def test_top_k_is_the_k_largest_positive_and_the_first_of_equals(keys, k):
-    wanted = sorted((i for i, key in enumerate(keys) if key > 0), key=lambda i: (-keys[i], i))[:k]
-    assert set(np.flatnonzero(top_k_mask(np.float32(keys), k))) == set(wanted)
-
-
-def test_the_tree_adds_lane_i_to_lane_i_plus_half():
-    big = np.float32(2**25)
-    assert tree_sum(np.float32([big, 1, 1, -big]), 4) == 0  # (big + 1) + (1 - big)
-    assert tree_sum(np.float32([big, 1, -big, 1]), 4) == 2  # (big - big) + (1 + 1)
-    assert tree_sum(np.float32([1, 2, 3]), 8) == 6
 
 
 @pytest.mark.parametrize("format", ["float32", "float16", "bfloat16"])

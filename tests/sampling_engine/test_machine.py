@@ -3,11 +3,13 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llada_jax.sampling_engine.assembly import parse
 from llada_jax.sampling_engine.formats import store
-from llada_jax.sampling_engine.instructions import INSTRUCTION_SET
-from llada_jax.sampling_engine.machine import ACTIONS, Machine
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
+from llada_jax.sampling_engine.machine import Machine, top_k_mask, tree_sum
 from llada_jax.sampling_engine.memories import EngineConfig
 
 LANES = 16
@@ -151,5 +153,52 @@ def test_loops_count_down(machine):
 
 
 def test_every_instruction_of_the_set_runs():
-    loops = {"C_LOOP_START", "C_LOOP_END"}
-    assert set(ACTIONS) | loops == set(INSTRUCTION_SET)
+    run_by_name = {n for n in INSTRUCTION_SET if hasattr(Machine, f"_{n.lower()}")}
+    assert set(INSTRUCTION_SET) - run_by_name == {"C_LOOP_START", "C_LOOP_END"}
+
+
+@pytest.mark.parametrize(
+    ("instructions", "message"),
+    [
+        (
+            [("S_ADDI_INT", 1, 0, 64), ("V_EXP_V", 1, 1)],
+            "vector memory: words 64 to 64 are used; al",
+        ),
+        ([("S_ADDI_INT", 1, 0, -1), ("V_EXP_V", 1, 1)], "vector memory: words -1 to -1 are used"),
+        ([("S_ADDI_INT", 1, 0, 62), ("H_PREFETCH_V", 1, 0, 4)], "vector memory: words 62 to 65"),
+        ([("H_PREFETCH_V", 0, 0, 9)], "HBM memory: words 0 to 8 are used; allowed: 0 to 7"),
+        ([("S_LD_FP", 1, 0, 16)], "fp memory: words 16 to 16 are used; allowed: 0 to 15"),
+        ([("S_ST_INT", 1, 0, 16)], "int memory: words 16 to 16 are used; allowed: 0 to 15"),
+        ([("S_SELECT_INT", 0, 0, 0, 0, 15), ("S_MAP_V_FP", 0, 0, 17)], "fp memory: words 0 to 16"),
+        ([("C_SET_V_MASK", 17)], "vector lanes memory: words 0 to 16 are used; allowed: 0 to 15"),
+        ([("C_SET_V_MASK", 4), ("S_MAP_V_FP", 0, 0, 5)], "vector lanes memory: words 0 to 4 are"),
+        ([("C_SET_V_MASK", 4), ("S_SELECT_INT", 0, 0, 0, 0, 5)], "vector lanes memory: words 0 to"),
+        (
+            [("S_ADDI_INT", 1, 0, 9), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
+            "V_TOPK_MASK has k 9; allowed: 0 to 8",
+        ),
+        (
+            [("S_ADDI_INT", 1, 0, -3), ("V_TOPK_MASK", 0, 0, 0, 1, 8)],
+            "V_TOPK_MASK has k -3; allowed: 0 to 8",
+        ),
+        ([("V_NOTHING",)], "instruction is 'V_NOTHING'; allowed: V_RED_MAX_IDX"),
+    ],
+)
+def test_a_program_that_leaves_its_memories(instructions, message):
+    engine = EngineConfig(vlen=16, vector_bytes=64 * 32, int_bytes=64)
+    machine = Machine(engine, store(np.zeros((8, 16), np.float32), "bfloat16"))
+    with pytest.raises(ValueError, match=message):
+        machine.run([Instruction(name, tuple(operands)) for name, *operands in instructions])
+
+
+@given(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=20), st.integers(0, 25))
+def test_top_k_is_the_k_largest_positive_and_the_first_of_equals(keys, k):
+    wanted = sorted((i for i, key in enumerate(keys) if key > 0), key=lambda i: (-keys[i], i))[:k]
+    assert set(np.flatnonzero(top_k_mask(np.float32(keys), k))) == set(wanted)
+
+
+def test_the_tree_adds_lane_i_to_lane_i_plus_half():
+    big = np.float32(2**25)
+    assert tree_sum(np.float32([big, 1, 1, -big]), 4) == 0  # (big + 1) + (1 - big)
+    assert tree_sum(np.float32([big, 1, -big, 1]), 4) == 2  # (big - big) + (1 + 1)
+    assert tree_sum(np.float32([1, 2, 3]), 8) == 6

@@ -2,9 +2,9 @@
 
 import pytest
 
-from llada_jax.sampling_engine.sampling import Sampling, memory_map_of
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.memories import EngineConfig, memory_map_of
 from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 
 PAPER = dict(batch=16, rows=32, vocab=126464)
 
@@ -17,7 +17,7 @@ def test_the_published_case_fits_the_published_memories(vlen):
     assert memory_map.logits_rows * vlen * 2 == logits
     assert memory_map.size("vector", engine) == logits + 3 * 16 * vlen * 2 <= 8 << 20
     assert memory_map.size("int", engine) <= 8 << 10
-    assert memory_map.words("fp") <= engine.memory("fp").words == vlen
+    assert memory_map.words["fp"] <= engine.memory("fp").words == vlen
 
 
 def test_streaming_needs_a_chunk_and_not_the_vocabulary():
@@ -34,8 +34,7 @@ def test_memory_does_not_grow_with_steps_but_for_k():
         memory_map_of(Sampling(**PAPER, steps=steps, mode="one_pass"), EngineConfig())
         for steps in (1, 32)
     )
-    assert one.vector_words == many.vector_words and one.fp_words == many.fp_words
-    assert many.int_words - one.int_words == 31 * 16
+    assert many.words == one.words | {"int": one.words["int"] + 31 * 16}
 
 
 @pytest.mark.parametrize(

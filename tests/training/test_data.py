@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llada_jax.config import TrainConfig
-from llada_jax.training.data import TrainingBatch, Example, batch_at, batches
+from llada_jax.training.data import Example, TrainingBatch, batch_at, batches
 
 EOS = 1
 BLOCK = 8

@@ -13,7 +13,13 @@ import pytest
 from llada_jax.checkpoint import load_params
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
-from llada_jax.training.model_folder import CARD_FILE, LOG_FILE, TOKENIZER_FILES, export_model, thinned
+from llada_jax.training.model_folder import (
+    CARD_FILE,
+    LOG_FILE,
+    TOKENIZER_FILES,
+    export_model,
+    thinned,
+)
 
 TOKENIZER_FOLDER = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
 MODEL = ModelConfig(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llada_jax import atomic
 from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, PhoneConfig, Quant, require
 
 MANIFEST = "manifest.json"
@@ -110,9 +111,8 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json`, whole or not at all."""
-        part = folder / f".{MANIFEST}.part"
-        part.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
-        part.replace(folder / MANIFEST)
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+        atomic.write_text(folder / MANIFEST, text + "\n")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Manifest":

@@ -14,19 +14,15 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Weights
-from llada_jax.backend.qnn.compiler import (
-    Compilation,
-    Emulator,
-    NpuGraph,
-    compile_contexts,
-    extract_contexts,
-    quantize,
-    require_qnn,
-)
+from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
+from llada_jax.backend.qnn.context import NpuGraph, extract_contexts, require_qnn
+from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import stored_as
@@ -128,9 +124,7 @@ def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compilation, Sequen
             quantized, Path(scratch) / "all.tflite", soc, weight_sharing=True
         )
         (context,) = extract_contexts(compiled.path)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(context.binary)
-        part.replace(path)
+        atomic.write_bytes(path, context.binary)
         return compiled, context.graphs
 
 

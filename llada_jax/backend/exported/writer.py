@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
@@ -190,6 +191,7 @@ class _Done:
 
     def begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.remove_temporaries(self.folder)
         self._save()
 
     def file(self, name: str, write: Callable[[Path], None]) -> File:
@@ -217,10 +219,8 @@ class _Done:
 
     def _save(self) -> None:
         files = {name: asdict(file) for name, file in self._files.items()}
-        part = self._record.with_suffix(".part")
         record = {"made_with": self._settings, "files": files, "contexts": self._contexts}
-        part.write_text(json.dumps(record, indent=2))
-        part.replace(self._record)
+        atomic.write_text(self._record, json.dumps(record, indent=2))
 
 
 def _difference(theirs: object, ours: object) -> str:
@@ -292,14 +292,12 @@ def _write_steps(what: Export, lowered: Sequence[Lowered], bar: tqdm, path: Path
 
 
 def _write_embedding(what: Export, bar: tqdm, path: Path) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
+    with atomic.new_file(path) as part, part.open("wb") as file:
         for piece in what.weights.rows("embedding"):
             numbers = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
             rows = np.ascontiguousarray(numbers, jnp.dtype(_embedding_dtype(what)))
             rows.tofile(file)
             bar.update(rows.nbytes)
-    part.replace(path)
 
 
 def _embedding_dtype(what: Export) -> str:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from llada_jax import atomic
 from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.silenced import silenced
@@ -106,19 +107,14 @@ def write(
         size <= MAX_FILE_BYTES,
         f"{path.name} would be {size} bytes; allowed: up to {MAX_FILE_BYTES} (use smaller shards)",
     )
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.seek(first)
-            for name in constants.names:
-                scales = _write_numbers(file, constants, name, specs[name], weights, progress)
-                constants.set_scales(name, scales)
-            file.truncate()
-            file.seek(0)
-            file.write(constants.packed())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic.new_file(path) as part, part.open("wb") as file:
+        file.seek(first)
+        for name in constants.names:
+            scales = _write_numbers(file, constants, name, specs[name], weights, progress)
+            constants.set_scales(name, scales)
+        file.truncate()
+        file.seek(0)
+        file.write(constants.packed())
 
 
 def _write_numbers(

@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax.atomic import new_file
+from llada_jax import atomic
 from llada_jax.backend.qnn.context import (
     DISPATCH,
     NpuGraph,
@@ -77,7 +77,7 @@ def compile_contexts(
     check_soc(soc)
     if not Path(tflite).is_file():
         raise FileNotFoundError(f"no file {tflite}")
-    with new_file(out) as part:
+    with atomic.new_file(out) as part:
         start = time.perf_counter()
         log = _run_compiler(Path(tflite), part, soc, weight_sharing)
         seconds = time.perf_counter() - start

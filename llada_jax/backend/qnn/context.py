@@ -12,7 +12,6 @@ import numpy as np
 
 from llada_jax.config import require
 
-
 SOCS: Mapping[str, int] = {"SM8550": 43, "SM8650": 57, "SM8750": 69, "SM8850": 87}
 """Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5, by QNN's numbers of their models."""
 

@@ -12,14 +12,10 @@ import numpy as np
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
-from llada_jax.backend.qnn.compiler import (
-    Compilation,
-    Emulator,
-    compile_contexts,
-    quantize,
-    require_qnn,
-)
-from llada_jax.backend.qnn.context import check_soc
+from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
+from llada_jax.backend.qnn.context import check_soc, require_qnn
+from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import resized
 from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.atomic import new_file
+from llada_jax import atomic
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import Precision, require, require_choice
@@ -45,7 +45,7 @@ def quantize(
     """
     require_qnn()
     require_choice("precision", precision, Precision)
-    with new_file(out) as part:
+    with atomic.new_file(out) as part:
         if precision == "fp16":
             shutil.copyfile(tflite, part)
             return

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from llada_jax.backend.exported import verify
+from llada_jax.backend.exported.verify import StoredWeights
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, head_step, head_steps
-from llada_jax.backend.exported.verify import StoredWeights
 from llada_jax.backend.weights import InMemory, stored_as
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.model.params import named_specs

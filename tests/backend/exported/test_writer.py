@@ -18,16 +18,16 @@ from safetensors.numpy import load_file
 
 import llada_jax as lj
 from llada_jax.backend.exported import writer
-from llada_jax.backend.litert import tflite
-from llada_jax.backend.exported.writer import buckets, shard_layers
-from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.writer import buckets, shard_layers
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import bundled_folder, load_huggingface, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.model.head import score_rows
-from tests.backend.models import GQA, random_params
 from tests.backend.litert.test_tflite import constants
+from tests.backend.models import GQA, random_params
 from tests.checkpoint.folders import GOLDENS, write_shards
 from tests.checkpoint.test_gguf import write_gguf
 

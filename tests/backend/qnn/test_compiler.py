@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.backend import qnn
+from llada_jax.backend.qnn import compiler
+from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
+from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.quantizer import quantize
+from llada_jax.backend.silenced import silenced
+from llada_jax.config import Precision
 
 ROWS = (8, 24)
 WIDTH = 128
@@ -29,7 +35,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def _why_not() -> str | None:
     try:
-        qnn.require_qnn()
+        require_qnn()
     except (ImportError, RuntimeError) as error:
         return str(error)
     return None if importlib.util.find_spec("litert_converter") else "no litert_converter"
@@ -114,7 +120,7 @@ def relative_error(got: np.ndarray, want: jax.Array) -> float:
 
 
 WEIGHTS = random(7, query=(WIDTH, WIDTH), out=(WIDTH, WIDTH), head=(WIDTH, WIDTH), norm=(WIDTH,))
-CALIBRATION = {f"rows_{rows}": [inputs_of(rows, seed) for seed in (1, 2, 3)] for rows in ROWS}
+SAMPLES = {f"rows_{rows}": [inputs_of(rows, seed) for seed in (1, 2, 3)] for rows in ROWS}
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +137,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(folder) -> qnn.Compilation:
-    return qnn.compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
+def compiled(folder) -> Compilation:
+    return compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
 
 
 @pytest.fixture(scope="module")
-def emulator(compiled) -> qnn.Emulator:
-    return qnn.Emulator(compiled.path)
+def emulator(compiled) -> Emulator:
+    return Emulator(compiled.path)
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +152,7 @@ def nothing_is_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def worst_error(emulator: qnn.Emulator) -> float:
+def worst_error(emulator: Emulator) -> float:
     """Of the emulated signatures against JAX."""
     errors = []
     for signature in emulator.graphs:
@@ -165,12 +171,12 @@ def test_every_signature_computes_what_jax_does(emulator):
 
 
 @needs_qnn
-@pytest.mark.parametrize("soc", qnn.SOCS)
+@pytest.mark.parametrize("soc", SOCS)
 def test_every_soc_is_compiled_for(soc, folder, tmp_path):
-    made = qnn.compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
-    (context,) = qnn.extract_contexts(made.path)
+    made = compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
+    (context,) = extract_contexts(made.path)
     assert context.soc == made.soc == soc
-    assert worst_error(qnn.Emulator(made.path)) < 1e-2
+    assert worst_error(Emulator(made.path)) < 1e-2
 
 
 @needs_qnn
@@ -198,17 +204,15 @@ def test_traffic_is_read_by_graph():
      0.0ms [  INFO ]   <I> QnnGraph_create started for graph qnn_partition_1
      0.0ms [  INFO ]  spill_bytes=5
     """
-    graphs = [
-        qnn.NpuGraph(f"rows_{rows}", f"qnn_partition_{i}", (), ()) for i, rows in enumerate(ROWS)
-    ]
-    assert qnn._traffic(log, graphs[:1]) == {"rows_8": qnn.Traffic(1, 2, 3, 4)}
+    graphs = [NpuGraph(f"rows_{rows}", f"qnn_partition_{i}", (), ()) for i, rows in enumerate(ROWS)]
+    assert compiler._traffic(log, graphs[:1]) == {"rows_8": Traffic(1, 2, 3, 4)}
     with pytest.raises(RuntimeError, match="no DDR summary of qnn_partition_1"):
-        qnn._traffic(log, graphs)
+        compiler._traffic(log, graphs)
 
 
 @needs_qnn
 def test_contexts_name_their_graphs_and_tensors(compiled):
-    (context,) = qnn.extract_contexts(compiled.path)
+    (context,) = extract_contexts(compiled.path)
     assert len(context.binary) == compiled.context_bytes
     assert len({graph.name for graph in context.graphs}) == len(ROWS)
     for graph in context.graphs:
@@ -220,12 +224,12 @@ def test_contexts_name_their_graphs_and_tensors(compiled):
 @needs_qnn
 def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_path):
     out = tmp_path / "out.tflite"
-    shared = qnn.compile_contexts(folder / "steps.tflite", out, SOC, weight_sharing=True)
+    shared = compile_contexts(folder / "steps.tflite", out, SOC, weight_sharing=True)
     copy = 2 * sum(weight.size for weight in WEIGHTS.values())
     assert shared.context_bytes < compiled.context_bytes - 0.9 * copy
     assert shared.traffic == compiled.traffic
     with pytest.raises(RuntimeError, match="weight_sharing=False"):
-        qnn.Emulator(out)
+        Emulator(out)
 
 
 @needs_qnn
@@ -235,39 +239,39 @@ def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_p
 )
 def test_precisions_lose_little(precision, bound, folder, compiled, tmp_path):
     quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
-    qnn.quantize(folder / "steps.tflite", quantized, precision, CALIBRATION)
+    quantize(folder / "steps.tflite", quantized, precision, SAMPLES)
     assert quantized.stat().st_size < (folder / "steps.tflite").stat().st_size / 2
-    made = qnn.compile_contexts(quantized, out, SOC)
+    made = compile_contexts(quantized, out, SOC)
     assert made.context_bytes < compiled.context_bytes
-    assert worst_error(qnn.Emulator(out)) < bound
+    assert worst_error(Emulator(out)) < bound
 
 
 @needs_qnn
 def test_fp16_needs_no_quantization(folder, tmp_path):
-    qnn.quantize(folder / "one.tflite", tmp_path / "out.tflite", "fp16")
+    quantize(folder / "one.tflite", tmp_path / "out.tflite", "fp16")
     assert (tmp_path / "out.tflite").read_bytes() == (folder / "one.tflite").read_bytes()
 
 
 @needs_qnn
 @pytest.mark.parametrize(
-    ("calibration", "message"),
+    ("samples", "message"),
     [
-        (None, r"has samples of \[\]; needed: \['rows_8'\]"),
-        ({"rows_8": []}, r"has samples of \[\]"),
+        (None, r"samples are of \[\]; needed: \['rows_8'\]"),
+        ({"rows_8": []}, r"samples are of \[\]"),
         ({"rows_9": [inputs_of(8)]}, r"\['rows_9'\]; needed"),
         ({"rows_8": [{"x": inputs_of(8)["x"]}]}, r"'rows_8' has inputs \['x'\]; needed: \['keys'"),
     ],
 )
-def test_calibration_has_to_fit(calibration, message, folder, tmp_path):
+def test_samples_have_to_fit(samples, message, folder, tmp_path):
     with pytest.raises(ValueError, match=message):
-        qnn.quantize(folder / "one.tflite", tmp_path / "out.tflite", "a16w8", calibration)
+        quantize(folder / "one.tflite", tmp_path / "out.tflite", "a16w8", samples)
     assert not list(tmp_path.iterdir())
 
 
 @needs_qnn
 def test_precision_has_to_be_known(folder, tmp_path):
     with pytest.raises(ValueError, match="precision is 'int3'; allowed: 'fp16'"):
-        qnn.quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")
+        quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")
 
 
 def move_constants_out(tflite: bytes) -> bytes:
@@ -298,16 +302,16 @@ def move_constants_out(tflite: bytes) -> bytes:
 
 
 @needs_qnn
-@pytest.mark.parametrize("precision", get_args(qnn.Precision))
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_constants_may_lie_after_the_flatbuffer(precision, folder, tmp_path):
     inside = (folder / "one.tflite").read_bytes()
     inputs, results = inputs_of(8), []
     for name, tflite in (("inside", inside), ("outside", move_constants_out(inside))):
         source, quantized, out = (tmp_path / f"{name}.{kind}.tflite" for kind in "sqo")
         source.write_bytes(tflite)
-        qnn.quantize(source, quantized, precision, {"rows_8": CALIBRATION["rows_8"]})
-        qnn.compile_contexts(quantized, out, SOC)
-        results.append(qnn.Emulator(out).run("rows_8", inputs))
+        quantize(source, quantized, precision, {"rows_8": SAMPLES["rows_8"]})
+        compile_contexts(quantized, out, SOC)
+        results.append(Emulator(out).run("rows_8", inputs))
     assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
 
 
@@ -317,13 +321,13 @@ def test_integers_of_a_graph_are_converted(folder, tmp_path):
     from ai_edge_quantizer.quantizer import Quantizer
 
     quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
-    with qnn.silenced():
+    with silenced("quantizing"):
         quantizer = Quantizer(str(folder / "one.tflite"))
         quantizer.add_static_config(".*", TFLOperationName.ALL_SUPPORTED, 8, 8)
-        ranges = quantizer.calibrate({"rows_8": CALIBRATION["rows_8"]})
+        ranges = quantizer.calibrate({"rows_8": SAMPLES["rows_8"]})
         quantized.write_bytes(quantizer.quantize(ranges).quantized_model)
-    qnn.compile_contexts(quantized, out, SOC)
-    emulator = qnn.Emulator(out)
+    compile_contexts(quantized, out, SOC)
+    emulator = Emulator(out)
     graph = emulator.graphs["rows_8"]
     assert {tensor.dtype for tensor in graph.inputs + graph.outputs} == {np.dtype(np.int8)}
     assert worst_error(emulator) < 0.2
@@ -332,7 +336,7 @@ def test_integers_of_a_graph_are_converted(folder, tmp_path):
 @needs_qnn
 def test_ops_that_the_npu_does_not_take_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"'step': 2 partitions, outside: 1 DYNAMIC_UPDATE_SLICE"):
-        qnn.compile_contexts(folder / "update.tflite", tmp_path / "out.tflite", SOC)
+        compile_contexts(folder / "update.tflite", tmp_path / "out.tflite", SOC)
     assert not list(tmp_path.iterdir())
 
 
@@ -342,7 +346,7 @@ def test_a_failure_of_the_compiler_has_its_log(tmp_path):
     broken.write_bytes(b"this is no flatbuffer")
     out.write_bytes(b"earlier")
     with pytest.raises(RuntimeError, match=r"(?s)broken.tflite for SM8750 failed .*Failed to load"):
-        qnn.compile_contexts(broken, out, SOC)
+        compile_contexts(broken, out, SOC)
     assert out.read_bytes() == b"earlier"
     assert set(tmp_path.iterdir()) == {broken, out}
 
@@ -350,22 +354,22 @@ def test_a_failure_of_the_compiler_has_its_log(tmp_path):
 @needs_qnn
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.tflite"):
-        qnn.compile_contexts(tmp_path / "absent.tflite", tmp_path / "out.tflite", SOC)
+        compile_contexts(tmp_path / "absent.tflite", tmp_path / "out.tflite", SOC)
 
 
 @needs_qnn
 def test_an_unknown_soc_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: SM8550, SM8650"):
-        qnn.compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
+        compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
 
 
 @needs_qnn
 def test_only_compiled_files_are_emulated(folder):
     with pytest.raises(ValueError, match="ops that are not compiled"):
-        qnn.Emulator(folder / "one.tflite")
+        Emulator(folder / "one.tflite")
     (folder / "text.tflite").write_text("neither")
     with pytest.raises(ValueError, match=r"is no \.tflite file"):
-        qnn.extract_contexts(folder / "text.tflite")
+        extract_contexts(folder / "text.tflite")
 
 
 @needs_qnn
@@ -383,10 +387,10 @@ def test_inputs_have_to_fit(signature, inputs, message, emulator):
 
 
 ENTRIES = {
-    "quantize": lambda: qnn.quantize("a.tflite", "b.tflite", "int8"),
-    "compile_contexts": lambda: qnn.compile_contexts("a.tflite", "b.tflite", SOC),
-    "extract_contexts": lambda: qnn.extract_contexts("a.tflite"),
-    "Emulator": lambda: qnn.Emulator("a.tflite"),
+    "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
+    "compile_contexts": lambda: compile_contexts("a.tflite", "b.tflite", SOC),
+    "extract_contexts": lambda: extract_contexts("a.tflite"),
+    "Emulator": lambda: Emulator("a.tflite"),
 }
 
 
@@ -416,11 +420,12 @@ def test_where_the_libraries_do_not_run_the_error_says_where_they_do(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(platform, "libc_ver", lambda: libc)
     with pytest.raises(RuntimeError, match=rf"glibc 2.35 or newer; this is {system} on {machine}"):
-        qnn.require_qnn()
+        require_qnn()
 
 
 def test_import_loads_no_tool():
     tools = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
-    code = f"import sys, llada_jax.backend.qnn; print(sys.modules.keys() & set({tools}))"
+    ours = "llada_jax.backend.qnn.emulator, llada_jax.backend.qnn.quantizer"
+    code = f"import sys, {ours}; print(sys.modules.keys() & set({tools}))"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.stdout == "set()\n", finished.stderr

@@ -1,0 +1,94 @@
+"""Files and folders that appear whole or not at all: the only writer of results in the project.
+
+The content is written under a temporary name of its own in the folder of the target, which it
+replaces in one step once it is complete: a reader finds the old content or the new one, writers at
+once do not disturb each other (the last one wins), and a failure leaves the old content and no
+temporary behind. Only a process that is killed leaves one (`remove_temporaries`).
+
+Nothing waits for the disk (no fsync): this guards against processes that die and full disks, not
+against a power failure. Every file here can be made again, those that take hours have checksums,
+and a wait for each of thousands of small files would cost more than they do.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_SUFFIX = ".partial"
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text as UTF-8, with its line ends as they are."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray) -> None:
+    """Writes bytes."""
+    with new_file(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives the path of a file to write, which replaces `path` where the body succeeds."""
+    target = Path(path)
+    part = _temporary(target)
+    try:
+        yield part
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str], *, replace: bool) -> Iterator[Path]:
+    """Gives an empty folder to fill, which becomes `path` where the body succeeds.
+
+    Args:
+      path: parents that lack are made.
+      replace: True replaces a folder that exists as a whole; False replaces its files of the same
+        names one by one, and others stay.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = _temporary(target)
+    part.mkdir()
+    try:
+        yield part
+        while not _renamed(part, target):
+            if not replace:
+                for file in part.iterdir():
+                    file.replace(target / file.name)
+                break
+            old = _temporary(target)
+            with suppress(FileNotFoundError):  # another writer has just done the same
+                target.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Removes what killed writers left in a folder that nobody else writes to now."""
+    for path in folder.glob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}"):
+        path.unlink()
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}{_SUFFIX}")
+
+
+def _renamed(part: Path, target: Path) -> bool:
+    """Renames a folder, unless there is one of that name that is not empty."""
+    try:
+        part.rename(target)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        return False
+    return True

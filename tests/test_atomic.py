@@ -1,0 +1,123 @@
+"""What is written atomically is there whole or not at all, whoever else writes."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from llada_jax import atomic
+
+
+class Interrupted(Exception):
+    pass
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_a_text_is_written_as_it_is(tmp_path):
+    atomic.write_text(tmp_path / "a.txt", "eins\r\nzwei ü\n")
+    assert (tmp_path / "a.txt").read_bytes() == "eins\r\nzwei ü\n".encode()
+
+
+def test_bytes_replace_an_earlier_file(tmp_path):
+    for content in (b"a longer one", b"new"):
+        atomic.write_bytes(tmp_path / "a.bin", content)
+    assert contents(tmp_path) == {"a.bin": "new"}
+
+
+def test_files_have_the_usual_permissions(tmp_path):
+    atomic.write_text(tmp_path / "ours", "")
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_failure_leaves_the_old_file_and_no_temporary(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(Interrupted), atomic.new_file(path) as part:
+        part.write_text("half of the n")
+        raise Interrupted
+    assert contents(tmp_path) == {"a.txt": "old"}
+
+
+def test_two_writers_of_a_file_do_not_clash(tmp_path):
+    path = tmp_path / "a.txt"
+    with atomic.new_file(path) as first, atomic.new_file(path) as second:
+        assert first.parent == second.parent == tmp_path
+        first.write_text("first")
+        second.write_text("second")
+    assert contents(tmp_path) == {"a.txt": "first"}  # it was finished last
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_new_folder_has_its_name_once_it_is_complete(replace, tmp_path):
+    with atomic.new_folder(tmp_path / "deep" / "a", replace=replace) as part:
+        (part / "file").write_text("new")
+        assert not (tmp_path / "deep" / "a").exists()
+    assert contents(tmp_path / "deep" / "a") == {"file": "new"}
+
+
+@pytest.mark.parametrize(("replace", "stays"), [(True, {}), (False, {"other": "old"})])
+def test_a_folder_replaces_another_one(replace, stays, tmp_path):
+    target = tmp_path / "a"
+    target.mkdir()
+    for name in ("file", "other"):
+        (target / name).write_text("old")
+    with atomic.new_folder(target, replace=replace) as part:
+        (part / "file").write_text("new")
+    assert contents(target) == {"file": "new", **stays}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_failure_leaves_the_old_folder_and_no_temporary(replace, tmp_path):
+    target = tmp_path / "a"
+    target.mkdir()
+    (target / "file").write_text("old")
+    with pytest.raises(Interrupted), atomic.new_folder(target, replace=replace) as part:
+        (part / "file").write_text("half of the n")
+        raise Interrupted
+    assert contents(target) == {"file": "old"}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_does_not_replace_a_file(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(NotADirectoryError), atomic.new_folder(tmp_path / "a", replace=True) as part:
+        (part / "file").write_text("new")
+    assert contents(tmp_path) == {"a": "old"}
+
+
+def test_many_writers_of_a_folder_do_not_clash(tmp_path):
+    target, failures = tmp_path / "a", []
+
+    def write(name: str) -> None:
+        try:
+            for _ in range(30):
+                with atomic.new_folder(target, replace=True) as part:
+                    (part / "first").write_text(name)
+                    (part / "second").write_text(name)
+        except OSError as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not failures
+    assert contents(target)["first"] == contents(target)["second"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    writer = atomic.new_file(tmp_path / "a.txt")
+    writer.__enter__().write_text("half of the n")  # and it is never left
+    kept = [tmp_path / "a.txt", tmp_path / ".model.partial"]
+    for path in kept:
+        path.write_text("")
+    assert len(list(tmp_path.iterdir())) == 3
+    atomic.remove_temporaries(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
