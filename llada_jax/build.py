@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
+from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
-from llada_jax.backend.exported.writer import Export
-from llada_jax.backend.exported.writer import export as write_export
+from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.litert.runtime import LiteRT
-from llada_jax.backend.program import CompiledOnDemand, Exported
+from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu

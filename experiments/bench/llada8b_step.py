@@ -23,7 +23,8 @@ from experiments.bench.int8_peak import measure_int8_peak
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.backend.exported.writer import Export, export
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.forward import run_layers
@@ -82,7 +83,7 @@ def _exported(
             caches=(CACHE,),
         )
         weights = RandomWeights(model, settings.quant)
-        export(folder, Export(model, weights, settings, "random weights", verify=False))
+        write_export(folder, Export(model, weights, settings, "random weights", verify=False))
         _in_own_process(folder, "steps", "32")  # packs the weights for this CPU
         times = _in_own_process(folder, "steps", ",".join(map(str, config.rows)))
         for rows, parts in times.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from llada_jax.backend.program import Exported
+from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import Session, Shard
 from llada_jax.build import score_rules

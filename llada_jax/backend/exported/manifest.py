@@ -51,7 +51,7 @@ class File:
         return cls(path.name, path.stat().st_size, digest)
 
     def check(self, folder: Path) -> Path:
-        """The file's path. Raises FileNotFoundError or ValueError where it is not what it was."""
+        """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
         path = folder / self.name
         if not path.is_file():
             raise FileNotFoundError(f"{folder} lacks {self.name}, which its {MANIFEST} names")
@@ -90,13 +90,13 @@ class Manifest:
     """Entries of the vocabulary in a chunk of the head."""
     embedding: File
     embedding_dtype: str
-    """Of the embedding file, [V, D]."""
+    """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
     """Tokenizer, instructions, and what else lies in the folder."""
     contexts: tuple[dict[str, Any], ...] = ()
-    """Compiled for phones: see `llada_jax.backend.qnn`."""
+    """Binaries for phones' NPUs: see `llada_jax.backend.qnn`."""
     checks: tuple[dict[str, Any], ...] = ()
-    """Each signature's error against JAX (relative, root mean square), as it was run here."""
+    """Error of each signature against JAX (relative, root mean square), as it was run here."""
     versions: dict[str, str] = field(default_factory=dict)
     contract: tuple[str, ...] = CONTRACT
 
@@ -110,13 +110,13 @@ class Manifest:
         return (*bodies, self.head, self.embedding, *self.others)
 
     def save(self, folder: Path) -> None:
-        """Write `manifest.json`, whole or not at all."""
+        """Writes `manifest.json`, whole or not at all."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
         atomic.write_text(folder / MANIFEST, text + "\n")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Manifest":
-        """Read a folder's manifest; files are checked when they are opened.
+        """Reads a folder's manifest; files are checked when they are opened.
 
         Raises FileNotFoundError or ValueError that name the folder and what is wrong.
         """

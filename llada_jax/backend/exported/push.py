@@ -7,7 +7,7 @@ _TARGET = "/data/local/tmp/llada_jax"
 
 
 def push_page(manifest: Manifest, folder: str) -> str:
-    """Markdown: the commands of `adb`, and what each file is for."""
+    """Returns Markdown: the commands of `adb`, and what each file is for."""
     target = f"{_TARGET}/{folder}"
     contexts = [context["file"] for context in manifest.contexts]
     common = [f.name for f in manifest.files if f.name not in {*contexts, *_bodies(manifest)}]

@@ -17,23 +17,18 @@ from tqdm import tqdm
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Weights
 from llada_jax.backend.steps import body_step, head_chunks, head_step, resized
-from llada_jax.backend.weights import pieces_of, restore, store
+from llada_jax.backend.weights import pieces_of, restore, store, stored_as
 from llada_jax.config import ModelConfig, Quant
-from llada_jax.lowered import LoweredWeight
 from llada_jax.model.layers import rotation
 
-TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
-"""Largest root-mean-square error, relative to the reference's own; others: `_QUANTIZED`."""
+_TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
+"""Largest root-mean-square error, relative to the reference's own; else `_QUANTIZED`."""
 _QUANTIZED = 0.15
-
-
-def tolerance(quant: str) -> float:
-    """What rounding may cost: activations of 8 bits add about 1 % a layer."""
-    return TOLERANCE.get(quant, _QUANTIZED)
+"""Activations of 8 bits add about 1 % a layer."""
 
 
 def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.ndarray]:
-    """Inputs of a body step: noise of the size that a norm leaves, all rows and positions live."""
+    """Returns a body step's inputs: noise of the size that a norm leaves, everything live."""
     rng = np.random.default_rng(0)
     angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
     step = body_step(model, layers, bucket)
@@ -49,12 +44,12 @@ def reference(
     inputs: Mapping[str, np.ndarray],
     stored: "StoredWeights",
 ) -> np.ndarray:
-    """`hidden` after the layers, by JAX in float32."""
+    """Returns `hidden` after the layers, by JAX in float32."""
     hidden = inputs["hidden"]
     for layer in layers:
         one = range(layer, layer + 1)
         step = body_step(model, one, bucket)
-        weights = {name: stored.array(name) for name in step.weights}
+        weights = {name: stored.array(name, shape) for name, shape in step.weights.items()}
         mine = {name: inputs[name] for name in step.inputs} | {"hidden": hidden}
         hidden = np.asarray(jax.jit(step.function)(weights, mine)["hidden"])
     return hidden
@@ -63,26 +58,27 @@ def reference(
 class StoredWeights:
     """Weights as floats, after the rounding that a file's numbers have."""
 
-    def __init__(self, weights: Weights, specs: Mapping[str, LoweredWeight]):
-        self._weights, self._specs = weights, specs
+    def __init__(self, weights: Weights, quant: Quant):
+        self._weights, self.quant = weights, quant
 
-    def array(self, name: str) -> np.ndarray:
-        spec = self._specs[name]
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        spec = stored_as(name, shape, self.quant)
         pieces = store(pieces_of(self._weights, name), spec)
-        return np.concatenate([restore(piece, spec) for piece in pieces]).reshape(spec.shape)
+        return np.concatenate([restore(piece, spec) for piece in pieces]).reshape(shape)
 
 
 def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Root-mean-square error over the reference's root mean square."""
+    """Returns the root-mean-square error over the reference's root mean square."""
     return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
 
 
 def require_close(error: float, quant: str, what: str) -> None:
-    """Raise RuntimeError where a file does not compute what JAX does."""
-    if not error <= tolerance(quant):
+    """Raises RuntimeError where a file does not compute what JAX does."""
+    allowed = _TOLERANCE.get(quant, _QUANTIZED)
+    if not error <= allowed:
         raise RuntimeError(
             f"{what} differs from JAX by {error:.3g} (relative, root mean square); allowed: "
-            f"{tolerance(quant)}"
+            f"{allowed}"
         )
 
 
@@ -91,30 +87,27 @@ def check_body(
     model: ModelConfig,
     layers: range,
     buckets: Sequence[Bucket],
-    quant: Quant,
     stored: StoredWeights,
 ) -> Iterator[dict[str, Any]]:
-    """Each signature's error. Raises RuntimeError for one that is too large."""
+    """Yields each signature's error. Raises RuntimeError for one that is too large."""
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
     inputs = example(model, layers, small)
     wanted = reference(model, layers, small, inputs, stored)
     for name, executable in _opened(path):
         bucket = next(b for b in buckets if b.name == name)
         found = executable.run(resized(inputs, bucket))["hidden"][: small.rows]
-        error = relative_error(found, wanted)
-        require_close(error, quant, f"{path.name}, signature {name},")
-        yield {"file": path.name, "signature": name, "error": error}
+        yield _checked(path, name, relative_error(found, wanted), stored)
 
 
 def check_head(
-    path: Path, model: ModelConfig, rows: Sequence[int], quant: Quant, stored: StoredWeights
+    path: Path, model: ModelConfig, rows: Sequence[int], stored: StoredWeights
 ) -> Iterator[dict[str, Any]]:
-    """Errors of the chunks' logits, and of the confidences. Raises RuntimeError as `check_body`."""
+    """Yields errors of logits and confidences. Raises RuntimeError as `check_body`."""
     rng = np.random.default_rng(0)
     count = min(rows)
     hidden = rng.standard_normal((count, model.width), np.float32)
-    names = list(head_step(model, count).weights)
-    logits = np.concatenate([hidden @ stored.array(name).T for name in names], axis=1)
+    parts = head_step(model, count).weights.items()
+    logits = np.concatenate([hidden @ stored.array(*part).T for part in parts], axis=1)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     confidence = 1 / shares.sum(axis=1)
     chunks = head_chunks(model)
@@ -129,8 +122,12 @@ def check_head(
             error = relative_error(out["logits"][:count], logits[:, start:stop])
         else:
             error = relative_error(out["confidence"][:count], confidence)
-        require_close(error, quant, f"{path.name}, signature {name},")
-        yield {"file": path.name, "signature": name, "error": error}
+        yield _checked(path, name, error, stored)
+
+
+def _checked(path: Path, signature: str, error: float, stored: StoredWeights) -> dict[str, Any]:
+    require_close(error, stored.quant, f"{path.name}, signature {signature},")
+    return {"file": path.name, "signature": signature, "error": error}
 
 
 def _opened(path: Path) -> Iterator[tuple[str, Executable]]:

@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import llada_jax as lj
-from llada_jax.backend.exported import writer
+from llada_jax.backend.exported import unfinished, writer
+from llada_jax.backend.exported.contents import (
+    buckets,
+    layer_bytes,
+    outer_bytes,
+    shard_layers,
+)
 from llada_jax.backend.exported.manifest import Manifest
-from llada_jax.backend.exported.writer import buckets, shard_layers
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.session import FORBIDDEN_LOGIT
@@ -34,6 +39,7 @@ from tests.checkpoint.test_gguf import write_gguf
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
 pytest.importorskip("litert_converter", reason="needs the extra npu")
 
+MODEL = GQA.replace(n_layers=2)
 SMALL = ExportConfig(quant="int8", rows=(4, 16), caches=(32,))
 SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
 PROMPT = [5, 20, 31, 7, 9]
@@ -43,9 +49,9 @@ export = functools.partial(lj.export, verify=False)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of three layers in three files."""
+    """A checkpoint of two layers in three files."""
     folder = tmp_path_factory.mktemp("source")
-    save_huggingface(folder / "whole", GQA, random_params(GQA), "float32")
+    save_huggingface(folder / "whole", MODEL, random_params(MODEL), "float32")
     tensors = load_file(folder / "whole" / "model.safetensors")
     write_shards(folder / "shards", {}, tensors, 3)
     shutil.copy(folder / "whole" / "config.json", folder / "shards" / "config.json")
@@ -58,10 +64,10 @@ def xla(source: Path) -> lj.Model:
 
 
 def two_shards(quant: Quant = "int8", rows: tuple[int, ...] = (4,)) -> ExportConfig:
-    """Room for two of the three layers in a file."""
+    """Room for one layer in a file."""
     settings = ExportConfig(quant=quant, rows=rows, caches=(32,))
-    one_layer = writer._layer_bytes(GQA, settings)[0]
-    return dataclasses.replace(settings, shard_bytes=2 * one_layer + 100)
+    one_layer = layer_bytes(MODEL, settings)[0]
+    return dataclasses.replace(settings, shard_bytes=one_layer + 100)
 
 
 def names(folder: Path) -> list[str]:
@@ -140,7 +146,7 @@ def test_what_lies_in_a_folder(exported: Path, source: Path) -> None:
     assert manifest.source == str(source)
     assert manifest.settings == two_shards("float32", (4, 16))
     assert manifest.quant == "float32"
-    assert [(shard.start, shard.stop) for shard in manifest.shards] == [(0, 1), (1, 3)]
+    assert [(shard.start, shard.stop) for shard in manifest.shards] == [(0, 1), (1, 2)]
     assert manifest.embedding_dtype == "float32"
     assert {"jax", "litert-converter", "ai-edge-litert", "llada_jax"} == manifest.versions.keys()
     names_of_signatures = {bucket.name for bucket in buckets(manifest.settings)}
@@ -224,8 +230,8 @@ def test_the_contract_is_all_that_a_host_needs(exported: Path, xla: lj.Model) ->
 def test_layers_are_cut_evenly_into_the_fewest_files(
     n_layers: int, room: float, quant: Quant
 ) -> None:
-    model = GQA.replace(n_layers=n_layers)
-    size = writer._layer_bytes(GQA, ExportConfig(quant=quant))[0]
+    model = MODEL.replace(n_layers=n_layers)
+    size = layer_bytes(MODEL, ExportConfig(quant=quant))[0]
     settings = ExportConfig(quant=quant, shard_bytes=int(room * size))
     shards = shard_layers(model, settings)
     assert [layer for layers in shards for layer in layers] == list(range(n_layers))
@@ -245,7 +251,14 @@ def test_the_cut_changes_nothing(exported: Path, source: Path, tmp_path: Path) -
     assert runs[0].trace.same_decoding(runs[1].trace)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Q4_0",
+        pytest.param("F16", marks=pytest.mark.slow),
+        pytest.param("Q8_0", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gguf_file(kind: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", kind)
     export(path, tmp_path / "model", ExportConfig(quant="float32", rows=(16,), caches=(32,)))
@@ -256,7 +269,7 @@ def test_a_gguf_file(kind: str, tmp_path: Path) -> None:
 
 
 def test_tied_embeddings(tmp_path: Path) -> None:
-    config = GQA.replace(tied_embeddings=True)
+    config = MODEL.replace(tied_embeddings=True)
     save_huggingface(tmp_path / "source", config, random_params(config), "bfloat16")
     export(tmp_path / "source", tmp_path / "model", SMALL)
     assert Manifest.load(tmp_path / "model").embedding_dtype == "bfloat16"
@@ -274,6 +287,20 @@ INTERRUPTIONS: dict[str, Callable[[], tuple[Any, str]]] = {
     "manifest": lambda: (Manifest, "save"),
     "rename": lambda: (Path, "rename"),
 }
+
+
+def interrupted_from_call(number: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which an interruption ends at a call."""
+    calls = iter(range(1, 100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    return interrupted
+
+
 CALLS = {"second_shard": 2, "head": 3}
 """Which call of the function is interrupted; the first one where none is named."""
 
@@ -291,15 +318,9 @@ def test_an_interrupted_export_goes_on_where_it_stopped(
 ) -> None:
     target = tmp_path / "model"
     owner, name = INTERRUPTIONS[place]()
-    real, calls = getattr(owner, name), iter(range(1, 100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == CALLS.get(place, 1):
-            raise KeyboardInterrupt
-        return real(*arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
+        real = getattr(owner, name)
+        patch.setattr(owner, name, interrupted_from_call(CALLS.get(place, 1), real))
         with pytest.raises(KeyboardInterrupt):
             lj.export(source, target, two_shards(), verify=place == "check")
     assert names(tmp_path) == [".model.partial"]
@@ -320,18 +341,21 @@ def test_an_interrupted_export_goes_on_where_it_stopped(
     assert contents(target) == contents(uninterrupted)
 
 
+@pytest.fixture(scope="module")
+def stopped_at_its_head(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that an export left behind."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "head_steps", interrupted_from_call(2, writer.head_steps))
+        export(source, folder / "model", SMALL)
+    return folder / ".model.partial"
+
+
 @pytest.fixture
-def interrupted_export(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted_export(stopped_at_its_head: Path, tmp_path: Path) -> Path:
     """A target whose export stopped at its head."""
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "_write_head", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            export(source, tmp_path / "model", SMALL)
+    shutil.copytree(stopped_at_its_head, tmp_path / ".model.partial")
     return tmp_path / "model"
-
-
-def interrupt(*arguments: Any) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -368,7 +392,7 @@ def test_an_export_goes_on_with_the_same_packages_only(
     source: Path, interrupted_export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another converter may make other graphs."""
-    monkeypatch.setattr(writer, "version", lambda package: f"9 of {package}")
+    monkeypatch.setattr(unfinished, "version", lambda package: f"9 of {package}")
     message = r"interrupted export with other versions: jax was '.*', is '9 of jax', litert-conv"
     with pytest.raises(ValueError, match=message):
         export(source, interrupted_export, SMALL)
@@ -413,8 +437,8 @@ def test_a_disk_that_has_room_for_what_is_missing(
 ) -> None:
     """An interrupted export needs no second place for what it wrote."""
     done = (interrupted_export.with_name(".model.partial") / "shard-00.tflite").stat().st_size
-    everything = sum(writer._layer_bytes(GQA, SMALL))
-    everything += writer._outer_bytes(GQA, SMALL)
+    everything = sum(layer_bytes(MODEL, SMALL))
+    everything += outer_bytes(MODEL, SMALL)
     free = SimpleNamespace(free=everything - done)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     export(source, interrupted_export, SMALL)
@@ -494,7 +518,7 @@ def test_the_head_of_an_export_scores_as_the_model(exported: Path, xla: lj.Model
     out = (
         LiteRT()
         .open(exported / "head.tflite")["rows16"]
-        .run({"hidden": hidden[0], "penalty": np.zeros(GQA.vocab_size, np.float32)})
+        .run({"hidden": hidden[0], "penalty": np.zeros(MODEL.vocab_size, np.float32)})
     )
     np.testing.assert_array_equal(out["token"], scores.token[0])
     np.testing.assert_allclose(out["confidence"], scores.confidence[0], rtol=1e-5)
