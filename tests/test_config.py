@@ -1,5 +1,9 @@
 """Settings check themselves."""
 
+import pydoc
+import re
+from dataclasses import fields
+
 import pytest
 
 from llada_jax.config import LatencyTable, ModelConfig, MoEConfig, SamplerConfig
@@ -288,3 +292,9 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
             SamplerConfig.preset("llada_cpp", **contradiction)
     for name in ("multi_block", "staged", "wino", "token_edit"):
         SamplerConfig.preset(name)
+
+
+def test_help_describes_every_setting():
+    described = pydoc.render_doc(SamplerConfig, renderer=pydoc.plaintext)
+    for setting in fields(SamplerConfig):
+        assert re.search(rf"^ *\|? *{setting.name}: \w", described, re.MULTILINE), setting.name

@@ -9,12 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
-DATA = {"config", "types", "rows"}
+DATA = {"config", "architecture", "types", "rows"}
 EVERYONES = {"atomic"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
     *(
+        "config_files",
         "text",
         "archive",
         "model",
@@ -26,12 +27,23 @@ EVERYTHING = {
         "phone",
         "swap",
     ),
-    *("sampling_engine", "hdl", "experts", "training", "evaluation", "tasks", "build"),
+    *(
+        "sampling_engine",
+        "hdl",
+        "experts",
+        "experts_decoding",
+        "training",
+        "evaluation",
+        "tasks",
+        "build",
+    ),
 }
 
 ALLOWED = {
     "atomic": set(),
     "config": set(),
+    "config_files": {"config"},
+    "architecture": {"config_files", "config"},
     "types": {"config"},
     "rows": {"types", "config"},
     "text": {"config"},
@@ -42,11 +54,12 @@ ALLOWED = {
     "revision": {"model", *DATA},
     "lowered": {"config"},
     "backend": {"lowered", "model", *DATA},
-    "swap": {"config"},
-    "phone": {"lowered", "swap", "types", "config"},
+    "swap": {"architecture", "config"},
+    "phone": {"lowered", "swap", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
+    "experts_decoding": {"experts", "model", *DATA},
     "tasks": {"config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
@@ -57,6 +70,8 @@ ALLOWED = {
 THIRD_PARTY = {
     "atomic": set(),
     "config": set(),
+    "config_files": {"yaml"},
+    "architecture": set(),
     "lowered": set(),
     "tasks": {"numpy"},
     "swap": {"numpy", "ortools"},  # OR-tools inside a function of swap/exact.py: an extra
@@ -68,9 +83,12 @@ THIRD_PARTY = {
 
 ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
+    "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
-    "llada_jax.build_experts": "build",
-    "llada_jax.phone.graphs": "build",  # lowers steps, which takes JAX
+    "llada_jax.experts.decoding.generation": "build",
+    "llada_jax.experts.decoding": "experts_decoding",
+    # They lower steps, which takes JAX.
+    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},
 }
 """Files and folders of one room that belong to another one."""
 
@@ -157,6 +175,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("sampling_engine/machine.py", "import jax.numpy as jnp"),
         ("sampling_engine/machine.py", "from llada_jax.sampling_engine.hdl import top_k"),
         ("experts/cache.py", "import jax"),
+        ("experts/cache.py", "from llada_jax.experts.decoding import expert_store"),
+        ("experts/decoding/expert_store.py", "from llada_jax import build"),
         ("experts/cache.py", "from llada_jax.swap import planner"),
         ("evaluation/tasks/sums.py", "from llada_jax.text import Tokenizer"),
         ("helpers.py", "import os"),

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import llada_jax as lj
-from llada_jax import build
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.recorded_inputs import Inputs, Recorder
 from llada_jax.backend.session import Session
+from llada_jax.build.denoisers import score_rules
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
@@ -28,7 +28,7 @@ def record_forwards(
     program = CompiledOnDemand(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(length, length), limit)
     sampler = with_ids(sampler, model.config)
-    denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
+    denoiser = Session(recorder, score_rules(sampler)).denoiser()
     for prompt in prompts:
         decode(denoiser, None, model.config, [prompt], sampler, loop="host")
     (samples,) = recorder.samples.values()

@@ -19,7 +19,7 @@ from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_program import StreamedProgram, first_layers_alike
 from llada_jax.backend.streamed_weights import StagedLayers, Staging, StreamedWeights
 from llada_jax.backend.weights import InMemory
-from llada_jax.build import staging_of
+from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import score_rows
 from llada_jax.model.params import ModelParams

@@ -1,12 +1,12 @@
 """Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
 
 import pytest
+from llada_jax.phone.planned import PlannedStaging
 
-from experiments.harness.phones import graphs_of
 from llada_jax.config import SamplerConfig
 from llada_jax.phone.energy import energy_of
+from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
-from llada_jax.phone.planned import PlannedStaging
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate
 from llada_jax.phone.timeline import Task, run
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty

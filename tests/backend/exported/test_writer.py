@@ -25,8 +25,7 @@ from llada_jax.backend.exported.contents import (
     shard_layers,
 )
 from llada_jax.backend.exported.manifest import Manifest
-from llada_jax.backend.litert import tflite
-from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import bundled_folder, load_huggingface, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.backend.litert import tflite
-from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.session import FORBIDDEN_LOGIT

@@ -15,7 +15,7 @@ from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Recorder
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.build import score_rules
+from llada_jax.build.denoisers import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE

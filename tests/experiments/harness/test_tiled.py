@@ -4,7 +4,7 @@ import pytest
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles, models_for
-from llada_jax.build import has_tiles
+from llada_jax.build.denoisers import has_tiles
 
 pytest.importorskip("llvmlite")
 

@@ -1,0 +1,63 @@
+"""Everything a user can set, as frozen dataclasses. Standard library only.
+
+A configuration that exists is valid: each class checks itself when it is built and names the bad
+value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
+"""
+
+from llada_jax.config.checks import ascending_counts, require, require_choice
+from llada_jax.config.export import (
+    STATIC_PRECISIONS,
+    ExportConfig,
+    PhoneConfig,
+    Precision,
+    Quant,
+    Soc,
+)
+from llada_jax.config.latency_table import LatencyTable
+from llada_jax.config.model import ModelConfig, MoEConfig, Router
+from llada_jax.config.sampler import (
+    NUMBERED_RULES,
+    REVISING_RULES,
+    Accept,
+    Cache,
+    FloatDtype,
+    Loop,
+    Progress,
+    Remasking,
+    SamplerConfig,
+    TieBreak,
+    Window,
+)
+from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
+
+__all__ = [
+    "NUMBERED_RULES",
+    "REVISING_RULES",
+    "STATIC_PRECISIONS",
+    "Accept",
+    "Cache",
+    "ExportConfig",
+    "FloatDtype",
+    "LatencyTable",
+    "Loop",
+    "MatmulDtype",
+    "MoEConfig",
+    "ModelConfig",
+    "Objective",
+    "Optimizer",
+    "PhoneConfig",
+    "Precision",
+    "Progress",
+    "Quant",
+    "Remasking",
+    "Router",
+    "SamplerConfig",
+    "Soc",
+    "Start",
+    "TieBreak",
+    "TrainConfig",
+    "Window",
+    "ascending_counts",
+    "require",
+    "require_choice",
+]

@@ -1,0 +1,32 @@
+"""Checks that every configuration makes when it is built: one clear `ValueError`, or nothing."""
+
+import itertools
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any, get_args
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_choice(name: str, value: object, literal: Any) -> None:
+    """Raise `ValueError` unless `value` is one of the strings of a `Literal` type."""
+    allowed = get_args(literal)
+    require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
+    """The values as a tuple. Raises `ValueError` unless they are whole numbers that ascend."""
+    counts = list(values) if isinstance(values, Iterable) else []
+    require(
+        len(counts) > 0
+        and all(isinstance(count, Integral) for count in counts)
+        and counts[0] >= least
+        and all(a < b for a, b in itertools.pairwise(counts)),
+        f"{name} is {counts if isinstance(values, Iterable) else values!r}; allowed: ascending, "
+        f"from {least} on, at least one whole number",
+    )
+    return tuple(int(count) for count in counts)

@@ -1,0 +1,31 @@
+"""What a forward costs by its number of rows: measured on a machine, or priced for a phone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
+
+from llada_jax.config.checks import ascending_counts, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyTable:
+    """How long a step takes, by its rows: measured by `lj.latency_table`, or a phone's, by
+    `llada_jax.phone.simulate.ForwardTimer.latency_table`."""
+
+    rows: tuple[int, ...]
+    """Buckets of rows, ascending."""
+    ms: tuple[float, ...]
+    """Milliseconds of a step with so many rows."""
+
+    def __post_init__(self) -> None:
+        rows = ascending_counts("latency_table.rows", self.rows)
+        times = list(self.ms) if isinstance(self.ms, Iterable) else []
+        require(
+            len(times) == len(rows)
+            and all(isinstance(ms, Real) and isfinite(ms) and ms > 0 for ms in times),
+            f"latency_table.ms is {times or self.ms!r}; allowed: {len(rows)} numbers above 0, one "
+            "for each of latency_table.rows",
+        )
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "ms", tuple(float(ms) for ms in times))

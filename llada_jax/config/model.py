@@ -1,0 +1,104 @@
+"""The shape of a model: what a checkpoint's `config.json` says, in one spelling."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llada_jax.config.checks import require, require_choice
+
+Router = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Routed experts of the layers from `first_layer` on."""
+
+    n_experts: int
+    experts_per_token: int
+    expert_width: int
+    first_layer: int = 0
+    shared_width: int = 0
+    """Width of the always-active shared expert; 0 where there is none."""
+    router: Router = "softmax"
+    n_groups: int = 1
+    groups_per_token: int = 1
+    """A token's experts come from its best `groups_per_token` of `n_groups` groups of experts."""
+    normalize_weights: bool = False
+    weight_scale: float = 1.0
+    selection_bias: bool = False
+    """A learned bias that decides which experts are taken, but does not weigh them."""
+
+    def __post_init__(self) -> None:
+        require_choice("router", self.router, Router)
+        require(
+            0 < self.experts_per_token <= self.n_experts,
+            f"experts_per_token is {self.experts_per_token}; allowed: 1 to n_experts "
+            f"({self.n_experts})",
+        )
+        require(
+            self.n_groups > 0 and self.n_experts % self.n_groups == 0,
+            f"n_groups is {self.n_groups}; allowed: a divisor of n_experts ({self.n_experts})",
+        )
+        require(
+            0 < self.groups_per_token <= self.n_groups,
+            f"groups_per_token is {self.groups_per_token}; allowed: 1 to n_groups "
+            f"({self.n_groups})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of one dLLM. Letters as in `llada_jax.types`."""
+
+    family: str
+    vocab_size: int
+    width: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    rope_theta: float
+    norm_eps: float
+    max_length: int
+    """Longest canvas (prompt and generation) that the model was made for, in tokens."""
+    rotary_dims: int = 0
+    """Leading dimensions of each head that RoPE rotates; 0 stands for all of them."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    shift_logits: bool = False
+    """The output at position i predicts the token at i + 1 (Dream), not the one at i."""
+    block_length: int | None = None
+    """Block of the block-causal attention mask; None for fully bidirectional families."""
+    moe: MoEConfig | None = None
+    mask_id: int | None = None
+    eos_id: int | None = None
+    eot_id: int | None = None
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
+                     "ffn_width", "max_length"):  # fmt: skip
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require(
+            self.n_heads % self.n_kv_heads == 0,
+            f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of n_heads ({self.n_heads})",
+        )
+        if not self.rotary_dims:
+            object.__setattr__(self, "rotary_dims", self.head_dim)
+        require(
+            self.rotary_dims % 2 == 0 and 0 < self.rotary_dims <= self.head_dim,
+            f"rotary_dims is {self.rotary_dims}; allowed: even, up to head_dim ({self.head_dim})",
+        )
+        for name in ("mask_id", "eos_id", "eot_id", "pad_id"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < self.vocab_size,
+                f"{name} is {value}; allowed: 0 to {self.vocab_size - 1}",
+            )
+
+    def replace(self, **changes: Any) -> "ModelConfig":
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,116 @@
+"""How a masked-diffusion model is trained."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llada_jax.config.checks import require, require_choice
+
+MatmulDtype = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "muon"]
+Start = Literal["random", "copying"]
+Objective = Literal["finetune", "pretrain"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a masked-diffusion model is trained. The same values give the same run, bit for bit."""
+
+    seed: int = 0
+    steps: int
+    batch_size: int = 32
+    matmul_dtype: MatmulDtype = "float32"
+    """Of the layers' matrix products; parameters, sums and everything else stay float32."""
+    start: str = "random"
+    """`random` parameters, or `copying`: random but for heads that copy, in the first three layers
+    (`llada_jax.training.copying`)."""
+    objective: str = "finetune"
+    """`finetune` masks answers only, `pretrain` any token of the canvas."""
+    optimizer: str = "muon"
+    peak_lr: float = 3e-3
+    warmup_steps: int = 100
+    decay_steps: int = 1000
+    """Last steps, over which the learning rate falls linearly to zero; constant before them."""
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    ema_decay: float | None = None
+    """Also keep an exponential moving average of the parameters."""
+    balance_weight: float = 0.01
+    """Of the loss that keeps the loads of routed experts even; as LLaDA-MoE (arXiv 2509.24389)."""
+    router_z_weight: float = 0.001
+    """Of the loss that keeps router logits small; as LLaDA-MoE."""
+    min_mask_probability: float = 1e-3
+    """Masking probabilities are uniform from here to 1."""
+    block_length: int = 32
+    """Grid, counted from the answer's start, on which canvases are cut."""
+    max_gen_length: int = 160
+    """Longest answer region, padding included; a multiple of `block_length`."""
+    block_share: float = 0.5
+    """Share of canvases with clean earlier blocks and one block partly masked (`finetune`)."""
+    cut_share: float = 0.5
+    """Share of those that end with that block; the others go on with masks only."""
+    length_multiple: int = 32
+    """Batches are padded to such a length: fewer shapes to compile, more padding."""
+    group_steps: int = 8
+    """Batches drawn together and sorted by length, against padding."""
+    log_every: int = 50
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    evaluate_every: int = 0
+    """Steps between calls of the caller's evaluation; 0 for none."""
+
+    def __post_init__(self) -> None:
+        require_choice("matmul_dtype", self.matmul_dtype, MatmulDtype)
+        require_choice("start", self.start, Start)
+        require_choice("optimizer", self.optimizer, Optimizer)
+        require_choice("objective", self.objective, Objective)
+        self._check_counts()
+        self._check_fractions()
+        require(
+            self.warmup_steps + self.decay_steps <= self.steps,
+            f"warmup_steps + decay_steps is {self.warmup_steps + self.decay_steps}; allowed: up to "
+            f"steps ({self.steps})",
+        )
+        require(
+            self.max_gen_length % self.block_length == 0,
+            f"max_gen_length is {self.max_gen_length}; allowed: a multiple of block_length "
+            f"({self.block_length})",
+        )
+        # Running means restart at each log line, so a resumed run must start right after one.
+        for name in ("checkpoint_every", "evaluate_every"):
+            value = getattr(self, name)
+            require(
+                value % self.log_every == 0,
+                f"{name} is {value}; allowed: a multiple of log_every ({self.log_every})",
+            )
+
+    def _check_counts(self) -> None:
+        for name in ("steps", "batch_size", "block_length", "max_gen_length", "length_multiple",
+                     "group_steps", "log_every", "checkpoint_every",
+                     "keep_checkpoints"):  # fmt: skip
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay",
+                     "balance_weight", "router_z_weight"):  # fmt: skip
+            value = getattr(self, name)
+            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+
+    def _check_fractions(self) -> None:
+        for name in ("block_share", "cut_share"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        for name in ("peak_lr", "clip_norm"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: above 0")
+        require(
+            0 < self.min_mask_probability < 1,
+            f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",
+        )
+        require(
+            self.ema_decay is None or 0 < self.ema_decay < 1,
+            f"ema_decay is {self.ema_decay}; allowed: between 0 and 1, or None",
+        )
+
+    def replace(self, **changes: Any) -> "TrainConfig":
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)

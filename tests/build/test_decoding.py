@@ -1,0 +1,110 @@
+"""`generate`, `infill` and `latency_table`: what they give, and what they refuse."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lj.load(GOLDENS / "llada-gqa")
+
+
+def test_generate_refuses_an_unknown_backend(model):
+    with pytest.raises(ValueError, match="backend is 'tpu'; allowed: 'xla'"):
+        lj.generate(model, [[1]], backend="tpu")
+
+
+def test_result(model):
+    config = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+    result = lj.generate(model, [[1, 2, 3], [4]], config, seed=3)
+    assert result.tokens.dtype == np.int32 and result.tokens.shape == (2, 11)
+    assert result.tokens[1, :2].tolist() == [318, 318], "padded on the left with the pad id"
+    assert result.prompt_lengths.tolist() == [3, 1]
+    assert result.nfe.tolist() == [4, 4] and result.tpf == 2.0
+    assert result.trace is None and result.seconds > 0
+    for row in range(2):
+        np.testing.assert_array_equal(result.tokens[row, 3:], result.generated[row])
+
+
+def test_a_table_of_a_backend_goes_into_the_sampler(model):
+    table = lj.latency_table(model, [4, 8], canvas=16, repeats=1)
+    assert table.rows == (4, 8)
+    config = lj.SamplerConfig.preset(
+        "llada_cpp", gen_length=8, block_length=4, steps=8, latency_table=table
+    )
+    assert config.latency_table is table
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([8, 4], {}, r"rows is \[8, 4\]; allowed: ascending, from 1 on"),
+        ([8, 32], {"canvas": 16}, r"rows is \[8, 32\]; allowed: up to canvas \(16\)"),
+        ([8], {"canvas": 4096}, r"canvas is 4096; allowed: up to \d+ \(the model's max_length\)"),
+        ([8], {"canvas": 16, "repeats": 0}, "repeats is 0; allowed: 1 or more"),
+        ([8], {"canvas": 16, "backend": "tpu"}, "backend is 'tpu'; allowed: 'xla'"),
+    ],
+)
+def test_a_table_refuses(model, rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        lj.latency_table(model, rows, **options)
+
+
+def test_on_step_picks_the_host_loop(model):
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=2)
+    steps = []
+    lj.generate(model, [[1]], config, on_step=lambda view: steps.append(view.step))
+    assert steps == [0, 1]
+
+
+def test_infill_keeps_what_is_there(model):
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=4)
+    canvas = [7, 319, 9, 319, 11, 319]
+    result = lj.infill(model, [canvas], config)
+    assert result.tokens[0, ::2].tolist() == [7, 9, 11]
+    assert not (result.tokens == 319).any()
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """A run of a model that has a tokenizer, of two rows."""
+    model = lj.load("tiny")
+    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])] * 2
+    config = lj.SamplerConfig(gen_length=16, block_length=16, steps=2)
+    return model, lj.generate(model, prompts, config)
+
+
+def test_text_is_of_what_comes_before_the_first_end(answered):
+    model, result = answered
+    end, other = model.config.eos_id, 300
+    rows = [np.array([other, end, other]), np.array([other, other])]
+    result = replace(result, generated=rows)
+    assert [row.tolist() for row in result.answers] == [[other], [other, other]]
+    assert result.text == [model.tokenizer.decode(row) for row in ([other], [other, other])]
+
+
+def test_text_of_a_run(answered):
+    model, result = answered
+    assert len(result.text) == 2 and result.text == [*map(model.tokenizer.decode, result.answers)]
+
+
+def test_text_of_an_infilled_canvas_is_all_of_it(answered):
+    model, _ = answered
+    canvas = [300, model.config.mask_id, 301]
+    result = lj.infill(model, [canvas], lj.SamplerConfig(gen_length=4, block_length=4, steps=4))
+    assert len(result.answers[0]) == 3
+    assert result.text == [model.tokenizer.decode(result.generated[0])]
+
+
+def test_text_needs_a_tokenizer(model):
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    result = lj.generate(model, [[1]], config)
+    with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
+        _ = result.text
