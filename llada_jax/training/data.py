@@ -12,22 +12,19 @@ answers end. Two things vary so that every window of the sampler has been seen i
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Bool, Int
 
 from llada_jax.config import TrainConfig
 
 
 class Example(NamedTuple):
-    """Token ids of a prompt and of its answer, with the token that ends the answer.
-
-    `gen_length` is the longest answer region to draw; None: the configuration's.
-    """
+    """Token ids of a prompt and of its answer, with the token that ends the answer."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
     gen_length: int | None = None
+    """Longest answer region to draw; None: the configuration's."""
 
 
 ExampleSource = Callable[[int], Example]
@@ -37,10 +34,10 @@ ExampleSource = Callable[[int], Example]
 class TrainingBatch(NamedTuple):
     """Canvases padded on the right to one length."""
 
-    tokens: Int[Array, "B L"]  # nothing masked yet
-    live: Bool[Array, "B L"]  # the canvas, without padding
-    target: Bool[Array, "B L"]  # may be masked, and is then predicted
-    hidden: Bool[Array, "B L"]  # always masked, never predicted
+    tokens: Int[np.ndarray, "B L"]  # nothing masked yet
+    live: Bool[np.ndarray, "B L"]  # the canvas, without padding
+    target: Bool[np.ndarray, "B L"]  # may be masked, and is then predicted
+    hidden: Bool[np.ndarray, "B L"]  # always masked, never predicted
 
 
 class _TrainingCanvas(NamedTuple):
@@ -52,7 +49,7 @@ class _TrainingCanvas(NamedTuple):
 def batches(
     source: ExampleSource, config: TrainConfig, eos_id: int, first_step: int = 0
 ) -> Iterator[TrainingBatch]:
-    """The batches of steps `first_step`, `first_step + 1` and so on, without end."""
+    """Yields the batches of steps `first_step`, `first_step + 1` and so on, without end."""
     group, place = divmod(first_step, config.group_steps)
     while True:
         yield from _group(source, config, eos_id, group)[place:]
@@ -60,14 +57,14 @@ def batches(
 
 
 def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> TrainingBatch:
-    """The batch of one step."""
+    """Returns the batch of one step."""
     return next(batches(source, config, eos_id, step))
 
 
 def _group(
     source: ExampleSource, config: TrainConfig, eos_id: int, group: int
 ) -> list[TrainingBatch]:
-    """Batches of `group_steps` successive steps: canvases of like length together."""
+    """Makes the batches of `group_steps` successive steps: canvases of like length together."""
     rng = np.random.default_rng([config.seed, group])
     size = config.batch_size * config.group_steps
     canvases = [
@@ -119,4 +116,4 @@ def _stack(canvases: Sequence[_TrainingCanvas], length_multiple: int) -> Trainin
         live[row, :length] = True
         target[row, canvas.target] = True
         hidden[row, canvas.hidden] = True
-    return TrainingBatch(*map(jnp.asarray, (tokens, live, target, hidden)))
+    return TrainingBatch(tokens, live, target, hidden)

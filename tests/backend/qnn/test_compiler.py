@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts, compiler
+from llada_jax.backend.qnn import compiler
+from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
 from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
 from llada_jax.backend.qnn.emulator import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
