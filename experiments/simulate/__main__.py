@@ -35,12 +35,13 @@ from llada_jax.phone.memory import Staging, footprint
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, Simulated, System, simulate
+from llada_jax.phone.step_tasks import PlannedStaging
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from llada_jax.swap.budget import MIB
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 
 
 @dataclass(frozen=True, kw_only=True)

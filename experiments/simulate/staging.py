@@ -11,12 +11,13 @@ from llada_jax.phone.graphs import Graphs
 from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import System
+from llada_jax.phone.step_tasks import PlannedStaging, planned_staging
 from llada_jax.phone.workload import Workload
-from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
-from llada_jax.swap.check import problems
+from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.planners import planner
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.planner_registry import planner
 
 PATHS = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
 """Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU

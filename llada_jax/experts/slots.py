@@ -12,7 +12,7 @@ from llada_jax.experts.shapes import MoEShape
 
 
 class AddressSpace(Protocol):
-    """What `llada_jax.swap.budget.Budget` says of a session."""
+    """What `llada_jax.swap.address_budget.Budget` says of a session."""
 
     @property
     def session_bytes(self) -> int: ...

@@ -25,7 +25,7 @@ mappings, nothing is ever mapped twice."""
 
 class Staging(NamedTuple):
     """What one step makes visible in all, and whether that runs beside the NPU; spread over its
-    layers. `llada_jax.phone.planned` has the record of a planner's plan, which says when.
+    layers. `llada_jax.phone.step_tasks` has the record of a planner's plan, which says when.
     """
 
     copied_bytes: float = 0.0

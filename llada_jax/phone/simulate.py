@@ -20,8 +20,8 @@ from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
 from llada_jax.phone.energy import Energy, energy_of, total_energy
 from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows, staging_for, weights_mib
-from llada_jax.phone.planned import Body, PlannedStaging, step_in_a_loop, steps_tasks
 from llada_jax.phone.profile import CpuClass, CpuKernels, Profile
+from llada_jax.phone.step_tasks import Body, PlannedStaging, step_in_a_loop, steps_tasks
 from llada_jax.phone.timeline import Task, Timeline, breakdown, run
 from llada_jax.phone.workload import Forward, Workload, distinct, rounded
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from llada_jax.phone.timeline import Event, Task, Timeline
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import waits_of
+from llada_jax.swap.stall_times import waits_of
 
 LAID_OUT = 3
 SHOWN = 1

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.planned import PlannedStaging, planned_staging
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import GraphsLike, System
+from llada_jax.phone.step_tasks import PlannedStaging, planned_staging
 from llada_jax.phone.workload import Forward
-from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
-from llada_jax.swap.check import problems
+from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.planners import planner as planner_of
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.planner_registry import planner as planner_of
+from llada_jax.swap.stall_times import stall_of
 
 PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
 """Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU

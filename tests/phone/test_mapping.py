@@ -9,7 +9,7 @@ from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.mapping import mapping_path, mapping_paths
 from llada_jax.phone.simulate import System
 from llada_jax.phone.workload import blockwise
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import PHONE
 
 MIB, GIB = 1 << 20, 1 << 30

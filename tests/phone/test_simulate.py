@@ -8,6 +8,7 @@ from llada_jax.phone.energy import energy_of
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate
+from llada_jax.phone.step_tasks import PlannedStaging
 from llada_jax.phone.timeline import Task, run
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, blockwise

@@ -3,19 +3,19 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
 
 from experiments.simulate.staging import plan_run
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import System, simulate
+from llada_jax.phone.step_tasks import Body, planned_staging, step_in_a_loop, steps_tasks
 from llada_jax.phone.timeline import Task, breakdown, run
 from llada_jax.phone.workload import blockwise
-from llada_jax.swap.budget import PlanError
+from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.graph import chain
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import GRAPHS
-from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 
 HEAD = Task("head", "cpu", 0.0)
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from llada_jax.swap.budget import Budget, PlanError
+from llada_jax.swap.address_budget import Budget, PlanError
+from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.offsets import pack, share, temporaries
-from llada_jax.swap.plan import Plan, Region, Transfer
 
 
 class Room(NamedTuple):

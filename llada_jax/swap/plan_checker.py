@@ -1,13 +1,14 @@
 """Checks a plan without the code that made it: all it believes are the addresses and the times."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan, Region
-from llada_jax.swap.schedule import Schedule, unfold
+from llada_jax.swap.stall_times import waits_of
+from llada_jax.swap.unfolding import UnfoldedSteps, unfold
 
 
 class _Live(NamedTuple):
@@ -20,43 +21,58 @@ class _Live(NamedTuple):
 
 
 def problems(
-    graph: Graph, budget: Budget, plan: Plan, schedule: Schedule | None = None
+    graph: Graph, budget: Budget, plan: Plan, steps: UnfoldedSteps | None = None
 ) -> list[str]:
-    """What is wrong with a plan, and with its first steps; empty where nothing is.
+    """Returns what is wrong with a plan, and with its first steps; empty where nothing is.
 
-    `schedule` is what to check them by; default: four steps, in which slots that change roles do so
+    `steps` is what to check them by; default: four steps, in which slots that change roles do so
     in each direction.
     """
     if not graph.is_order(plan.order):
         return [f"the operators cannot run in the order {plan.order}"]
-    found = [*_of_transfers(graph, plan), *_of_the_address_space(graph, budget, plan)]
+    found = [
+        *_of_transfers(plan),
+        *_of_slots(graph, plan),
+        *_of_buffers(budget, plan),
+        *_of_places(graph, budget, plan),
+    ]
+    found = found or [*_of_waits(graph, plan)]
     if found:
         return found
-    schedule = schedule or unfold(graph, plan, 4)
-    found += _of_the_lanes(graph, plan, schedule)
-    return found or [*_of_live_weights(graph, plan, schedule), *_of_temporaries(graph, plan)]
+    steps = steps or unfold(graph, plan, 4)
+    found = [*_of_the_orders(plan, steps)] or [*_of_the_lanes(graph, plan, steps)]
+    return found or [*_of_live_weights(graph, plan, steps), *_of_temporaries(graph, plan)]
 
 
-def _of_transfers(graph: Graph, plan: Plan) -> Iterator[str]:
+def _of_transfers(plan: Plan) -> Iterator[str]:
     staged = [i for transfer in plan.transfers for i in transfer.operators]
     if len(set(staged)) != len(staged):
         yield "an operator is staged twice in a step"
     place = {index: position for position, index in enumerate(plan.order)}
-    for transfer in plan.transfers:
-        used = [place[i] for i in transfer.operators]
+    uses = [[place[i] for i in transfer.operators] for transfer in plan.transfers]
+    for transfer, used in zip(plan.transfers, uses, strict=True):
         if not used or used != sorted(used):
             yield f"{transfer} is not in the order of use"
-    firsts = [place[transfer.operators[0]] for transfer in plan.transfers]
-    if firsts != sorted(firsts):
+    if uses != sorted(uses):
         yield "transfers are not in the order of use"
-    slots = [transfer.slot for transfer in plan.transfers if transfer.slot is not None]
+
+
+def _of_slots(graph: Graph, plan: Plan) -> Iterator[str]:
+    through = [transfer for transfer in plan.transfers if transfer.slot is not None]
+    slots = [transfer.slot for transfer in through]
     if slots != [rank % max(1, len(plan.slots)) for rank in range(len(slots))]:
         yield f"slots do not alternate: {slots}"
+        return
     if len({slot.size for slot in plan.slots}) > 1:
         yield f"slots differ in size: {plan.slots}"
+    for rank, transfer in enumerate(through):
+        slot = plan.slots[rank % len(plan.slots)]
+        for index in transfer.operators:
+            if plan.weights[index].size and not slot.holds(plan.weights[index]):
+                yield f"{graph.operators[index].name} lies outside of its slot"
 
 
-def _of_the_address_space(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
+def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
     parts = [part for part in (plan.arena, *plan.buffers, *plan.slots) if part.size]
     for part in parts:
         if part.size > budget.max_buffer_bytes:
@@ -73,9 +89,13 @@ def _of_the_address_space(graph: Graph, budget: Budget, plan: Plan) -> Iterator[
     for one, other in pairwise(everything):
         if one.overlaps(other):
             yield f"{one} and {other} overlap"
+
+
+def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
     homes = [*plan.buffers, *plan.slots]
-    for index, operator in enumerate(graph.operators):
-        weights, output = plan.weights[index], plan.temporaries[index]
+    for operator, weights, output in zip(
+        graph.operators, plan.weights, plan.temporaries, strict=True
+    ):
         if weights.size < operator.weight_bytes or output.size < operator.temporary_bytes:
             yield f"{operator.name} has too little room"
         if weights.size and weights.start % budget.alignment:
@@ -84,58 +104,62 @@ def _of_the_address_space(graph: Graph, budget: Budget, plan: Plan) -> Iterator[
             yield f"weights of {operator.name} at {weights} lie in no buffer"
         if output.size and not plan.arena.holds(output):
             yield f"output of {operator.name} at {output} lies outside of the arena"
-    for transfer in plan.transfers:
-        for index in transfer.operators:
-            slot = None if transfer.slot is None else plan.slots[transfer.slot]
-            if slot and plan.weights[index].size and not slot.holds(plan.weights[index]):
-                yield f"{graph.operators[index].name} lies outside of its slot"
 
 
-def _of_the_lanes(graph: Graph, plan: Plan, schedule: Schedule) -> Iterator[str]:
-    steps = range(schedule.operators[-1].step + 1)
-    wanted = [(step, index) for step in steps for index in plan.order]
-    if [(event.step, event.index) for event in schedule.operators] != wanted:
-        yield "the operators do not run in the plan's order"
-        return
-    wanted = [(step, index) for step in steps for index in range(len(plan.transfers))]
-    if [(event.step, event.index) for event in schedule.transfers] != wanted:
-        yield "the transfers do not run in the plan's order"
-        return
-    for lane, name in ((schedule.operators, "operators"), (schedule.transfers, "transfers")):
-        if any(after.start < before.end for before, after in pairwise(lane)):
+def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
+    waits = waits_of(graph, plan)
+    for number, (first, after, lag) in enumerate(
+        zip(waits.first, waits.after, waits.lag, strict=True)
+    ):
+        if not lag and after >= first:
+            yield f"transfer {number} waits for an operator that waits for it"
+
+
+def _of_the_orders(plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
+    lanes = (
+        ("operators", steps.operators, plan.order),
+        ("transfers", steps.transfers, range(len(plan.transfers))),
+    )
+    count = range(1 + max(span.step for span in steps.operators))
+    for name, lane, order in lanes:
+        if [(span.step, span.index) for span in lane] != list(product(count, order)):
+            yield f"the {name} do not run in the plan's order"
+        elif any(after.start < before.end for before, after in pairwise(lane)):
             yield f"two {name} run at once"
-    for event in schedule.operators:
-        if event.end - event.start < graph.operators[event.index].compute_ns:
-            yield f"{graph.operators[event.index].name} ends too early in step {event.step}"
+
+
+def _of_the_lanes(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
+    """Yields what ends too early, and what runs before it is staged."""
     staged = {}
-    for event in schedule.transfers:
-        members = plan.transfers[event.index].operators
-        if event.end - event.start < graph.transfer_ns(members):
-            yield f"transfer {event.index} ends too early in step {event.step}"
-        staged |= {(event.step, index): event.end for index in members}
-    for event in schedule.operators:
-        if event.start < staged.get((event.step, event.index), 0):
-            yield f"{graph.operators[event.index].name} runs before it is staged"
+    for span in steps.transfers:
+        members = plan.transfers[span.index].operators
+        if span.end - span.start < graph.transfer_ns(members):
+            yield f"transfer {span.index} ends too early in step {span.step}"
+        staged |= {(span.step, index): span.end for index in members}
+    for span in steps.operators:
+        operator = graph.operators[span.index]
+        if span.end - span.start < operator.compute_ns:
+            yield f"{operator.name} ends too early in step {span.step}"
+        if span.start < staged.get((span.step, span.index), 0):
+            yield f"{operator.name} runs before it is staged"
 
 
-def _of_live_weights(graph: Graph, plan: Plan, schedule: Schedule) -> Iterator[str]:
+def _of_live_weights(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
     """Staged weights live from the start of their transfer to the end of their use."""
-    used = {(event.step, event.index): event.end for event in schedule.operators}
+    used = {(span.step, span.index): span.end for span in steps.operators}
     residents = set(range(len(graph))) - plan.staged
-    live = [
-        _Live(-1, schedule.makespan, plan.weights[i], graph.operators[i].name) for i in residents
-    ]
+    live = [_Live(-1, steps.makespan, plan.weights[i], graph.operators[i].name) for i in residents]
     through = 0
-    for event in schedule.transfers:
-        transfer = plan.transfers[event.index]
+    for span in steps.transfers:
+        transfer = plan.transfers[span.index]
         moved = 0
         if transfer.slot is not None:
             moved = plan.slots[through % len(plan.slots)].start - plan.slots[transfer.slot].start
             through += 1
         for index in transfer.operators:
             region = Region(plan.weights[index].start + moved, plan.weights[index].size)
-            name = f"{graph.operators[index].name} of step {event.step}"
-            live.append(_Live(event.start, used[event.step, index], region, name))
+            name = f"{graph.operators[index].name} of step {span.step}"
+            live.append(_Live(span.start, used[span.step, index], region, name))
     yield from _clashes(live)
 
 

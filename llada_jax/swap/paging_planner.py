@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from llada_jax.swap.budget import Budget, PlanError
+from llada_jax.swap.address_budget import Budget, PlanError
+from llada_jax.swap.address_layout import Room, assemble, in_slots, regions, room_for_weights
+from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
-from llada_jax.swap.plan import Plan, Region, Transfer
 
 
 def none(graph: Graph, budget: Budget) -> Plan:

@@ -15,11 +15,11 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require
-from llada_jax.swap.budget import MIB, Budget, PlanError
+from llada_jax.swap.address_budget import MIB, Budget, PlanError
+from llada_jax.swap.address_layout import Room, assemble, in_slots, regions, room_for_weights
+from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import Room, assemble, in_slots, regions, room_for_weights
 from llada_jax.swap.offsets import Packer
-from llada_jax.swap.plan import Plan, Region, Transfer
 
 Kind = Literal["resident", "temporary"]
 SLOTS = 2

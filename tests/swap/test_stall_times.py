@@ -3,13 +3,13 @@
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llada_jax.swap.budget import PlanError
+from llada_jax.swap.address_budget import PlanError
+from llada_jax.swap.address_layout import in_shared_places, in_slots
 from llada_jax.swap.graph import chain
-from llada_jax.swap.layout import in_shared_places, in_slots
-from llada_jax.swap.planners import PLANNERS
-from llada_jax.swap.schedule import startup_ns, unfold
-from llada_jax.swap.timing import last_users, stall_of
-from tests.swap.graphs import budgets, graphs, one_buffer
+from llada_jax.swap.planner_registry import PLANNERS
+from llada_jax.swap.stall_times import last_users, stall_of
+from llada_jax.swap.unfolding import startup_ns, unfold
+from tests.swap.small_graphs import budgets, graphs, one_buffer
 
 LONG = 2 * 60
 """Steps in which cycles over 1 to 6 steps come out whole."""

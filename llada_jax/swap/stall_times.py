@@ -14,8 +14,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
 
 
 class Waits(NamedTuple):

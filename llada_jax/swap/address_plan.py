@@ -8,7 +8,7 @@ the one before it, and for the last use of what lay where it goes.
 
 from typing import NamedTuple, Protocol
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph
 
 

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 from llada_jax.config import require
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import places, waits_of
+from llada_jax.swap.stall_times import places, waits_of
 
 
-class Event(NamedTuple):
-    """An operator or a transfer of one step; times in ns."""
+class Span(NamedTuple):
+    """When an operator or a transfer of one step starts and ends, in ns."""
 
     step: int
     index: int
@@ -18,11 +18,11 @@ class Event(NamedTuple):
     end: int
 
 
-class Schedule(NamedTuple):
-    """Events in the order in which they start on their lane."""
+class UnfoldedSteps(NamedTuple):
+    """Spans in the order in which they start on their lane."""
 
-    operators: list[Event]
-    transfers: list[Event]
+    operators: list[Span]
+    transfers: list[Span]
 
     @property
     def makespan(self) -> int:
@@ -30,14 +30,14 @@ class Schedule(NamedTuple):
         return self.operators[-1].end
 
 
-def unfold(graph: Graph, plan: Plan, steps: int) -> Schedule:
+def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
     """The first steps of a loop. Residents are mapped before it begins, staged weights are not."""
     require(steps > 0, f"steps is {steps}; allowed: 1 or more")
     waits, n = waits_of(graph, plan), len(graph)
     place = places(plan.order)
     transfer_of = {place[t.operators[0]]: j for j, t in enumerate(plan.transfers)}
-    operators: list[Event] = []
-    transfers: list[Event] = []
+    operators: list[Span] = []
+    transfers: list[Span] = []
     now = lane_free = 0
     for step in range(steps):
         for position, index in enumerate(plan.order):
@@ -46,12 +46,12 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> Schedule:
                 before = (step - waits.lag[j]) * n + waits.after[j]
                 start = max(lane_free, operators[before].end if before >= 0 else 0)
                 lane_free = start + waits.ns[j]
-                transfers.append(Event(step, j, start, lane_free))
+                transfers.append(Span(step, j, start, lane_free))
                 now = max(now, lane_free)
             end = now + graph.operators[index].compute_ns
-            operators.append(Event(step, index, now, end))
+            operators.append(Span(step, index, now, end))
             now = end
-    return Schedule(operators, transfers)
+    return UnfoldedSteps(operators, transfers)
 
 
 def startup_ns(graph: Graph, plan: Plan) -> int:

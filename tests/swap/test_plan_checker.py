@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from llada_jax.swap.budget import Budget
-from llada_jax.swap.check import problems
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import in_shared_places, in_slots
+from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.layout import in_shared_places, in_slots
-from llada_jax.swap.plan import Plan, Region
-from llada_jax.swap.schedule import Schedule, unfold
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.unfolding import UnfoldedSteps, unfold
 
 GRAPH = Graph(
     (
@@ -82,6 +82,13 @@ def test_residents_may_not_be_overwritten():
     assert any("a and c of step 0 overlap" in each for each in problems(GRAPH, BUDGET, plan))
 
 
+def test_a_transfer_may_not_wait_for_what_waits_for_it():
+    """The first operator's transfer brings the second one too, whose place the first one has."""
+    plan = in_shared_places(GRAPH, BUDGET, range(5), [[0, 2], [4]], {0: 0, 2: 0, 4: 0})
+    (problem,) = problems(GRAPH, BUDGET, plan)
+    assert problem == "transfer 0 waits for an operator that waits for it"
+
+
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
@@ -98,17 +105,17 @@ def test_a_smaller_budget_is_too_small(settings: dict[str, int], found: str):
     assert any(found in problem for problem in problems(GRAPH, budget, SLOTTED))
 
 
-def moved(lane: str, number: int, start: int = 0, end: int = 0) -> Schedule:
-    """The schedule with one event changed by so much."""
-    schedule = unfold(GRAPH, SLOTTED, 3)
-    events = list(getattr(schedule, lane))
+def moved(lane: str, number: int, start: int = 0, end: int = 0) -> UnfoldedSteps:
+    """The steps with one event changed by so much."""
+    steps = unfold(GRAPH, SLOTTED, 3)
+    events = list(getattr(steps, lane))
     event = events[number]
     events[number] = event._replace(start=event.start + start, end=event.end + end)
-    return schedule._replace(**{lane: events})
+    return steps._replace(**{lane: events})
 
 
 @pytest.mark.parametrize(
-    ("schedule", "found"),
+    ("steps", "found"),
     [
         (moved("operators", 0, -1, -1), "a runs before it is staged"),
         (moved("operators", 1, -3, 0), "two operators run at once"),
@@ -118,14 +125,14 @@ def moved(lane: str, number: int, start: int = 0, end: int = 0) -> Schedule:
         (moved("transfers", 1, -1, 0), "two transfers run at once"),
     ],
 )
-def test_a_schedule_that_breaks_the_plan_is_found(schedule: Schedule, found: str):
+def test_a_schedule_that_breaks_the_plan_is_found(steps: UnfoldedSteps, found: str):
     assert problems(GRAPH, BUDGET, SLOTTED, unfold(GRAPH, SLOTTED, 3)) == []
-    assert any(found in problem for problem in problems(GRAPH, BUDGET, SLOTTED, schedule))
+    assert any(found in problem for problem in problems(GRAPH, BUDGET, SLOTTED, steps))
 
 
 def test_a_schedule_in_another_order_is_found():
-    schedule = unfold(GRAPH, SLOTTED, 2)
+    steps = unfold(GRAPH, SLOTTED, 2)
     for lane in ("operators", "transfers"):
-        turned = schedule._replace(**{lane: getattr(schedule, lane)[::-1]})
+        turned = steps._replace(**{lane: getattr(steps, lane)[::-1]})
         (problem,) = problems(GRAPH, BUDGET, SLOTTED, turned)
         assert "do not run in the plan's order" in problem

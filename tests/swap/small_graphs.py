@@ -4,17 +4,21 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph, Operator, chain
 
 FIGURE_10 = chain([30, 10, 30, 30, 10], [2, 1, 2, 5, 1], [3, 1, 2, 3, 1])
 """llada.cpp (arXiv 2606.13740), Figure 10: megabytes and milliseconds."""
 
 
-def one_buffer(size: int, **settings: int) -> Budget:
+def one_buffer(size: int, alignment: int = 1, **settings: int) -> Budget:
     """A budget in which nothing but the bytes counts."""
     return Budget(
-        session_bytes=size, alignment=1, max_buffer_bytes=max(size, 1), max_buffers=99, **settings
+        session_bytes=size,
+        alignment=alignment,
+        max_buffer_bytes=max(size, 1),
+        max_buffers=99,
+        **settings,
     )
 
 
@@ -52,7 +56,7 @@ def budgets(draw) -> Budget:
     )
 
 
-def tight_instance(seed: int, most: int) -> tuple[Graph, Budget]:
+def tight_instance(seed: int, most: int, alignment: int = 1) -> tuple[Graph, Budget]:
     """A graph of up to so many operators, without temporaries, that has to be staged, in one
     buffer. Times are multiples of 12, so that rounding a period up changes it little."""
     rng = Random(seed)
@@ -62,9 +66,14 @@ def tight_instance(seed: int, most: int) -> tuple[Graph, Budget]:
         size, compute, transfer = (rng.randint(1, 9) for _ in range(3))
         operators.append(
             Operator(
-                f"op{index}", size, 12 * compute, 12 * transfer, depends=tuple(sorted(depends))
+                f"op{index}",
+                alignment * size,
+                12 * compute,
+                12 * transfer,
+                depends=tuple(sorted(depends)),
             )
         )
     graph = Graph(tuple(operators), 12 * rng.choice((0, 0, 1, 3)))
-    largest = max(operator.weight_bytes for operator in operators)
-    return graph, one_buffer(rng.randint(largest, max(largest, graph.weight_bytes - 1)))
+    largest = max(operator.weight_bytes for operator in operators) // alignment
+    room = rng.randint(largest, max(largest, graph.weight_bytes // alignment - 1))
+    return graph, one_buffer(alignment * room, alignment)

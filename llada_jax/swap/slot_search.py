@@ -10,11 +10,11 @@ from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import in_slots, room_for_weights
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import in_slots, room_for_weights
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import Waits, prefix_sums, steady_stall
+from llada_jax.swap.stall_times import Waits, prefix_sums, steady_stall
 
 STAYS, JOINS, HEAD = 0, 1, 2
 """What becomes of an operator: always mapped, staged with the one staged before, or a transfer of

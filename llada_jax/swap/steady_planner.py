@@ -12,16 +12,16 @@ from fractions import Fraction
 from random import Random
 
 from llada_jax.config import require
+from llada_jax.swap.address_budget import Budget, PlanError
+from llada_jax.swap.address_layout import in_slots, room_for_weights
+from llada_jax.swap.address_plan import Plan, Planner
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import Budget, PlanError
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.greedy import PUBLISHED_SLOT_BYTES, Greedy
-from llada_jax.swap.layout import in_slots, room_for_weights
-from llada_jax.swap.paced import Cost, Problem, cost, improved, paced_states, to_plan
-from llada_jax.swap.paging import paging
+from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
+from llada_jax.swap.paging_planner import paging
 from llada_jax.swap.places import PlaceSearch
-from llada_jax.swap.plan import Plan, Planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.slot_search import Cost, Problem, cost, improved, paced_states, to_plan
+from llada_jax.swap.stall_times import stall_of
 
 SMALL = 48
 """Operators up to which places are searched one by one."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from llada_jax.config import require
-from llada_jax.swap.greedy import Greedy
-from llada_jax.swap.paging import none, paging
-from llada_jax.swap.plan import Planner
-from llada_jax.swap.steady import Steady
+from llada_jax.swap.address_plan import Planner
+from llada_jax.swap.greedy_planner import Greedy
+from llada_jax.swap.paging_planner import none, paging
+from llada_jax.swap.steady_planner import Steady
 
 PLANNERS: Mapping[str, Planner] = {
     "none": none,
