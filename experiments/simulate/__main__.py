@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import hydra
-from llada_jax.phone.planned import PlannedStaging
 from omegaconf import DictConfig
 
 import llada_jax as lj

@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from llada_jax.phone.planned import PlannedStaging, planned_staging
-
 from llada_jax.config import require
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.graphs import Graphs

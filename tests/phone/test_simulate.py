@@ -1,7 +1,6 @@
 """Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
 
 import pytest
-from llada_jax.phone.planned import PlannedStaging
 
 from llada_jax.config import SamplerConfig
 from llada_jax.phone.energy import energy_of
