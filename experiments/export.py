@@ -99,7 +99,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
 
 
 def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequence[int]]:
-    """One prompt a line of the file, or word problems of the training split."""
+    """Returns one prompt a line of the file, or word problems of the training split."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: phones.precision fp16 or int8")

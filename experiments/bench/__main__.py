@@ -80,7 +80,7 @@ class BenchConfig:
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: hot paths of a small model, LLaDA-8B's step, planners, sampling, or revision."""
+    """Runs one suite."""
     if config.suite == "hot_paths":
         run.finish(list(time_hot_paths(config, run)))
         return
@@ -107,7 +107,7 @@ def bench(config: BenchConfig, run: Run) -> None:
 
 
 def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
-    """Decoding, batches, loops, forwards, heads, likelihoods and imports."""
+    """Times decoding, batches, loops, forwards, heads, likelihoods and imports."""
     model = model_of(config)
     length = config.prompt_length + config.gen_length
     require(
@@ -121,7 +121,7 @@ def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
 
 
 def model_of(config: BenchConfig) -> lj.Model:
-    """The model to time: random weights where an architecture is given."""
+    """Returns the model to time: random weights where an architecture is given."""
     if config.architecture is None:
         return lj.load(config.model)
     params = init_params(config.architecture, jax.random.key(config.seed))
@@ -129,7 +129,7 @@ def model_of(config: BenchConfig) -> lj.Model:
 
 
 def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
-    """A row with the milliseconds of each, and how many times faster than the baseline it is."""
+    """Yields the milliseconds of each, and how many times faster than the baseline it is."""
     for name, seconds in times.items():
         yield ResultRow(name=f"{unit_name}: {name}", value=seconds * 1e3, unit="ms")
         if name != baseline:
@@ -138,14 +138,14 @@ def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterat
 
 
 def prompt_of(model: lj.Model, config: BenchConfig) -> jax.Array:
-    """Random ids without the special ones at the vocabulary's ends."""
+    """Returns random ids without the special ones at the vocabulary's ends."""
     key = jax.random.key(config.seed)
     low, high = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
     return jax.random.randint(key, (1, config.prompt_length), low, high)
 
 
 def decoding(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """A whole run per window, with equal forwards, against the whole-canvas sampler."""
+    """Times a whole run per window, with equal forwards, against the whole-canvas sampler."""
     prompt = prompt_of(model, config)
     candidates = {
         f"cache={cache}": partial(
@@ -170,7 +170,7 @@ def batches(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
 
 
 def loops(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """The compiled loop against the host loop, block-wise."""
+    """Times the compiled loop against the host loop, block-wise."""
     prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
     candidates = {
         f"{loop} loop": partial(_decode, model, prompt, sampler, loop)
@@ -186,7 +186,7 @@ def _decode(
 
 
 def backends(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """The host loop with each backend that is installed, block-wise, against XLA."""
+    """Times the host loop with each backend that is installed, block-wise, against XLA."""
     prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
     names = ["xla", *(["litert"] if find_spec("ai_edge_litert") else [])]
     candidates = {
@@ -196,7 +196,7 @@ def backends(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
 
 
 def forwards(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """One forward of some rows against a cache of the canvas, and of the whole canvas."""
+    """Times a forward of some rows against a cache of the canvas, and of the whole canvas."""
     length = config.prompt_length + config.gen_length
     sizes = {config.block_length, 2 * config.block_length, config.gen_length, length}
     candidates = {}
@@ -214,7 +214,7 @@ _forward = jax.jit(forward_rows, static_argnums=1)
 
 
 def heads(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """Scores of a block: the vocabulary in chunks, against all logits and a softmax over them."""
+    """Times scores of a block: the vocabulary in chunks, against a softmax over all logits."""
     shape = (1, config.block_length, model.config.width)
     hidden = jax.random.normal(jax.random.key(config.seed), shape).astype(
         model.params.embedding.dtype
@@ -242,7 +242,7 @@ def _scores_of_all_logits(params: Any, hidden: jax.Array) -> Scores:
 
 
 def likelihoods(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """LLaDA's bound of a block after the prompt: the vocabulary streamed for the masked tokens
+    """Times LLaDA's bound of a block after the prompt: the vocabulary streamed for masked tokens
     alone, against all logits of the canvases."""
     prompt = prompt_of(model, config)[0]
     pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
@@ -271,7 +271,7 @@ def _all_log_probabilities(
 
 
 def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """`import llada_jax` in a fresh interpreter, against `import jax`."""
+    """Times `import llada_jax` in a fresh interpreter, against `import jax`."""
     candidates = {
         f"import {name}": partial(
             subprocess.run, [sys.executable, "-c", f"import {name}"], check=True

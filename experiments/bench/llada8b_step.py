@@ -57,7 +57,7 @@ class StepBenchConfig:
 
 
 def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     size = 3 * param_count(model)  # the exported weights, and once more in the kernels' order
     require_disk(Path(config.scratch), size, "an exported model")
     require_memory(int(1.25 * param_count(model)), "running the exported model")
@@ -137,7 +137,7 @@ def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[R
 
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
-    """One layer by XLA, against the same cache."""
+    """Times one layer by XLA, against the same cache."""
     one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
                         pad_id=None)  # fmt: skip
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)

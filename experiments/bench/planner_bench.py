@@ -28,7 +28,7 @@ ROWS, CACHED = 32, 256
 
 
 def time_planning(repeats: int) -> Iterator[ResultRow]:
-    """The planners, then the device model."""
+    """Times the planners, then the device model."""
     yield from time_planners(repeats)
     yield from time_pricing(repeats)
 
@@ -39,7 +39,7 @@ def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
 
 
 def time_pricing(repeats: int) -> Iterator[ResultRow]:
-    """All layers of a step, lowered once, then priced operation by operation."""
+    """Prices all layers of a step, lowered once, operation by operation."""
     lowered, seconds = best_of(lambda: Graphs(architecture(PRICED)).body(ROWS, CACHED), 1)
     name = f"price/{PRICED}"
     operations = len(lowered.operations)
@@ -59,7 +59,7 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
 
 
 def time_planners(repeats: int) -> Iterator[ResultRow]:
-    """For each model and planner: the best time of several, and the step over the lower bound."""
+    """Yields, for each model and planner, the best time, and the step over the lower bound."""
     for name, step_ns in STEP_NS.items():
         model = architecture(name)
         graph = model_graph(model, rows=32, weight_bits=4.5, step_ns=step_ns)

@@ -60,7 +60,7 @@ class CompiledSampler(NamedTuple):
 
 
 def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
-    """Fast-dLLM's rule: the best id, and its share of a softmax in float64. Needs
+    """Takes the best id, and its share of a softmax in float64, as Fast-dLLM; needs
     `jax.enable_x64`."""
     token = jnp.argmax(logits, axis=-1)
     share = jax.nn.softmax(logits.astype(jnp.float64), axis=-1)
@@ -68,7 +68,7 @@ def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
 
 
 def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
-    """What `score_rows` does with logits that are there already."""
+    """Does what `score_rows` does, with logits that are there already."""
     rules = ScoreRules(chunk=chunk)
 
     def absorb(seen, start, size):
@@ -84,8 +84,8 @@ def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
 
 
 def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) -> CompiledSampler:
-    """The function for these arguments, as a user would run it: with 64-bit numbers allowed only
-    where they are asked for, for they slow down what does not need them."""
+    """Compiles a function for these arguments, as a user would run it: 64-bit numbers, which slow
+    down what does not need them, are allowed only where they are asked for."""
     with jax.enable_x64(wide):
         program = jax.jit(function).lower(*arguments).compile()
 
@@ -101,7 +101,7 @@ def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) 
 def time_sampling(
     model: lj.Model, config: SamplingBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     for rows in config.rows:
         rules = _on_given_logits(model.config.vocab_size, rows, config.logits_chunk, seed)
         yield from _from_logits(rules, rows, repeats)
@@ -109,7 +109,7 @@ def time_sampling(
 
 
 def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, CompiledSampler]:
-    """Both samplers, without a head in front."""
+    """Returns both samplers, without a head in front."""
     logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
     return {
         "float64": compiled(sample_in_float64, logits, wide=True),
@@ -150,7 +150,7 @@ def _in_a_step(
     repeats: int,
     seed: int,
 ) -> Iterator[ResultRow]:
-    """With the head in front; and the samplers on given logits, as shares of a step of the model's
+    """Times both with the head in front; and on given logits, as shares of a step of the model's
     body, head and sampler."""
     key = jax.random.key(seed)
     dtype = model.params.embedding.dtype
@@ -177,7 +177,7 @@ def _in_a_step(
 
 
 def _body(model: lj.Model, rows: int) -> Callable[[], Any]:
-    """A forward of the rows against a cache."""
+    """Returns a forward of the rows against a cache."""
     cache = cache_for(model.params, model.config, 1, CACHED + rows)
     positions = CACHED + jnp.arange(rows, dtype=jnp.int32)[None]
     cached = jnp.ones((1, cache.keys.shape[2]), bool)

@@ -36,7 +36,7 @@ _TOLERANCE = 0.15
 
 
 def time_steps(program: Exported, rows: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Best seconds of the body and of the head, by the number of rows."""
+    """Returns best seconds of the body and of the head, by the number of rows."""
     return {str(n): {"layers": _body(program, n), "head": _head(program, n)} for n in rows}
 
 
@@ -124,7 +124,7 @@ class _Clocked:
 
 
 def generate(program: Exported, tokens_per_step: float) -> dict[str, float]:
-    """Decode with a threshold that commits about `tokens_per_step`; times of the second run."""
+    """Decodes with a threshold that commits about `tokens_per_step`; times the second run."""
     clock = Clock(program)
     threshold = find_threshold(clock, tokens_per_step)
     _decode(clock, threshold, GEN_LENGTH)  # compiles the sampler's own programs
@@ -144,7 +144,7 @@ def generate(program: Exported, tokens_per_step: float) -> dict[str, float]:
 
 
 def find_threshold(program: Clock, tokens_per_step: float) -> float:
-    """The threshold that commits about so many tokens a step.
+    """Returns the threshold that commits about so many tokens a step.
 
     A random model is hardly ever sure: its thresholds lie far below a trained model's. So the
     search is for the logarithm, first between 1 / V and 1 on one block, which is quick, then
@@ -157,7 +157,7 @@ def find_threshold(program: Clock, tokens_per_step: float) -> float:
 def _bisect(
     program: Clock, tokens_per_step: float, low: float, high: float, gen_length: int
 ) -> float:
-    """The tried threshold that comes closest; a random model may jump from few tokens to all."""
+    """Returns the tried threshold that comes closest; a random model may jump to all tokens."""
     tried: dict[float, float] = {}
     for _ in range(_SEARCH_STEPS):
         threshold = math.sqrt(low * high)

@@ -22,7 +22,7 @@ def record_forwards(
     sampler: SamplerConfig,
     limit: int,
 ) -> list[Inputs]:
-    """Inputs of the first `limit` float32 forwards, in one shape that holds every one of them."""
+    """Records inputs of the first `limit` float32 forwards, in one shape that holds them all."""
     length = max(map(len, prompts)) + sampler.gen_length
     length = -(-length // _MULTIPLE) * _MULTIPLE
     program = CompiledOnDemand(model.config, model.params, LiteRT())

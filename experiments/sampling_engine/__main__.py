@@ -104,7 +104,7 @@ class SamplingEngineConfig:
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
-    """All rows, the programs as text, and pictures."""
+    """Yields all rows, writes the programs as text, and draws pictures."""
     programs: Programs = {}
     for mode, vlen in product(MODES, config.vlens):
         programs[mode, vlen] = compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
@@ -146,7 +146,7 @@ def _modelled(name: str, value: float, unit: str, **more) -> ResultRow:
 
 
 def fit_rows() -> Iterator[ResultRow]:
-    """The two constants that were fitted."""
+    """Yields the two constants that were fitted."""
     hbm = fitted_hbm()
     source = f"fitted to {FITTED_TO} of {paper_results.PAPER}"
     yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", source=source)
@@ -157,7 +157,7 @@ Programs = dict[tuple[Mode, int], SamplerProgram]
 
 
 def latency_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """The published rows and breakdown, then the other programs at the same vector lengths."""
+    """Yields the published rows and breakdown, then the other programs at the same lengths."""
     table = {row.vlen: row for row in paper_results.RESULTS} if config.is_published_case else {}
     for vlen in config.vlens:
         cycles = _timed(programs["performance", vlen]).cycles
@@ -181,7 +181,7 @@ def latency_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[R
 
 
 def _role(vlen: int) -> str:
-    """What a published latency is to the model."""
+    """Says what a published latency is to the model."""
     return {512: "fitted", 1024: "predicted"}.get(vlen, "predicted but for its memory cycles")
 
 
@@ -198,7 +198,7 @@ def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """What the published numbers leave out: other latency columns, and all scales of MX."""
+    """Yields what the published numbers leave out: other latency columns, and all scales of MX."""
     for vlen in config.vlens:
         for column in COLUMNS[1:]:
             for mode in ("performance", "one_pass_overlapped"):
@@ -211,7 +211,7 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: Programs) -> Iterat
 
 
 def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """What the same sampling costs on GPUs at the least, unfused and fused."""
+    """Yields what the same sampling costs on GPUs at the least, unfused and fused."""
     logits = config.batch * config.rows * config.vocab
     for gpu in (paper_results.A6000, paper_results.H100):
         for name, passes in BASELINES.items():
@@ -223,7 +223,7 @@ def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
 
 
 def footprint_rows(programs: Programs) -> Iterator[ResultRow]:
-    """Bytes of each memory that a program uses."""
+    """Yields bytes of each memory that a program uses."""
     for (mode, vlen), program in programs.items():
         for domain in ("vector", "fp", "int"):
             size = program.memory_map.size(domain, program.engine)
@@ -231,7 +231,7 @@ def footprint_rows(programs: Programs) -> Iterator[ResultRow]:
 
 
 def area_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """Area, power, and the energy of one block's step."""
+    """Yields area, power, and the energy of one block's step."""
     table = {row.vlen: row for row in paper_results.SYNTHESIS}
     for vlen in config.vlens:
         row, source = table.get(vlen), f"{paper_results.PAPER}, Table IV; the slope is fitted to it"
@@ -245,7 +245,7 @@ def area_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[Resu
 
 
 def sweep_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """One axis at a time, with memory enough for all."""
+    """Yields one axis at a time, with memory enough for all."""
     sweeps = config.sweeps
     base = replace(config.sampling("edge"), rows=sweeps.rows)
     axes: Sequence[tuple[str, str, tuple[int, ...]]] = (
@@ -272,7 +272,7 @@ def _sweep_row(point: str, sampling: Sampling, vlen: int) -> ResultRow:
 
 
 def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """The functional machine at full size: its time, and its decisions in float32."""
+    """Yields the functional machine at full size: its time, and its decisions in float32."""
     inputs = random_inputs(
         config.seed, 1, config.batch, config.rows, config.vocab, config.rows // 4
     )

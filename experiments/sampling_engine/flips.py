@@ -52,8 +52,11 @@ class Case(NamedTuple):
 def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlens: tuple[int, ...], seed: int
 ) -> Iterator[ResultRow]:
-    """Per format of the logits, on BF16 vectors. `flips/<format>` is on random logits, at the
-    longest vectors with float32 scalars, and chooses by confidence as published; `odds` is ours."""
+    """Counts flips per format of the logits, on BF16 vectors.
+
+    `flips/<format>` is on random logits, at the longest vectors with float32 scalars, and chooses
+    by confidence as published; `odds` is ours.
+    """
     chance = [random_case(config, vocab, rows, seed)]
     real = model_cases(config, rows, seed)
     longest = EngineConfig(vlen=vlens[-1])
@@ -95,14 +98,14 @@ def _row(name: str, flips: Flips) -> ResultRow:
 
 
 def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
-    """One step on random logits."""
+    """Returns one step on random logits."""
     sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
     inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
     return Case(sampling, inputs, reference_sampler(sampling, inputs))
 
 
 def load_model(config: FlipsConfig) -> lj.Model:
-    """The model whose logits are sampled. Raises ValueError for one without a tokenizer."""
+    """Returns the model whose logits are sampled. Raises ValueError for one without a tokenizer."""
     model = lj.load(config.model)
     require(
         model.tokenizer is not None,
@@ -112,7 +115,7 @@ def load_model(config: FlipsConfig) -> lj.Model:
 
 
 def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
-    """Every step of blocks that the reference decodes: answers to held-out word problems."""
+    """Returns every step of blocks that the reference decodes: answers to held-out problems."""
     model = load_model(config)
     mask_id = model.config.mask_id
     prompts = _prompts_of_one_length(model, config.batch, seed)
@@ -135,7 +138,7 @@ def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
 
 
 def _prompts_of_one_length(model: lj.Model, batch: int, seed: int) -> np.ndarray:
-    """The first held-out problems [batch, length] that have one length."""
+    """Returns the first held-out problems [batch, length] that have one length."""
     assert model.tokenizer is not None
     by_length: defaultdict[int, list[list[int]]] = defaultdict(list)
     for problem in word_problems.TASK.items(seed, "test"):

@@ -29,7 +29,7 @@ class CompiledOnDemand:
         head: Backend | None = None,
         row_buckets: Sequence[int] = ROW_BUCKETS,
     ):
-        """`head`: the backend of the head, where it is another one. Rows beyond the buckets are
+        """Takes another backend for the head where one is given. Rows beyond the buckets are
         rounded up to multiples of 32."""
         self.config = config
         self.head_chunks = head_chunks(config)

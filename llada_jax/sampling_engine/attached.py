@@ -52,7 +52,7 @@ class AttachedEngine:
         self.scores = lru_cache(None)(self._scores)
 
     def program(self, rows: int) -> SamplerProgram:
-        """The sampler of so many rows.
+        """Compiles the sampler of so many rows.
 
         Raises:
           ValueError: they do not fit the engine's memories.

@@ -100,7 +100,7 @@ class Timing(NamedTuple):
 
 
 def time_program(program: SamplerProgram, config: TimingConfig) -> Timing:
-    """Time, traffic, and how often each instruction runs."""
+    """Counts time, traffic, and how often each instruction runs."""
     nodes = nested(program.instructions)
     counts = count_instructions(nodes)
     vlen = program.engine.vlen
@@ -118,7 +118,7 @@ def time_program(program: SamplerProgram, config: TimingConfig) -> Timing:
 
 
 def count_instructions(nodes: Sequence[Node]) -> Counter[Instruction]:
-    """How often each instruction runs; both ends of a loop once for each time it is entered."""
+    """Counts how often each instruction runs; both ends of a loop once each time it is entered."""
     counts: Counter[Instruction] = Counter()
     for node in nodes:
         if isinstance(node, Loop):
@@ -148,7 +148,7 @@ _Segment: TypeAlias = Cycles | Instruction | _Repeat
 
 
 def _segments(nodes: Sequence[Node], config: TimingConfig, vlen: int) -> tuple[_Segment, ...]:
-    """The program with everything summed up that takes the same time whenever it runs."""
+    """Sums everything up that takes the same time whenever it runs."""
     segments: list[_Segment] = []
     for node in nodes:
         segment: _Segment
@@ -178,7 +178,7 @@ def _joined(segments: Sequence[_Segment]) -> Iterator[_Segment]:
 
 
 def _cost(instruction: Instruction, config: TimingConfig, vlen: int) -> Cycles:
-    """Cycles of one instruction, and of a load that waits."""
+    """Returns cycles of one instruction, and of a load that waits."""
     spec = INSTRUCTION_SET[instruction.name]
     if instruction.name == "H_PREFETCH_V":
         size = instruction.operands[2] * config.row_bytes(vlen)
@@ -220,12 +220,12 @@ class _Clock:
                 return
 
     def _loads_ahead(self) -> tuple[float, ...]:
-        """When HBM is free and when loads arrive, from now on, to a millionth of a cycle."""
+        """Returns when HBM is free and loads arrive, from now on, to a millionth of a cycle."""
         ahead = (time - self._now for time in (self._hbm_free, *self._arrivals))
         return tuple(round(max(0.0, time), 6) for time in ahead)
 
     def _shift(self, cycles: Cycles, times: int) -> None:
-        """Let rounds pass that only move the loads."""
+        """Lets rounds pass that only move the loads."""
         self.spent = self.spent.plus(cycles, times)
         later = cycles.total * times
         self._now += later
@@ -237,7 +237,7 @@ class _Clock:
         self._now += cycles.total
 
     def _start(self, rows: int) -> None:
-        """The bytes of one load follow those of the one before; latencies overlap."""
+        """Sends the bytes of one load after those of the one before; latencies overlap."""
         sent = max(self._now, self._hbm_free)
         self._hbm_free = sent + self._hbm.transfer(rows * self._row_bytes)
         self._arrivals.append(self._hbm_free + self._hbm.latency)
@@ -254,7 +254,7 @@ FITTED_TO = "the memory cycles at VLEN = 2048 and the latency at VLEN = 512"
 
 @lru_cache
 def fitted_hbm() -> Hbm:
-    """Latency and rate, from two published numbers (`FITTED_TO`): two equations, two unknowns.
+    """Solves for latency and rate, from two published numbers (`FITTED_TO`).
 
     The latency at VLEN = 1024, and everything else at 2048 and 512, is then a prediction.
     """
@@ -273,7 +273,7 @@ def fitted_hbm() -> Hbm:
 
 @lru_cache
 def published_program(vlen: int, mode: Mode = "performance") -> SamplerProgram:
-    """The program of the published table: one step of 16 blocks of 32, LLaDA-8B's vocabulary."""
+    """Compiles the program of the published table: one step of 16 blocks of 32 positions."""
     sampling = Sampling(
         batch=paper_results.BATCH, rows=paper_results.ROWS, vocab=paper_results.VOCAB, mode=mode
     )

@@ -49,7 +49,7 @@ class Sampling:
         )
 
     def vector_rows(self, vlen: int) -> int:
-        """Vector rows of one position's logits; the last may be shorter."""
+        """Returns vector rows of one position's logits; the last may be shorter."""
         return -(-self.vocab // vlen)
 
     def tail(self, vlen: int) -> int:

@@ -30,7 +30,7 @@ class Loss(NamedTuple):
 
 
 def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) -> Float[Array, " B"]:
-    """Uniform on [smallest, 1), one per canvas, spread evenly over the batch.
+    """Draws uniformly on [smallest, 1), one per canvas, spread evenly over the batch.
 
     The draws share one random offset, so each is uniform and together they cover the range: the
     1/t weights vary less between batches (low-discrepancy sampler of Kingma et al., VDM, 2021).
@@ -56,7 +56,7 @@ def masked_diffusion_loss(
     target: Bool[Array, "B L"],
     corruption: Corruption,
 ) -> Loss:
-    """Mean over canvases of sum(cross-entropy of masked tokens) / (t * number of target tokens).
+    """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.
 
     Args:
       logits: float32, position i for the token at i.

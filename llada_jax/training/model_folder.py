@@ -42,14 +42,14 @@ def export_model(
 
 
 def read_log(folder: str | Path) -> list[dict[str, Any]]:
-    """The rows of a model's log, those of its parents first; none where it has no log."""
+    """Reads the rows of a model's log, those of its parents first; none where it has no log."""
     path = Path(folder) / LOG_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def thinned(rows: list[Mapping[str, Any]], most: int = LOG_ROWS) -> list[Mapping[str, Any]]:
-    """At most so many rows, evenly spread, the last one among them."""
+    """Keeps at most so many rows, evenly spread, the last one among them."""
     stride = -(-len(rows) // most) or 1
     return rows[(len(rows) - 1) % stride :: stride]
 

@@ -25,7 +25,7 @@ class TrainState(train_state.TrainState):
     average: Params | None
 
     def arrays(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Returns what a checkpoint holds."""
         return {
             "step": self.step,
             "params": self.params,
@@ -35,14 +35,14 @@ class TrainState(train_state.TrainState):
 
     @property
     def best_params(self) -> Params:
-        """The averaged parameters where they are kept, else the parameters."""
+        """Returns the averaged parameters where they are kept, else the parameters."""
         return self.params if self.average is None else self.average
 
 
 def create_state(
     model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
 ) -> TrainState:
-    """The state before the first step, of `parent` or else of parameters as `config.start` says.
+    """Makes the state before the first step, of `parent` or of parameters as `config.start` says.
 
     Raises ValueError for a model without [MASK] or EOS, or one that shifts its outputs.
     """
@@ -66,7 +66,7 @@ def _first_params(model: ModelConfig, config: TrainConfig) -> ModelParams:
 
 
 def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
-    """`(state, batch) -> (state, metrics)`, compiled once per canvas length.
+    """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
     The masks are a pure function of the seed and the state's step.
     """
@@ -107,5 +107,5 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
 
 
 def _narrowed(layers: Any, dtype: str) -> Any:
-    """The layers with their matrices in `dtype`; norms and biases as they are."""
+    """Casts the layers' matrices to `dtype`; norms and biases stay as they are."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)

@@ -56,7 +56,7 @@ class UnfinishedExport:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the files that are finished."""
+        """Counts the bytes of the files that are finished."""
         return sum(file.bytes for file in self._files.values())
 
     def begin(self) -> None:

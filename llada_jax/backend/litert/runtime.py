@@ -31,7 +31,7 @@ class LiteRT:
     """The backend. What it opens shares host buffers: an input of one step serves another one."""
 
     def __init__(self, quant: Quant = "float32", threads: int | None = None):
-        """`threads`: default, as many as this process has cores."""
+        """Takes as many threads as this process has cores, unless told."""
         self._quant: Quant = quant
         self._threads = threads or available_cores()
         self._runtime = litert_runtime()
@@ -48,7 +48,7 @@ class LiteRT:
             return self.open(path)
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:
-        """The executables of a `.tflite` file, by signature.
+        """Opens a `.tflite` file: its executables by signature.
 
         `packed` is a file that keeps the weights in the order of the CPU's kernels: the first
         opening writes it, later ones map it into memory and leave the weights in `path` alone. It
@@ -71,8 +71,8 @@ class LiteRT:
 
 @cache
 def _environment() -> Any:
-    """One for the process. LiteRT writes to stderr whenever it makes one, and it makes another for
-    itself at the first look at a buffer, so that happens here too."""
+    """Makes one for the process. LiteRT writes to stderr whenever it makes one, and makes another
+    for itself at the first look at a buffer, so that happens here too."""
     runtime = litert_runtime()
     with silenced("LiteRT"):
         runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
@@ -93,7 +93,7 @@ class _HostBuffers:
         self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     def array(self, buffer: Any, details: Mapping[str, Any]) -> np.ndarray:
-        """The buffer's memory, with the dtype and shape in `details`; it lives as long as that."""
+        """Returns the buffer's memory as `details` have it; it lives as long as the array."""
         address = ctypes.c_void_p()
         handle = ctypes.c_void_p(self._pointer(buffer.capsule, _CAPSULE))
         status = self._host_memory(handle, ctypes.byref(address))
@@ -107,7 +107,7 @@ class _HostBuffers:
         return np.frombuffer(memory, memory._type_).reshape(details["shape"])
 
     def owner(self, array: np.ndarray) -> Any | None:
-        """The buffer whose memory the array is, if there is one."""
+        """Returns the buffer whose memory the array is, if there is one."""
         return self._owners.get(array.ctypes.data)
 
 

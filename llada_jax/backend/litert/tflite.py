@@ -28,7 +28,7 @@ _IDENTIFIER = b"TFL3"
 
 
 def convert(steps: Sequence[Lowered]) -> bytes:
-    """The graphs of some steps as one flatbuffer with a signature for each; weights are inputs.
+    """Converts some steps to one flatbuffer with a signature for each; weights are inputs.
 
     Raises RuntimeError with the converter's words where it fails.
     """
@@ -66,7 +66,7 @@ def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
 
 
 def _operations_within(op: Any) -> Iterator[Any]:
-    """All operations of an operation's regions, branches and loops included."""
+    """Yields all operations of an operation's regions, branches and loops included."""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -75,12 +75,12 @@ def _operations_within(op: Any) -> Iterator[Any]:
 
 
 def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
-    """What a file with these steps holds, each weight once."""
+    """Returns what a file with these steps holds, each weight once."""
     return {name: spec for step in steps for name, spec in step.weights.items()}
 
 
 def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
-    """About how long a file with these weights gets, where so many signatures use them.
+    """Estimates how long a file with these weights gets, where so many signatures use them.
 
     Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
     """
@@ -96,7 +96,7 @@ def write(
     weights: Weights,
     progress: tqdm | None = None,
 ) -> None:
-    """Write what `convert` gave with its weights; the file appears once it is complete.
+    """Writes what `convert` gave with its weights; the file appears once it is complete.
 
     Raises ValueError where the file would reach 2 GiB.
     """
@@ -125,7 +125,7 @@ def _write_numbers(
     weights: Weights,
     progress: tqdm | None,
 ) -> np.ndarray | None:
-    """The numbers go to the file; the scales come back."""
+    """Writes the numbers to the file, and returns the scales."""
     file.seek(constants.offset(name))
     scales, written = [], 0
     for numbers, scale in store(pieces_of(weights, name), spec):
@@ -220,7 +220,7 @@ class _Constants:
         return self._buffers[name][0]
 
     def lay_out(self) -> tuple[int, int]:
-        """Give each weight its place in the file; returns where they begin and end."""
+        """Gives each weight its place in the file; returns where they begin and end."""
         first = end = _aligned(len(self.packed()))
         for name in self.names:
             buffer = self._buffers[name][1]
@@ -241,7 +241,7 @@ class _Constants:
                 quantization.scale = scale.reshape(-1)
 
     def packed(self) -> bytes:
-        """The flatbuffer; its length does not depend on the values of scales and offsets."""
+        """Packs the flatbuffer; its length does not depend on the values of scales and offsets."""
         import flatbuffers
 
         builder = flatbuffers.Builder(1 << 20)
@@ -254,7 +254,7 @@ def _aligned(offset: int) -> int:
 
 
 def operators(path: Path) -> Iterator[str]:
-    """The operators of a file's graphs, by TFLite's names."""
+    """Yields the operators of a file's graphs, by TFLite's names."""
     schema = litert_schema()
     model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
     names = {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int)}

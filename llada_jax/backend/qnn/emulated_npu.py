@@ -33,7 +33,7 @@ class EmulatedNpu:
         precision: str = "fp16",
         samples: Sequence[Inputs] = (),
     ):
-        """`samples`: a recorder's inputs, for a16w8, a8w8 and a16w4.
+        """Takes a recorder's inputs as `samples`, for a16w8, a8w8 and a16w4.
 
         Raises ValueError for an unknown SoC or precision, or where samples are needed; ImportError
         or RuntimeError where the extra `qnn` is missing or cannot run.

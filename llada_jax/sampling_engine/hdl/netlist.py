@@ -45,7 +45,7 @@ class Netlist(NamedTuple):
 
     @classmethod
     def of(cls, module: Mapping[str, Any]) -> "Netlist":
-        """The netlist of a module of Yosys' JSON.
+        """Reads the netlist of a module of Yosys' JSON.
 
         Raises:
           ValueError: it has cells that are neither gates nor flip-flops known here.
@@ -69,7 +69,7 @@ class Netlist(NamedTuple):
 
 
 def _initial(module: Mapping[str, Any]) -> dict[int, bool]:
-    """Initial values: an attribute of the named wires, highest bit first."""
+    """Reads initial values: an attribute of the named wires, highest bit first."""
     initial = {}
     for wire in module["netnames"].values():
         text = wire["attributes"].get("init", "")
@@ -98,13 +98,13 @@ class NetlistSimulator:
             self._wires[cell.output] = np.full(streams, netlist.initial.get(cell.output, False))
 
     def set(self, port: str, values: NDArray[np.integer] | int) -> None:
-        """Put a number on an input port, for each stream."""
+        """Puts a number on an input port, for each stream."""
         numbers = np.broadcast_to(np.asarray(values, np.int64), self._streams)
         for place, wire in enumerate(self._netlist.ports[port]):
             self._wires[wire] = (numbers >> place & 1).astype(bool)
 
     def get(self, port: str) -> NDArray[np.int64]:
-        """The number on a port, for each stream."""
+        """Returns the number on a port, for each stream."""
         self._settle()
         total = np.zeros(self._streams, np.int64)
         for place, wire in enumerate(self._netlist.ports[port]):
@@ -112,7 +112,7 @@ class NetlistSimulator:
         return total
 
     def tick(self) -> None:
-        """One edge of the clock."""
+        """Passes one edge of the clock."""
         self._settle()
         taken = [self._wires[cell.inputs[0]] for cell in self._flip_flops]
         for cell, value in zip(self._flip_flops, taken, strict=True):
