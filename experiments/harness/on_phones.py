@@ -68,7 +68,7 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),
         "cpu_with_cache": (blockwise(prompt, tokens), System(body="cpu")),
         "npu": (vanilla(prompt, tokens), System(runtime="remap")),
-        "plain_sampler": (vanilla(prompt, trace.settings["sampler"]["gen_length"]), phone.system),
+        "plain_sampler": (vanilla(prompt, gen_length), phone.system),
     }
     for what, (baseline, software) in baselines.items():
         timer = replace(phone, system=software).timer(SHAPE, baseline.canvas)
