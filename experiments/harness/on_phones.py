@@ -63,10 +63,12 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
         yield row(f"this_run/{part}", seconds)
     workload = found.simulated.workload
     prompt, tokens = workload.prompt_length, workload.tokens
+    gen_length = trace.settings["sampler"]["gen_length"]
     baselines = {
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),
         "cpu_with_cache": (blockwise(prompt, tokens), System(body="cpu")),
         "npu": (vanilla(prompt, tokens), System(runtime="remap")),
+        "plain_sampler": (vanilla(prompt, gen_length), phone.system),
     }
     for what, (baseline, software) in baselines.items():
         timer = replace(phone, system=software).timer(SHAPE, baseline.canvas)
