@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import simulate
@@ -17,6 +16,7 @@ from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import GRAPHS, plan_for
+from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 
 HEAD = LaneTask("head", "cpu", 0.0)
 
