@@ -11,13 +11,8 @@ one is there exactly when the run finished.
 import json
 import logging
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,17 +27,12 @@ from experiments.harness.results import ResultRow, table
 from experiments.harness.schema import read_config
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
-OF_EXTRAS = (
-    *("litert-converter", "ai-edge-litert", "flatbuffers"),
-    *("onnxruntime-qnn", "onnx", "ai-edge-quantizer"),
-)
-"""What the backends are made of; named where it is installed."""
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
@@ -152,44 +142,3 @@ def stored_settings(path: Path) -> DictConfig:
 
 def _json(content: Any, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, allow_nan=False) + "\n"
-
-
-@cache
-def environment() -> dict[str, Any]:
-    """Versions, the machine, and the commit of the code, as a process finds them first: what is
-    committed while it goes on is not what it runs."""
-    status = _git("status", "--porcelain")
-    return {
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "processor": _processor(),
-        "packages": {name: version(name) for name in PACKAGES} | _versions_of_extras(),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": None if status is None else status != "",
-    }
-
-
-def _versions_of_extras() -> dict[str, str]:
-    versions = {}
-    for name in OF_EXTRAS:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def _processor() -> str:
-    """The CPU's name, where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _git(*arguments: str) -> str | None:
-    """What git prints, or None where there is no git or no repository."""
-    command = ["git", "-C", str(REPOSITORY), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None

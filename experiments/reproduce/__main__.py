@@ -14,10 +14,11 @@ from statistics import median
 import hydra
 from omegaconf import DictConfig
 
-from experiments.harness.phone_pictures import draw
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
-from experiments.reproduce.claims import CHAPTERS, CHOICES, SOCS, Chapter
+from experiments.reproduce.chapter import SOCS, Chapter
+from experiments.reproduce.chapter_pictures import draw
+from experiments.reproduce.chapters import CHAPTERS, CHOICES
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -57,7 +58,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 def report(
     chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[str] = ()
 ) -> str:
-    """Markdown: a summary, warnings, then a section for each table or figure."""
+    """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
         "# llada.cpp on a modelled phone",
         "",
