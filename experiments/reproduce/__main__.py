@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.reproduce.chapter import SOCS, Chapter
 from experiments.reproduce.chapter_pictures import draw
 from experiments.reproduce.chapters import CHAPTERS, CHOICES
@@ -130,9 +127,7 @@ def _shown(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="reproduce")
-def main(config: DictConfig) -> None:
-    launch(reproduce, ReproduceConfig, config)
+main = entry_point("reproduce", reproduce, ReproduceConfig)
 
 
 if __name__ == "__main__":

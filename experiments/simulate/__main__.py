@@ -17,13 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.means import mean_of
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice
 from llada_jax.experts.routing import RoutingTrace
@@ -196,9 +193,7 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     yield from map(str, simulated.unknown)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="simulate")
-def main(config: DictConfig) -> None:
-    launch(simulate_run, SimulateConfig, config)
+main = entry_point("simulate", simulate_run, SimulateConfig)
 
 
 if __name__ == "__main__":
