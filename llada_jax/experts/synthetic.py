@@ -68,7 +68,7 @@ class Preferences(NamedTuple):
     own: Float[np.ndarray, "N R E"]
 
 
-class _Step(NamedTuple):
+class _DrawnStep(NamedTuple):
     """One step of a run, before its experts are picked."""
 
     logits: Float[np.ndarray, "N R E"]
@@ -109,7 +109,7 @@ def denoising_trace(
             done = rng.choice(masked, count, replace=False)
             masked = np.setdiff1d(masked, done)
             _change_own(rng, state, done, statistics.token_change)
-            steps.append(_Step(logits, block, changed, count))
+            steps.append(_DrawnStep(logits, block, changed, count))
     return _trace(rng, shape, steps, "denoising", seed)
 
 
@@ -120,7 +120,7 @@ def decoding_trace(
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     rng = np.random.default_rng(seed)
     rows = _successive_rows(rng, shape, statistics, tokens)
-    steps = [_Step(logits, 0, np.ones(1, bool), 1) for logits in rows]
+    steps = [_DrawnStep(logits, 0, np.ones(1, bool), 1) for logits in rows]
     return _trace(rng, shape, steps, "decoding", seed)
 
 
@@ -132,7 +132,7 @@ def prefill_trace(
     rng = np.random.default_rng(seed)
     rows = _successive_rows(rng, shape, statistics, prompts * tokens)
     steps = [
-        _Step(np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
+        _DrawnStep(np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
         for i in range(prompts)
     ]
     return _trace(rng, shape, steps, "prefill", seed)
@@ -187,7 +187,7 @@ def _logits(
 
 
 def _trace(
-    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_Step], kind: str, seed: int
+    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_DrawnStep], kind: str, seed: int
 ) -> RoutingTrace:
     routed = [_routed(rng, shape, step.logits) for step in steps]
     experts, weights, scores, foreseen = (np.stack(each) for each in zip(*routed, strict=True))
