@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.train.__main__ import batched
+from experiments.evaluate.answers import batched
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.quantize import QuantArray
