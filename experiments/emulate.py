@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, get_args
 
-import hydra
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn.context import SOCS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
@@ -192,9 +190,7 @@ def _agreement(
     return equal / total
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="emulate")
-def main(config: DictConfig) -> None:
-    launch(emulate, EmulateConfig, config)
+main = entry_point("emulate", emulate, EmulateConfig)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import hydra
 import jax
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
@@ -26,7 +24,7 @@ from experiments.bench.planner_bench import time_planning
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import init_params
 
@@ -94,9 +92,7 @@ def model_of(config: BenchConfig) -> lj.Model:
     return lj.Model(config.architecture, params, None)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="bench")
-def main(config: DictConfig) -> None:
-    launch(bench, BenchConfig, config)
+main = entry_point("bench", bench, BenchConfig)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.forward import run_layers
-from llada_jax.model.layers import rotation
+from llada_jax.model.layers import CachedLayer, rotation
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
@@ -152,7 +152,7 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
         jax.random.normal(jax.random.key(1), (1, rows, one.width), jnp.bfloat16),
         rotation(one, positions),
         jnp.zeros((1, rows, CACHE + rows)),
-        [(cached, cached)],
+        [CachedLayer(cached, cached)],
     )
     layer = jax.jit(run_layers, static_argnums=1)
     candidates = {

@@ -10,7 +10,7 @@ from experiments.train.mixture import MixtureConfig, Stage, TaskShare
 from experiments.train.scores import TaskScore
 from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.reliability import Reliability
+from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 

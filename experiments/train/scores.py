@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tqdm import tqdm
-
-from experiments.evaluate.answers import answer_items, batched
 from llada_jax.build import Model
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.task import Task
-from llada_jax.model.params import ModelParams
-from llada_jax.text import Tokenizer
-from llada_jax.training.loop import Evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +67,21 @@ def exact_match(
     model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
 ) -> TaskScore:
     """Counts the test items whose generated answer passes the task's verifier."""
-    right = 0
-    batches = list(batched(range(config.items), config.batch_size))
-    for indices in tqdm(batches, desc=f"{task.name}, {name}", unit="batch"):
-        items = {index: task.item(config.seed, index, "test") for index in indices}
-        answers = answer_items(model, items, sampler)[0].generations
-        right += sum(task.verify(answer.item, answer.text) for answer in answers)
-    return TaskScore(task.name, name, sampler, right, config.items)
+    found = evaluate(
+        model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
+    )
+    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
 
 
-def probe(
-    tasks: Sequence[Task], config: ScoreConfig, model: ModelConfig, tokenizer: Tokenizer
-) -> Evaluate:
-    """Makes the function that tells what a model in training can do by now."""
+def probe(self) -> "ScoreConfig":
+    return replace(self, items=self.probe_items, seed=self.seed + 1)
 
-    def evaluate(params: ModelParams) -> dict[str, float]:
-        answering = Model(model, params, tokenizer)
-        found = [
-            exact_match(answering, task, "probe", config.probe_sampler(task), config.probe)
-            for task in tasks
-        ]
-        return {f"{each.task}/exact_match": each.right / each.items for each in found}
 
-    return evaluate
+class TaskScore(NamedTuple):
+    """Right answers among so many items of a task, under one sampler."""
+
+    task: str
+    name: str
+    sampler: SamplerConfig
+    right: int
+    items: int

@@ -19,7 +19,7 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, Rotation, rms_norm
+from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, Rotation, rms_norm
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -48,7 +48,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["hidden"][None],
             angles,
             inputs["bias"][None],
-            zip(cached("keys"), cached("values"), strict=True),
+            map(CachedLayer, cached("keys"), cached("values")),
             first=layers.start,
         )
         if last:
