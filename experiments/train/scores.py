@@ -73,15 +73,17 @@ def exact_match(
     return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
 
 
-def probe(self) -> "ScoreConfig":
-    return replace(self, items=self.probe_items, seed=self.seed + 1)
+def probe(
+    tasks: Sequence[Task], config: ScoreConfig, model: ModelConfig, tokenizer: Tokenizer
+) -> Evaluate:
+    """Makes the function that tells what a model in training can do by now."""
 
+    def answered(params: ModelParams) -> dict[str, float]:
+        answering = Model(model, params, tokenizer)
+        found = [
+            exact_match(answering, task, "probe", config.probe_sampler(task), config.probe)
+            for task in tasks
+        ]
+        return {f"{each.task}/exact_match": each.right / each.items for each in found}
 
-class TaskScore(NamedTuple):
-    """Right answers among so many items of a task, under one sampler."""
-
-    task: str
-    name: str
-    sampler: SamplerConfig
-    right: int
-    items: int
+    return answered
