@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, get_args
 
-import hydra
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.calibration import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax import build
 from llada_jax.backend.calibration import Inputs
 from llada_jax.backend.emulated import EmulatedNpu
@@ -193,9 +191,7 @@ def _agreement(
     return equal / total
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="emulate")
-def main(config: DictConfig) -> None:
-    launch(emulate, EmulateConfig, config)
+main = entry_point("emulate", emulate, EmulateConfig)
 
 
 if __name__ == "__main__":

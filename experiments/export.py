@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.calibration import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax import build
 from llada_jax.backend.calibration import Inputs
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
@@ -112,9 +109,7 @@ def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequen
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="export")
-def main(config: DictConfig) -> None:
-    launch(export, ExportRunConfig, config)
+main = entry_point("export", export, ExportRunConfig)
 
 
 if __name__ == "__main__":

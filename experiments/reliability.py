@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import hydra
 import jax
 import jax.numpy as jnp
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.pictures import reliability_diagram, save
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
@@ -170,9 +168,7 @@ def _most_likely(
     return jnp.argmax(probability, axis=-1), probability.max(axis=-1)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="reliability")
-def main(config: DictConfig) -> None:
-    launch(measure, ReliabilityConfig, config)
+main = entry_point("reliability", measure, ReliabilityConfig)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
-import hydra
 import jax
 import jax.numpy as jnp
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
@@ -32,7 +30,7 @@ from experiments.bench.planning import time_planning
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_times
 from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
@@ -285,9 +283,7 @@ def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
     yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="bench")
-def main(config: DictConfig) -> None:
-    launch(bench, BenchConfig, config)
+main = entry_point("bench", bench, BenchConfig)
 
 
 if __name__ == "__main__":

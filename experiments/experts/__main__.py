@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.experts.paper import PaperConfig, predict_paper
 from experiments.experts.phones import PhonesConfig, simulate_phones
 from experiments.experts.pictures import draw_pictures
@@ -23,7 +20,7 @@ from experiments.experts.recorded import RecordedConfig, run_recorded, trained_s
 from experiments.experts.schedules import measure_schedules
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
 Part = Literal["paper", "phones", "schedules", "recorded"]
@@ -70,9 +67,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     run.finish(rows)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="experts")
-def main(config: DictConfig) -> None:
-    launch(experts, ExpertsConfig, config)
+main = entry_point("experts", experts, ExpertsConfig)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import get_args
 
-import hydra
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.sampling_engine.flips import FlipsConfig, flip_rows, load_model
 from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
 from experiments.sampling_engine.plots import draw
@@ -296,9 +294,7 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
         )
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="sampling_engine")
-def main(config: DictConfig) -> None:
-    launch(sampling_engine, SamplingEngineConfig, config)
+main = entry_point("sampling_engine", sampling_engine, SamplingEngineConfig)
 
 
 if __name__ == "__main__":

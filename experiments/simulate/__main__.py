@@ -16,15 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-import hydra
-from llada_jax.phone.planned import PlannedStaging
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.means import mean_of
 from experiments.harness.phone_pictures import draw_timeline
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.simulate.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
 from llada_jax.model.architecture import architecture
@@ -35,6 +31,7 @@ from llada_jax.phone.memory import Staging, footprint
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, Simulated, System, simulate
+from llada_jax.phone.planned import PlannedStaging
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
@@ -216,9 +213,7 @@ def on_phone(
         print(f"warning: {profile.soc} cannot run this: {memory.reason}")
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="simulate")
-def main(config: DictConfig) -> None:
-    launch(simulate_run, SimulateConfig, config)
+main = entry_point("simulate", simulate_run, SimulateConfig)
 
 
 if __name__ == "__main__":

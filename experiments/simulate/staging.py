@@ -3,14 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from llada_jax.phone.planned import PlannedStaging, planned_staging
-
 from llada_jax.config import require
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.graphs import Graphs
 from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.simulate import System
+from llada_jax.phone.planned import PlannedStaging, planned_staging
 from llada_jax.phone.workload import Workload
 from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems

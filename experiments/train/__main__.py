@@ -17,12 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, launch, stored_settings
+from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
 from experiments.harness.schema import read_config
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
@@ -294,9 +292,7 @@ def _command() -> str:
     return shlex.join(["python", "-m", "experiments.train", *named, *overrides.task, *folder])
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="train")
-def main(config: DictConfig) -> None:
-    launch(train_and_export, RunConfig, config)
+main = entry_point("train", train_and_export, RunConfig)
 
 
 if __name__ == "__main__":
