@@ -16,9 +16,10 @@ from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
 from llada_jax.model.architecture import architecture
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.simulate import ForwardTimer, System
+from llada_jax.phone.system import System
 
 MeasuredOn = Literal["xla", "litert"]
 """Backends whose time is this machine's own, not an emulator's."""

@@ -146,13 +146,12 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
         wide.layers,
     )
     positions = jnp.arange(CACHE, CACHE + rows, dtype=jnp.int32)[None]
-    cached = (jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16),)
+    cached = jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16)
     arguments = (
         jax.random.normal(jax.random.key(1), (1, rows, one.width), jnp.bfloat16),
         rotation(one, positions),
         jnp.zeros((1, rows, CACHE + rows)),
-        cached,
-        cached,
+        [(cached, cached)],
     )
     layer = jax.jit(run_layers, static_argnums=1)
     candidates = {

@@ -10,13 +10,13 @@ from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs
 from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import load_profile
+from llada_jax.swap.address_budget import Budget, kv_bytes_per_token
+from llada_jax.swap.address_layout import room_for_weights
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import Budget, kv_bytes_per_token
 from llada_jax.swap.graph import Graph, model_graph
-from llada_jax.swap.layout import room_for_weights
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 
 STEP_NS = {"llada_8b": 478_100_000, "llada2_flash": 6_850_000_000}
 """LLaDA-8B: llada.cpp (arXiv 2606.13740), Table 2. LLaDA2.0-flash: as long for each weight, as if

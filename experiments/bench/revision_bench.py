@@ -23,8 +23,8 @@ from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision.forward import pack_params, tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache, Rows

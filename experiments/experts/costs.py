@@ -2,13 +2,13 @@
 
 import math
 
-from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
+from llada_jax.experts.slots import slots_within
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
-from llada_jax.phone.profile import CpuKernels, Memory, Profile, load_profile
-from llada_jax.swap.budget import Budget
+from llada_jax.phone.profile import CpuKernels, PhoneMemory, Profile, load_profile
+from llada_jax.swap.address_budget import Budget
 
 WEIGHT_BITS, GROUP = 4, 32
 """Q4_0."""
@@ -46,7 +46,7 @@ def phone_costs(
     )
 
 
-def _read_by_cpu(shape: MoEShape, kernels: CpuKernels, memory: Memory) -> float:
+def _read_by_cpu(shape: MoEShape, kernels: CpuKernels, memory: PhoneMemory) -> float:
     """Seconds that the kernel for many rows takes for the weights: at least until they are read."""
     from_memory = expert_bytes(shape) * 1e-9 / memory.dram_gbps
     if not kernels.unpack_gweights:

@@ -23,10 +23,10 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
 from llada_jax.experts.machines import DESKTOP, MachineProfile
+from llada_jax.experts.policy import POLICIES, Policy
+from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
-from llada_jax.experts.runtime import POLICIES, Policy
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
-from llada_jax.experts.simulate import simulate
 from llada_jax.experts.synthetic import STATISTICS, decoding_trace, prefill_trace
 
 SOURCE = "arXiv 2504.05897"
@@ -151,7 +151,7 @@ def _seconds(
 ) -> float:
     slots = int(ratio * shape.n_experts)
     costs = machine.costs(shape)
-    return float(simulate(trace, policy, costs, slots, profile_steps=profile).seconds.mean())
+    return float(replay(trace, policy, costs, slots, profile_steps=profile).seconds.mean())
 
 
 def _speedup(trace: RoutingTrace, shape: MoEShape, ratio: float, profile: int) -> float:

@@ -9,13 +9,13 @@ from tqdm import tqdm
 from experiments.experts.costs import phone_costs, slots_in_address_space
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
-from llada_jax.experts.budget import slots_at_ratio
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS, Policy
+from llada_jax.experts.replay import Outcome, bound, replay
 from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
-from llada_jax.experts.runtime import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS, Policy
 from llada_jax.experts.schedule import SCHEDULERS
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
-from llada_jax.experts.simulate import Outcome, bound, simulate
+from llada_jax.experts.slots import slots_at_ratio
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.phone.profile import load_profile
 
@@ -115,7 +115,7 @@ def compare(
     prefix = f"{shape.name}/{soc}/{round(100 * ratio)}"
 
     def run(policy: Policy) -> Outcome:
-        return simulate(trace, policy, costs, slots, profile_steps=profile)
+        return replay(trace, policy, costs, slots, profile_steps=profile)
 
     hybrid = {name: run(policy) for name, policy in {**POLICIES, **BEYOND_REACH}.items()}
     hybrid["bound"] = bound(trace, costs, slots, profile_steps=profile)

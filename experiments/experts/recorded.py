@@ -11,18 +11,18 @@ import llada_jax as lj
 from experiments.experts.costs import phone_costs
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
-from llada_jax.build_experts import generate_within_budget, record_routing
 from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.experts.budget import slots_at_ratio
+from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.policy import POLICIES
 from llada_jax.experts.routing import (
     RoutingTrace,
     experts_per_step,
     imbalance,
     step_similarity,
 )
-from llada_jax.experts.runtime import POLICIES
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.experts.slots import slots_at_ratio
 from llada_jax.model.params import init_params
 
 NARROW = {
@@ -150,14 +150,14 @@ def _within_budget(
             seed=seed,
         )
         equal = np.mean(budgeted.result.tokens == result.tokens)
-        hits = budgeted.runtime.hits / budgeted.runtime.uses
+        hits = budgeted.policy_run.hits / budgeted.policy_run.uses
         name = f"budgeted/{shape.name}/25/{policy}"
         yield _row(f"{name}/equal_tokens", equal, "of the tokens")
         yield _row(f"{name}/hit_rate", hits, "of activated experts")
         yield _row(f"{name}/transfers", budgeted.store.moved, "experts")
         yield ResultRow(
             name=f"{name}/tokens_per_second",
-            value=trace.committed.sum() / budgeted.runtime.seconds,
+            value=trace.committed.sum() / budgeted.policy_run.seconds,
             unit="tokens/s",
             kind="modelled",
         )

@@ -11,10 +11,11 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.exact import shortest_seconds
-from llada_jax.experts.runtime import POLICIES, Runtime
+from llada_jax.experts.policy import POLICIES
+from llada_jax.experts.policy_run import PolicyRun
 from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
 from llada_jax.experts.shapes import LLADA2_MINI
+from llada_jax.experts.shortest_schedule import shortest_seconds
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 
 RULES = ("earliest_finish", "fastest")
@@ -54,10 +55,10 @@ def _planning(seed: int) -> Iterator[ResultRow]:
     )
     profile = int(np.flatnonzero(trace.begins_block)[1])
     for name, policy in POLICIES.items():
-        runtime = Runtime(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
+        run = PolicyRun(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
         coming = [each for step in range(profile, trace.n_steps) for each in visits(trace, step)]
-        took = [best_of(partial(runtime.run_layer, visit))[1] for visit in coming]
-        layer = runtime.seconds / len(coming)
+        took = [best_of(partial(run.run_layer, visit))[1] for visit in coming]
+        layer = run.seconds / len(coming)
         planning = float(np.median(took))
         yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
         yield ResultRow(

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import ForwardTimer, System, simulate
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
 

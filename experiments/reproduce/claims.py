@@ -17,12 +17,15 @@ from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import SOURCE, Decoding, statistics
 from llada_jax.phone.fit import product_step, residuals_of, vendor_pass
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.memory import Footprint, Runtime, footprint, staging_for
+from llada_jax.phone.memory import Footprint, Runtime, footprint
 from llada_jax.phone.profile import CpuClass, load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import ForwardTimer, System, simulate
-from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.system import System
+from llada_jax.phone.timeline import LaneTask, run
+from llada_jax.phone.transfers import transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload, autoregressive, blockwise, vanilla
 
 PAPER = "arXiv 2606.13740"
@@ -492,7 +495,7 @@ def fig13c(world: PublishedTasks) -> Chapter:
     rows = [
         _modelled(
             f"fig13c/{budget}",
-            1e3 * staging_for("swap", world.graphs.model, profile.memory, profile.mapping,
+            1e3 * transfers_by_rule("swap", world.graphs.model, profile.memory, profile.mapping,
                               resident_budget_mib=budget).seconds,
             "ms", reference=ms, source=f"{PAPER}, Figure 13c", fitted=fitted,
         )
@@ -653,7 +656,7 @@ def _bandwidths(world: PublishedTasks) -> Iterator[ResultRow]:
     profile = load_profile("SM8650")
     cpu = profile.cpu["tuned"].gemv_gweights * 4.5 / 8
     npu = profile.npu["llada_cpp"].dma_gbps
-    tasks = [Task("npu", "npu", 1.0, npu * 1e9), Task("cpu", "cpu", 1.0, cpu * 1e9)]
+    tasks = [LaneTask("npu", "npu", 1.0, npu * 1e9), LaneTask("cpu", "cpu", 1.0, cpu * 1e9)]
     both = run(tasks, profile.memory.dram_gbps)
     overlap = min(event.end for event in both.events)
     drawn = sum(
@@ -745,7 +748,7 @@ def _staged_beside(
     """Whether copies hide behind the vendor's steps, and what the three ways to map cost."""
     alone = world.phone("SM8750", replace(vendor, runtime="wide"))
     step = alone.step(Forward(32, 128, 16)).seconds
-    staged = world.phone("SM8750", vendor).staging().seconds
+    staged = world.phone("SM8750", vendor).transfers.seconds
     swap, remap, delayed = (mean_of(seconds[n]) for n in ("scr", "scr_remap", "scr_delayed"))
     return (
         f"A step of 32 rows takes {step:.2f} s with these kernels and its copies {staged:.2f} s, "

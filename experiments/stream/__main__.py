@@ -36,11 +36,11 @@ from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
 from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 
 WARM_UP = 2
 """Forwards that compile, or start with empty slots; they do not count."""

@@ -48,8 +48,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["hidden"][None],
             angles,
             inputs["bias"][None],
-            cached("keys"),
-            cached("values"),
+            zip(cached("keys"), cached("values"), strict=True),
             first=layers.start,
         )
         if last:

@@ -23,8 +23,8 @@ from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.forward import tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.revision.tiles import Tiles
 from llada_jax.types import Denoiser, Params
 

@@ -18,7 +18,7 @@ from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
-from llada_jax.revision.forward import pack_params
+from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params

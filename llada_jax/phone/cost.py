@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
-from llada_jax.phone.profile import CpuKernels, Memory, NpuKernels
+from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
 
 MIB = 1 << 20
 MATRIX_TILE = 32
@@ -71,6 +71,11 @@ class PartCost(NamedTuple):
     dram_bytes: float
     by_engine: dict[Engine, float]
 
+    def times(self, count: float) -> "PartCost":
+        """Returns the cost of so many of them, one after the other."""
+        by_engine = {engine: count * seconds for engine, seconds in self.by_engine.items()}
+        return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
+
 
 class StepCost(NamedTuple):
     """A lowered step on one processor, without the call from the host."""
@@ -92,7 +97,7 @@ class StepCost(NamedTuple):
         return {engine: sum(part.by_engine[engine] for part in self.parts) for engine in ENGINES}
 
 
-def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepCost:
+def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
     """A step on the NPU."""
 
     def product(operation: Operation) -> OperationCost:
@@ -104,7 +109,7 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepC
     return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
 
 
-def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: Memory) -> StepCost:
+def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
     """A step on the CPU. A product takes the faster of the kernels for many and for few rows, and
     at least until its weights are read."""
 
@@ -147,7 +152,7 @@ def stored_bits(weight: LoweredWeight) -> float:
 
 
 def _product(
-    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     numbers = inputs * outputs
@@ -182,7 +187,7 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
     return rate * 1e9 if rate and weight.bits < 16 else math.inf
 
 
-def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
+def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
     """What the kernels take at one time; less where the activations exceed half of VTCM."""
     fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
     return max(
@@ -202,7 +207,7 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCo
 
 
 def _cpu_product(
-    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12

@@ -101,14 +101,14 @@ def decode(
 ) -> Workload:
     """The forwards of one run. The same arguments give the same run."""
     rng = np.random.default_rng(seed)
-    canvas = _Canvas(dynamics, decoding, prompt, tokens, rng)
+    canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, rng)
     forwards = []
     while not canvas.done:
         forwards.append(canvas.forward())
     return Workload(tuple(forwards), tokens, prompt, SOURCE)
 
 
-class _Canvas:
+class _DecodingProcess:
     """Generated positions while they are decoded."""
 
     def __init__(

@@ -13,16 +13,18 @@ from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
-from llada_jax.phone.memory import MIB, Staging, buffers_mib, layer_mib, resident_mib
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.memory import MIB, buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.simulate import ForwardTimer, GraphsLike, System
+from llada_jax.phone.system import System
+from llada_jax.phone.transfers import WeightTransfers
 from llada_jax.phone.workload import Forward, vanilla
 
 Figures = Mapping[str, Any]
 RUNS = 24
 """Decodings that a mean latency is taken over."""
 TASK_TOKENS = 128
-ALL_MAPPED = Staging()
+ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
 LLaDA-8B mapped."""
 
@@ -124,7 +126,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def of_steps(free: np.ndarray) -> np.ndarray:
         phone = ForwardTimer(
-            graphs, profile.with_values(values(free)), System(), staging=ALL_MAPPED
+            graphs, profile.with_values(values(free)), System(), transfers=ALL_MAPPED
         )
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         return _relative(steps, table["npu"])
@@ -135,7 +137,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """`mapping`: an event on Figure 5d's spikes, copies on the two ends of Figure 13c."""
     spikes, ends = figures["fig5d_ffn_op_ms"], figures["fig13c_ends_ms"]
-    weights = layer_mib(graphs.model) * graphs.n_layers
+    weights = weights_mib(graphs.model, head=False)
     buffers = buffers_mib(weights, profile.memory.buffer_mib)
     small, large = (
         (weights - resident_mib(buffers, budget)) * MIB for budget in ends["resident_mib"]
@@ -265,7 +267,7 @@ def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list
     """What the profile gives for the figures that it was fitted to."""
     table = figures["table2_step_ms"]
     cpu = ForwardTimer(graphs, profile, System(body="cpu"))
-    npu = ForwardTimer(graphs, profile, System(), staging=ALL_MAPPED)
+    npu = ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED)
     found = []
     for index, rows in enumerate(table["rows"]):
         forward = Forward(rows, 0, rows)

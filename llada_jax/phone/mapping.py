@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from llada_jax.config import require
 from llada_jax.phone.profile import Profile
-from llada_jax.swap.budget import MappingPath
+from llada_jax.swap.address_budget import MappingPath
 
 _GIB = 1 << 30
 

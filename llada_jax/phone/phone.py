@@ -14,17 +14,14 @@ from typing import Any
 
 from llada_jax.config import LatencyTable, Quant, require, require_choice
 from llada_jax.phone.energy import Energy
+from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint
+from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import (
-    ForwardTimer,
-    SamplingEngineLike,
-    Simulated,
-    System,
-    simulate,
-)
+from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
 
@@ -75,8 +72,8 @@ class ModelledRun:
 
     @property
     def source(self) -> str:
-        """Where the run's forwards come from; whatever rests on these numbers says so."""
-        return self.simulated.workload.source
+        """What the numbers rest on: where the forwards come from, and which experts they take."""
+        return self.simulated.source
 
     def __repr__(self) -> str:
         """Names the run in one line."""
@@ -122,6 +119,7 @@ class Phone:
         row: int = 0,
         planner: str | None = None,
         engine: SamplingEngineLike | None = None,
+        routing: Routing | None = None,
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -134,6 +132,8 @@ class Phone:
           planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
             rule of the phone's runtime.
           engine: a sampling engine, where the system scores on one.
+          routing: which experts the rows of a mixture take (`llada_jax.phone.mixture`); None: the
+            assumption that `source` then names.
 
         Raises:
           ValueError: one message that names what is wrong: no trace, a row that it does not have, a
@@ -147,15 +147,19 @@ class Phone:
         plan = None
         if planner is not None:
             (forward, _), *_ = Counter(whose.forwards).most_common(1)
-            plan = plan_swaps(planner, graphs, self.profile, self.system, forward, whose.canvas)
+            plan = plan_swaps(
+                planner, graphs, self.profile, self.system, forward, whose.canvas, routing
+            )
 
         def latency(moved: Profile) -> float:
-            staging = None if plan is None else plan.staging(moved)
-            timer = ForwardTimer(graphs, moved, self.system, whose.canvas, staging, engine)
+            transfers = None if plan is None else plan.transfers_on(moved)
+            timer = ForwardTimer(
+                graphs, moved, self.system, whose.canvas, transfers, engine, routing
+            )
             return timer.latency(whose)
 
-        staging = None if plan is None else plan.staging(self.profile)
-        simulated = simulate(whose, graphs, self.profile, self.system, staging, engine)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        simulated = simulate(whose, graphs, self.profile, self.system, transfers, engine, routing)
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
             soc=self.profile.soc,
@@ -168,7 +172,7 @@ class Phone:
                 self.profile.memory,
                 canvas=whose.canvas,
                 rows=max(forward.rows for forward in whose.forwards),
-                head=self.system.scores_on != "cpu",
+                head=self.system.head_on_npu,
             ),
             simulated=simulated,
             plan=plan,
@@ -226,7 +230,7 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      software: fields of `llada_jax.phone.simulate.System`, for example `runtime="delayed"`.
+      software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
     """

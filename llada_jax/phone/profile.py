@@ -45,7 +45,7 @@ def _or_none(unit: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class PhoneMemory:
     """Shared memory, the NPU's own, and what the NPU can address."""
 
     dram_gbps: float = _in("GB/s")
@@ -84,7 +84,7 @@ class NpuKernels:
     matrix_tops: float = _in("TOPS")
     """The matrix engine on resident operands, two operations for a multiply-add."""
     dma_gbps: float = _in("GB/s")
-    """Memory to the NPU's own, within a model."""
+    """PhoneMemory to the NPU's own, within a model."""
     dequant_gweights: float = _or_none("Gweights/s")
     fast_dequant_gweights: float = _or_none("Gweights/s")
     """The same for the matrices whose kernel is faster: FFN down, and the head."""
@@ -135,7 +135,7 @@ class Profile:
 
     soc: str
     phone: str
-    memory: Memory
+    memory: PhoneMemory
     mapping: MappingPaths
     npu: Mapping[str, NpuKernels]
     """Kernel classes by name; `llada_cpp` and `vendor` in every profile."""
@@ -201,7 +201,7 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
 
 
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
-_PARTS = {"memory": Memory, "mapping": MappingPaths, "power": Power}
+_PARTS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
 _REQUIRED = {"npu": ("llada_cpp", "vendor"), "cpu": ("plain", "tuned")}
 
 

@@ -9,7 +9,7 @@ import optax
 from flax.training import train_state
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.forward import forward
+from llada_jax.model.forward import LayerHooks, forward
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import Batch
@@ -76,7 +76,8 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
         routers = RouterLosses(batch.live)
-        logits = forward(narrowed, model, corruption.tokens, batch.live, feed_forward_of=routers)
+        hooks = LayerHooks(feed_forward_of=routers)
+        logits = forward(narrowed, model, corruption.tokens, batch.live, hooks=hooks)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
         total = result.loss
         metrics = result._asdict()

@@ -24,9 +24,9 @@ from llada_jax.config import ModelConfig
 from llada_jax.model.head import score_rows
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.planners import planner
+from llada_jax.swap.planner_registry import planner
 from tests.backend.models import GQA, MOE, quantized, random_inputs, random_params
 
 SETTINGS = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")

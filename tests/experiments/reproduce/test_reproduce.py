@@ -16,7 +16,7 @@ from experiments.reproduce import claims
 from experiments.simulate import __main__ as simulate
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 
 RUNS = 8
 NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml"))
