@@ -16,8 +16,6 @@ from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.system import System
 
@@ -80,14 +78,14 @@ def tabulate(config: LatencyTableConfig, run: Run) -> None:
 
 
 def modelled(config: LatencyTableConfig, soc: str) -> Growth:
-    """On a phone."""
-    graphs = graphs_of(config.shape, config.quant)
-    phone = ForwardTimer(graphs, load_profile(soc), config.system, config.canvas)
-    return Growth(phone.latency_table(config.rows), phone.row_budget(), "modelled")
+    """Models the table and the budget of a phone."""
+    phone = lj.Phone(load_profile(soc), config.system, config.quant)
+    table = phone.latency_table(config.shape, config.rows, canvas=config.canvas)
+    return Growth(table, phone.row_budget(config.shape, canvas=config.canvas), "modelled")
 
 
 def measured(config: LatencyTableConfig) -> Growth:
-    """On this machine, which says nothing of a budget."""
+    """Measures the table on this machine, which says nothing of a budget."""
     table = lj.latency_table(
         lj.load(config.model, config.dtype),
         config.rows,

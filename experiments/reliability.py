@@ -29,7 +29,7 @@ from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
-from llada_jax.training.data import Batch, Example, batch_at
+from llada_jax.training.data import Example, TrainingBatch, batch_at
 from llada_jax.training.loss import corrupt
 
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
@@ -123,7 +123,7 @@ def _predictions(
 
 def _batches(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     tokenizer = model.tokenizer
     assert tokenizer is not None and model.config.eos_id is not None
     end = tokenizer.encode("<|eot_id|>")
@@ -150,7 +150,7 @@ def _batches(
 
 
 def _predict(
-    params: ModelParams, model: ModelConfig, key: jax.Array, batch: Batch
+    params: ModelParams, model: ModelConfig, key: jax.Array, batch: TrainingBatch
 ) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of the masked answer tokens' predictions, and which are right."""
     assert model.mask_id is not None

@@ -19,18 +19,19 @@ from typing import get_args
 
 import llada_jax as lj
 from experiments.harness.means import mean_of
-from experiments.harness.phone_pictures import draw_timeline
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import Quant, require, require_choice
+from experiments.simulate.timeline_picture import draw_timeline
+from llada_jax.config import ModelConfig, Quant, require, require_choice
 from llada_jax.experts.routing import RoutingTrace
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import Graphs, graphs_of
+from llada_jax.phone.graphs import Shape, graphs_of
 from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.mixture import RecordedRouting, Routing, routing_of
-from llada_jax.phone.phone import ModelledRun, Phone
+from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import ScoresOn, System
@@ -65,11 +66,6 @@ class SimulateConfig:
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
         if self.planner is not None:
             planner(self.planner)
-            require(
-                self.system.scores_on == "cpu",
-                f"planner is {self.planner!r} and scores_on {self.system.scores_on!r}; allowed: "
-                "'cpu', since a plan is of the body's weights",
-            )
         require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
         for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
             value = getattr(self, name)
@@ -77,74 +73,65 @@ class SimulateConfig:
 
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
-    """Times the run on every phone, in one table."""
-    graphs = graphs_of(config.shape, config.quant)
-    phones = [Phone(load_profile(name), config.system, config.quant) for name in config.phones]
-    routing = routing_for(config, graphs)
-    workloads = workloads_of(config, graphs)
-    engine = AttachedEngine(config.sampling_engine, graphs.model.vocab_size)
-    if config.system.scores_on == "sampling_engine":
-        engine.program(max(forward.head_rows for forward in workloads[0].forwards))
-    timed = [timed_on(phone, config, workloads[0], engine, routing) for phone in phones]
+    """Times a run on every phone, in one table."""
+    model = architecture(config.shape)
+    software = config.system, config.quant, routing_for(config, model)
+    phones = [lj.Phone(load_profile(soc), *software) for soc in config.phones]
+    workloads = workloads_of(config, model)
+    engine = AttachedEngine(config.sampling_engine, model.vocab_size)
+    found = [timed(phone, workloads[0], config, engine) for phone in phones]
     run.begin()
     rows = []
-    for phone, found in zip(phones, timed, strict=True):
-        rows += rows_of(found, phone, workloads, graphs, engine, routing)
-        path = run.folder / f"timeline_{found.soc}.json"
-        title = f"{config.shape} on {found.soc}, modelled ({found.source})"
+    for phone, modelled in zip(phones, found, strict=True):
+        rows += on_phone(phone, workloads, modelled, config.shape, engine)
+        path = run.folder / f"timeline_{modelled.soc}.json"
+        title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
         last = config.drawn_from + config.drawn_forwards
-        shown = found.simulated.timeline(config.drawn_from, last)
+        shown = modelled.simulated.timeline(config.drawn_from, last)
         write_chrome_trace(shown, title, path)
         if config.pictures:
             draw_timeline(shown, title, path.with_suffix(".png"))
-        for warning in warnings_of(found, graphs):
+        for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     run.finish(rows)
 
 
-def routing_for(config: SimulateConfig, graphs: Graphs) -> Routing | None:
+def routing_for(config: SimulateConfig, model: ModelConfig) -> Routing | None:
     """Returns the recorded routing, where one is named, of a model with such experts."""
     if config.routing is None:
         return None
     recorded = RoutingTrace.load(config.routing)
-    return routing_of(graphs.model, RecordedRouting(recorded.experts, recorded.n_experts))
+    return routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
 
 
-def workloads_of(config: SimulateConfig, graphs: Graphs) -> tuple[Workload, ...]:
+def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:
     """Returns the forwards of the trace, or of runs by the paper's statistics."""
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
-        return (from_trace(trace, graphs.model, config.row, as_if=config.as_if),)
+        return (from_trace(trace, model, config.row, as_if=config.as_if),)
     return PublishedTasks(graphs_of("llada_8b")).workloads(config.task, config.tokens, Decoding())
 
 
-def timed_on(
-    phone: Phone,
-    config: SimulateConfig,
-    workload: Workload,
-    engine: AttachedEngine,
-    routing: Routing | None,
+def timed(
+    phone: lj.Phone, workload: Workload, config: SimulateConfig, engine: AttachedEngine
 ) -> ModelledRun:
-    """Times a run. Raises ValueError that names the phone where nothing could run."""
+    """Times a run on one phone. Raises ValueError that names the phone where nothing could run."""
     try:
-        return phone.time(
-            workload, config.shape, planner=config.planner, engine=engine, routing=routing
-        )
+        return phone.time(workload, config.shape, planner=config.planner, engine=engine)
     except ValueError as error:
         raise ValueError(f"{phone.profile.soc}: {error}") from error
 
 
-def rows_of(
-    found: ModelledRun,
-    phone: Phone,
+def on_phone(
+    phone: lj.Phone,
     workloads: Sequence[Workload],
-    graphs: Graphs,
+    found: ModelledRun,
+    shape: Shape,
     engine: AttachedEngine,
-    routing: Routing | None,
 ) -> Iterator[ResultRow]:
     """Yields latency with its uncertainty, breakdown, energy and memory of the first run, which was
     `found`; of all runs, where there are several, the mean latency."""
-    system = phone.system
+    workload, system, memory = workloads[0], phone.system, found.footprint
 
     def row(name: str, value: float, unit: str, **more) -> ResultRow:
         return ResultRow(
@@ -152,19 +139,14 @@ def rows_of(
             trace_source=found.source, **more,
         )  # fmt: skip
 
-    def timer(system: System) -> ForwardTimer:
-        transfers = None if found.plan is None else found.plan.transfers_on(phone.profile)
-        canvas = workloads[0].canvas
-        return ForwardTimer(graphs, phone.profile, system, canvas, transfers, engine, routing)
-
-    def means(prefix: str, system: System) -> Iterator[ResultRow]:
+    def means(prefix: str, timer: ForwardTimer) -> Iterator[ResultRow]:
         if len(workloads) > 1:
-            mean = mean_of([*map(timer(system).latency, workloads)])
+            mean = mean_of([*map(timer.latency, workloads)])
             name = f"{prefix}mean_latency"
             yield row(name, mean.value, "s, of all runs", interval=mean.interval, n=mean.n)
 
     yield row("latency", found.seconds, "s", interval=found.interval)
-    yield from means("", system)
+    yield from means("", phone.timer(shape, workload.canvas, found.plan, engine))
     yield row("tokens_per_second", found.tokens_per_second, "tokens/s")
     for name, seconds in found.breakdown.items():
         yield row(f"part/{name}", seconds, "s")
@@ -174,38 +156,39 @@ def rows_of(
         yield row("plan/resident", found.plan.resident_bytes / MIB, "MiB")
         yield row("plan/transfers", found.plan.transfers, "a forward")
         yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
-    if system.head_on_npu:
-        for where in get_args(ScoresOn):
-            elsewhere = replace(system, scores_on=where)
-            seconds = timer(elsewhere).latency(workloads[0])
-            yield row(f"scores_on/{where}/latency", seconds, "s")
-            yield from means(f"scores_on/{where}/", elsewhere)
+    for where in get_args(ScoresOn) if system.head_on_npu else ():
+        elsewhere = replace(phone, system=replace(system, scores_on=where))
+        timer = elsewhere.timer(shape, workload.canvas, engine=engine)
+        yield row(f"scores_on/{where}/latency", timer.latency(workload), "s")
+        yield from means(f"scores_on/{where}/", timer)
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
     if found.simulated.experts_per_layer is not None:
+        timer = phone.timer(shape, workload.canvas, found.plan, engine)
         yield row("experts_per_layer", found.simulated.experts_per_layer, "different a forward")
-        weights = weights_mib(graphs.model, head=system.head_on_npu)
+        weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
         yield row("weights", weights, "MiB, of all experts")
-        yield row("staging", timer(system).transfers.seconds, "s a forward, if nothing hid it")
-    yield row("must_be_mapped", found.footprint.total, "MiB")
-    yield row("address_space", found.footprint.limit, "MiB")
+        yield row("staging", timer.transfers.seconds, "s a forward, if nothing hid it")
+    yield row("must_be_mapped", memory.total, "MiB")
+    yield row("address_space", memory.limit, "MiB")
 
 
-def warnings_of(found: ModelledRun, graphs: Graphs) -> Iterator[str]:
+def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     """Yields what a reader of the numbers must know."""
     if not found.footprint.fits:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
-    simulated, moe = found.simulated, graphs.model.moe
+    simulated, moe = found.simulated, model.moe
     if simulated.experts_per_layer is not None and moe is not None:
-        weights = weights_mib(graphs.model, head=False) / 1024
+        assumed = simulated.source.rsplit("; ", 1)[-1]
         yield (
             f"{simulated.experts_per_layer:.0f} of {moe.n_experts} experts a layer and forward: "
-            f"{simulated.source.rsplit('; ', 1)[-1]}"
+            f"{assumed}"
         )
         yield (
-            f"all {weights:,.1f} GiB of weights are taken to lie in the phone's memory, which no "
-            "profile says the size of"
+            f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
+            "phone's memory, whose size no profile has; what a forward stages is of all experts, "
+            "as none is known in time"
         )
     yield from map(str, simulated.unknown)
 

@@ -98,7 +98,7 @@ class StepCost(NamedTuple):
 
 
 def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
-    """A step on the NPU."""
+    """Prices a step on the NPU."""
 
     def product(operation: Operation) -> OperationCost:
         if operation.weight is None:
@@ -110,7 +110,7 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> 
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """A step on the CPU. A product takes the faster of the kernels for many and for few rows, and
+    """Prices a step on the CPU. A product takes the faster of the kernels for many and for few rows, and
     at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
@@ -129,12 +129,12 @@ class _VectorRates(NamedTuple):
 
 
 def _is_free(operation: Operation) -> bool:
-    """Fused, or a change of layout at the step's edge: caches are kept as the kernels read them."""
+    """Whether it is fused, or changes a layout at the step's edge: caches lie as kernels read them."""
     return operation.name in FREE or (operation.name in MOVES and not operation.scope)
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
+    """Returns batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
 
     Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
     """
@@ -188,7 +188,7 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
 
 
 def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
-    """What the kernels take at one time; less where the activations exceed half of VTCM."""
+    """Returns what the kernels take at one time; less where the activations exceed half of VTCM."""
     fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
     return max(
         kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows)
@@ -196,7 +196,7 @@ def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCost:
-    """One of the two products of attention: the cached side is read from memory."""
+    """Prices one of the two products of attention: the cached side is read from memory."""
     batch, left, inputs, right = matrix_shape(operation)
     macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12
@@ -300,7 +300,7 @@ def _unknown(operation: Operation) -> UnknownOperation:
 
 
 def _elements(operation: Operation) -> int:
-    """Of the largest tensor that it reads or writes."""
+    """Counts the largest tensor that it reads or writes."""
     return max((t.size for t in (*operation.inputs, *operation.outputs)), default=0)
 
 

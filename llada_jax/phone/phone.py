@@ -1,18 +1,19 @@
 """A phone as a user of the library has it: what a run would take there, and what stays mapped.
 
-phone = lj.phone("SM8750")
-phone.time(result.trace, shape="llada_8b")
-phone.latency_table("llada_8b")
-phone.plan("llada_8b")
+    phone = lj.phone("SM8750")
+    phone.time(result.trace, shape="llada_8b")
+    phone.latency_table("llada_8b")
+    phone.plan("llada_8b")
+
+All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import LatencyTable, Quant, require, require_choice
+from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
 from llada_jax.phone.energy import Energy
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
@@ -101,6 +102,9 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
+    routing: Routing | None = None
+    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
+    the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -119,7 +123,6 @@ class Phone:
         row: int = 0,
         planner: str | None = None,
         engine: SamplingEngineLike | None = None,
-        routing: Routing | None = None,
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -132,34 +135,25 @@ class Phone:
           planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
             rule of the phone's runtime.
           engine: a sampling engine, where the system scores on one.
-          routing: which experts the rows of a mixture take (`llada_jax.phone.mixture`); None: the
-            assumption that `source` then names.
 
         Raises:
           ValueError: one message that names what is wrong: no trace, a row that it does not have, a
             canvas that the model cannot hold, a planner without a plan.
         """
-        require(run is not None, "trace is None; allowed: the trace of `generate(..., trace=True)`")
         graphs = graphs_of(shape, self.quant)
-        whose = run
-        if not isinstance(run, Workload):
-            whose = from_trace(run, graphs.model, row, as_if=True)
+        workload = _workload(run, graphs.model, row)
         plan = None
         if planner is not None:
-            (forward, _), *_ = Counter(whose.forwards).most_common(1)
-            plan = plan_swaps(
-                planner, graphs, self.profile, self.system, forward, whose.canvas, routing
-            )
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        simulated = simulate(
+            workload, graphs, self.profile, self.system, transfers, engine, self.routing
+        )
 
         def latency(moved: Profile) -> float:
-            transfers = None if plan is None else plan.transfers_on(moved)
-            timer = ForwardTimer(
-                graphs, moved, self.system, whose.canvas, transfers, engine, routing
-            )
-            return timer.latency(whose)
+            timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
+            return timer.latency(workload)
 
-        transfers = None if plan is None else plan.transfers_on(self.profile)
-        simulated = simulate(whose, graphs, self.profile, self.system, transfers, engine, routing)
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
             soc=self.profile.soc,
@@ -170,8 +164,8 @@ class Phone:
                 self.system.runtime,
                 graphs.model,
                 self.profile.memory,
-                canvas=whose.canvas,
-                rows=max(forward.rows for forward in whose.forwards),
+                canvas=workload.canvas,
+                rows=max(forward.rows for forward in workload.forwards),
                 head=self.system.head_on_npu,
             ),
             simulated=simulated,
@@ -212,13 +206,28 @@ class Phone:
         Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
-        step = Forward(rows, rounded(canvas - rows), rows)
+        step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
-        return plan_swaps(planner, graphs, self.profile, self.system, step, canvas)
+        return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
 
-    def timer(self, shape: Shape, canvas: int = CANVAS) -> ForwardTimer:
-        """Returns what prices single forwards and workloads, for sweeps: without intervals."""
-        return ForwardTimer(graphs_of(shape, self.quant), self.profile, self.system, canvas)
+    def timer(
+        self,
+        shape: Shape,
+        canvas: int = CANVAS,
+        plan: SwapPlan | None = None,
+        engine: SamplingEngineLike | None = None,
+    ) -> ForwardTimer:
+        """Returns what prices single forwards and workloads, for sweeps: without intervals.
+
+        Args:
+          plan: what a step stages; None: by the rule of the phone's runtime.
+          engine: a sampling engine, where the system scores on one.
+        """
+        graphs = graphs_of(shape, self.quant)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        return ForwardTimer(
+            graphs, self.profile, self.system, canvas, transfers, engine, self.routing
+        )
 
 
 def phone(
@@ -238,3 +247,14 @@ def phone(
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
     return Phone(load_profile(name_or_path), System(**software), quant)
+
+
+def _workload(run: TraceLike | Workload, model: ModelConfig, row: int) -> Workload:
+    if isinstance(run, Workload):
+        return run
+    require(
+        hasattr(run, "cache_length"),
+        f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
+        "Workload",
+    )
+    return from_trace(run, model, row, as_if=True)

@@ -35,12 +35,12 @@ class Sourced:
 
 
 def _in(unit: str) -> Any:
-    """A field of a profile, with the unit that the file must state."""
+    """Declares a field of a profile, with the unit that the file must state."""
     return field(metadata={"unit": unit, "least": "above 0"})
 
 
 def _or_none(unit: str) -> Any:
-    """The same for a stage that may be missing, which 0 stands for."""
+    """Declares the same for a stage that may be missing, which 0 stands for."""
     return field(metadata={"unit": unit, "least": "0 or more"})
 
 
@@ -146,17 +146,17 @@ class Profile:
     """All entries by path: `npu.llada_cpp.tile_rows`."""
 
     def kernels(self, name: str) -> NpuKernels:
-        """An NPU kernel class by name."""
+        """Returns an NPU kernel class by name."""
         require(name in self.npu, f"kernels is {name!r}; allowed: {', '.join(self.npu)}")
         return self.npu[name]
 
     def cpu_kernels(self, name: str) -> CpuKernels:
-        """A CPU kernel class by name."""
+        """Returns a CPU kernel class by name."""
         require(name in self.cpu, f"cpu is {name!r}; allowed: {', '.join(self.cpu)}")
         return self.cpu[name]
 
     def with_values(self, values: Mapping[str, float]) -> "Profile":
-        """A copy with other values at some paths; units, tags and sources stay."""
+        """Returns a copy with other values at some paths; units, tags and sources stay."""
         numbers = dict(self.numbers)
         for path, value in values.items():
             require(path in numbers, f"{path} is no number of {self.soc}")

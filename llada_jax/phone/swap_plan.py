@@ -1,5 +1,6 @@
 """A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
-from llada_jax.phone.workload import Forward
+from llada_jax.phone.workload import Forward, Workload
 from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
@@ -82,19 +83,13 @@ class SwapPlan:
 
 def plan_swaps(
     planner: str,
+    workload: Workload,
     graphs: GraphsLike,
     profile: Profile,
     system: System,
-    forward: Forward,
-    canvas: int,
     routing: Routing | None = None,
 ) -> SwapPlan:
-    """Plans a kind of forward with the planner of this name, and checks the plan.
-
-    Args:
-      forward: what a step runs.
-      canvas: tokens whose keys and values must find room.
-      routing: which experts a mixture's rows take, for the time of its body.
+    """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
     Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
     planner finds no plan (then with the reason).
@@ -111,12 +106,13 @@ def plan_swaps(
         f"runtime is {system.runtime!r}; allowed with a planner: {', '.join(map(repr, PATHS))}",
     )
     path = mapping_path(profile, PATHS[system.runtime])
+    (forward, _), *_ = Counter(workload.forwards).most_common(1)
     graph = path.price(_body(graphs, profile, system, forward, routing))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
-        tokens=canvas,
+        tokens=workload.canvas,
     )
     try:
         plan = plan_with(graph, budget)

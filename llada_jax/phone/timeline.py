@@ -57,12 +57,12 @@ class Timeline(NamedTuple):
         return max((event.end for event in self.events), default=0.0)
 
     def shifted(self, by: float) -> "Timeline":
-        """The same, later."""
+        """Returns the same, later."""
         return Timeline(tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events))
 
 
 def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
-    """When each task runs.
+    """Simulates when each task runs.
 
     Raises ValueError for names that repeat or are missing, and for tasks that wait for each other.
     """
@@ -108,7 +108,7 @@ class _Running(NamedTuple):
 
 
 def shares(demands: Mapping[Lane, float], capacity: float) -> dict[Lane, float]:
-    """Speed of each lane, 1 at the most: what it gets of the memory over what it wants."""
+    """Returns the speed of each lane, 1 at the most: what it gets of the memory over what it wants."""
     speeds, left = {}, capacity
     ascending = sorted(demands.items(), key=lambda item: item[1])
     for index, (lane, demand) in enumerate(ascending):
@@ -119,7 +119,7 @@ def shares(demands: Mapping[Lane, float], capacity: float) -> dict[Lane, float]:
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
-    """Where the time goes, as parts of the whole: they add up to `timeline.seconds`.
+    """Returns where the time goes, as parts of the whole: they add up to `timeline.seconds`.
 
     The NPU comes first: what it does, then what it waits for (staging that is not hidden, the
     CPU), then what sharing the memory costs.
@@ -167,7 +167,7 @@ def _uncovered(start: float, end: float, spans: list[tuple[float, float]]) -> fl
 
 
 def busy_seconds(timeline: Timeline) -> dict[str, float]:
-    """Seconds by what is busy: `npu`, `cpu`, `both` or `idle`; staging keeps a CPU core busy."""
+    """Sums seconds by what is busy: `npu`, `cpu`, `both`, `idle`; staging keeps a CPU core busy."""
     npu = _merged([(e.start, e.end) for e in _of(timeline, "npu")])
     host = [(e.start, e.end) for lane in ("cpu", "staging") for e in _of(timeline, lane)]
     host = _merged(host)

@@ -1,14 +1,10 @@
 """A small model, its lowered steps, and the real profiles."""
 
-from collections import Counter
 from functools import cache
 
 from llada_jax.config import ModelConfig
 from llada_jax.phone.graphs import Graphs
-from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.swap_plan import plan_swaps
-from llada_jax.phone.system import System
-from llada_jax.phone.workload import Workload
+from llada_jax.phone.profile import load_profile
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=512, width=64, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=16,
@@ -16,12 +12,6 @@ SHAPE = ModelConfig(
 )  # fmt: skip
 GRAPHS = Graphs(SHAPE)
 PHONE = load_profile("SM8750")
-
-
-def plan_for(name: str, workload: Workload, graphs: Graphs, phone: Profile, system: System):
-    """Plans the forward that a workload consists of the most."""
-    ((forward, _),) = Counter(workload.forwards).most_common(1)
-    return plan_swaps(name, graphs, phone, system, forward, workload.canvas)
 
 
 @cache

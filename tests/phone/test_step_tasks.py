@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.step_tasks import StepWork, run_step
+from llada_jax.phone.swap_plan import plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, breakdown
 from llada_jax.phone.transfers import transfers_of_plan
@@ -15,7 +16,7 @@ from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
-from tests.phone.small import GRAPHS, plan_for
+from tests.phone.small import GRAPHS
 from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 
 HEAD = LaneTask("head", "cpu", 0.0)
@@ -86,12 +87,12 @@ def test_a_planner_s_plan_prices_a_run():
     workload, system = blockwise(8, 32), System()
     seconds = {}
     for name in ("paging", "greedy", "steady"):
-        planned = plan_for(name, workload, GRAPHS, small, system)
+        planned = plan_swaps(name, workload, GRAPHS, small, system)
         found = simulate(workload, GRAPHS, small, system, planned.transfers_on(small))
         assert sum(found.parts.values()) == pytest.approx(found.seconds)
         seconds[name] = found.seconds
     assert seconds["steady"] <= seconds["greedy"] * 1.001 < seconds["paging"]
-    roomy = plan_for("steady", workload, GRAPHS, phone, system)
+    roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
     bare = simulate(workload, GRAPHS, phone, System(runtime="none"))
     found = simulate(workload, GRAPHS, phone, system, roomy.transfers_on(phone))
     assert roomy.plan.transfers == ()
@@ -112,10 +113,10 @@ def test_a_planner_s_plan_prices_a_run():
 )
 def test_settings_that_no_plan_suits_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan_for(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
+        plan_swaps(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
 
 
 def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
     tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
     with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
-        plan_for("steady", blockwise(8, 32), GRAPHS, tiny, System())
+        plan_swaps("steady", blockwise(8, 32), GRAPHS, tiny, System())
