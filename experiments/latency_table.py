@@ -11,16 +11,13 @@ budget of rows, as settings of a sampler on the command line of any experiment t
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.results import Kind, ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 
 MeasuredOn = Literal["xla", "litert"]
 """Backends whose time is this machine's own, not an emulator's."""
@@ -99,9 +96,7 @@ def measured(config: LatencyTableConfig) -> Growth:
     return Growth(table, None, "measured")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="latency_table")
-def main(config: DictConfig) -> None:
-    launch(tabulate, LatencyTableConfig, config)
+main = entry_point("latency_table", tabulate, LatencyTableConfig)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.evaluate.chosen_samplers import ChosenSamplers
@@ -34,7 +32,7 @@ from experiments.evaluate.decoder import CELLS, TaskConfig, TrialConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
@@ -248,9 +246,7 @@ def _line(generation: Generation, is_right: bool) -> dict[str, Any]:
     }
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="evaluate")
-def main(config: DictConfig) -> None:
-    launch(evaluate, EvaluateConfig, config)
+main = entry_point("evaluate", evaluate, EvaluateConfig)
 
 
 if __name__ == "__main__":

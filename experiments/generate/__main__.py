@@ -22,18 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import hydra
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 from jaxtyping import Int
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.generate.live_canvas import Page, printable, watcher_for
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import SamplerConfig, require
 from llada_jax.phone.profile import load_profile
@@ -243,9 +241,7 @@ def _quoted(argument: str) -> str:
     return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="generate")
-def main(config: DictConfig) -> None:
-    launch(generate, GenerateConfig, config)
+main = entry_point("generate", generate, GenerateConfig)
 
 
 if __name__ == "__main__":

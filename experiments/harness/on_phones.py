@@ -8,7 +8,7 @@ from experiments.harness.results import ResultRow
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.graphs import unknown_so_far
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
 

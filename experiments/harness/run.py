@@ -1,8 +1,6 @@
 """A run of an experiment: from Hydra's configuration to a folder that says what happened.
 
-    @hydra.main(version_base="1.3", config_path="../conf", config_name="generate")
-    def main(config: DictConfig) -> None:
-        launch(generate, GenerateConfig, config)
+    main = entry_point("generate", generate, GenerateConfig)
 
 The folder gets `config.yaml` (resolved), `env.json`, `metrics.jsonl` and `results.json`. The last
 one is there exactly when the run finished.
@@ -16,7 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydra.conf import HydraConf
+import hydra
+from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -27,42 +26,68 @@ from experiments.harness.results import ResultRow, table
 from experiments.harness.schema import read_config
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
+from llada_jax.config.sampler import PRESETS
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
+CONF = REPOSITORY / "conf"
 
-# `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
-# to say only what differs.
-ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+# `sampler=default`, and one for each preset: every setting, so that each can be overridden.
+for _name, _changes in {"default": {}, **PRESETS}.items():
+    ConfigStore.instance().store(_name, {**asdict(SamplerConfig()), **_changes}, group="sampler")
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):
     ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
 
 
-def _without_files(hydra: HydraConf) -> HydraConf:
-    """Hydra's own settings, but that it writes nothing into the folder of a run, which is `Run`'s:
-    a copy of the settings and a log would be there, or be overwritten, before input is checked.
-
-    Of a sweep, Hydra's sweeper writes `multirun.yaml` whatever is set: not into the folder of a run
-    but into the one above (`hydra.sweep.dir`), which is the sweep's."""
-    defaults = [
-        {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
-        for each in hydra.defaults
-    ]
-    return replace(hydra, defaults=defaults, output_subdir=None)
-
-
-ConfigStore.instance().store("config", _without_files(HydraConf()), group="hydra")
-
 T = TypeVar("T")
 
 
-def launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
-    """Run an experiment in the folder that Hydra made for it.
+def entry_point(
+    verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
+) -> Callable[[], None]:
+    """Makes the command of a verb: its settings are `conf/<verb>.yaml`, and its runs go to
+    `outputs/<verb>/<date>/<time>`."""
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
+    def command(config: DictConfig) -> None:
+        _launch(experiment, schema, config)
+
+    def main() -> None:
+        ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
+        command()
+
+    return main
+
+
+def _hydra_settings(verb: str) -> HydraConf:
+    """Returns Hydra's own settings, with the folders of a verb.
+
+    Hydra writes nothing into the folder of a run, which is `Run`'s: a copy of the settings and a
+    log would be there, or be overwritten, before input is checked. Its sweeper writes
+    `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`).
+    """
+    folder = f"outputs/{verb}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S}}"
+    hydra = HydraConf()
+    return replace(
+        hydra,
+        defaults=[
+            {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
+            for each in hydra.defaults
+        ],
+        output_subdir=None,
+        run=RunDir(folder),
+        sweep=SweepDir(folder, "${hydra.job.num}"),
+        help=replace(hydra.help, app_name=f"experiments.{verb}"),
+    )
+
+
+def _launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
+    """Runs an experiment in the folder that Hydra made for it.
 
     Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
     installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_figure import draw
 from llada_jax.config import ModelConfig, require
@@ -233,9 +230,7 @@ def table_of(planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     )
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="plan")
-def main(config: DictConfig) -> None:
-    launch(plan, PlanConfig, config)
+main = entry_point("plan", plan, PlanConfig)
 
 
 if __name__ == "__main__":

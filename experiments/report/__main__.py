@@ -19,13 +19,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.evaluate.result_rows import comparison_rows, score_rows
 from experiments.harness.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.report.environments import environment_file, environment_lines
 from experiments.report.labels import labels
 from llada_jax.config import require
@@ -330,9 +327,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     return [require_object(row, path, _RESULT) for row in rows]
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="report")
-def main(config: DictConfig) -> None:
-    launch(report, ReportConfig, config)
+main = entry_point("report", report, ReportConfig)
 
 
 if __name__ == "__main__":

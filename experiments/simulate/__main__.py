@@ -5,6 +5,7 @@
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
+    python -m experiments.simulate shape=llada2_flash routing=outputs/.../routing.npz
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): all rows are of
 the first run that is drawn from them, but for `mean_latency`, which is over the 24 runs that the
@@ -16,23 +17,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.means import mean_of
-from experiments.harness.phone_pictures import draw_timeline
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
+from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice
+from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of
+from llada_jax.phone.memory import weights_mib
+from llada_jax.phone.mixture import RecordedRouting, Routing, routing_of
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System
+from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 from llada_jax.swap.address_budget import MIB
@@ -50,6 +52,7 @@ class SimulateConfig:
     tokens: int = 128
     shape: str = "llada_8b"
     quant: Quant = "int4_block32"
+    routing: str | None = None
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     planner: str | None = None
@@ -71,8 +74,9 @@ class SimulateConfig:
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Times a run on every phone, in one table."""
-    phones = [lj.Phone(load_profile(soc), config.system, config.quant) for soc in config.phones]
     model = architecture(config.shape)
+    software = config.system, config.quant, routing_for(config, model)
+    phones = [lj.Phone(load_profile(soc), *software) for soc in config.phones]
     workloads = workloads_of(config, model)
     engine = AttachedEngine(config.sampling_engine, model.vocab_size)
     found = [timed(phone, workloads[0], config, engine) for phone in phones]
@@ -87,9 +91,17 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         write_chrome_trace(shown, title, path)
         if config.pictures:
             draw_timeline(shown, title, path.with_suffix(".png"))
-        for unknown in modelled.simulated.unknown:
-            print(f"warning: {unknown}")
+        for warning in warnings_of(modelled, model):
+            print(f"warning: {warning}")
     run.finish(rows)
+
+
+def routing_for(config: SimulateConfig, model: ModelConfig) -> Routing | None:
+    """Returns the recorded routing, where one is named, of a model with such experts."""
+    if config.routing is None:
+        return None
+    recorded = RoutingTrace.load(config.routing)
+    return routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
 
 
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:
@@ -144,7 +156,7 @@ def on_phone(
         yield row("plan/resident", found.plan.resident_bytes / MIB, "MiB")
         yield row("plan/transfers", found.plan.transfers, "a forward")
         yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
-    for where in get_args(ScoresOn) if system.scores_on != "cpu" else ():
+    for where in get_args(ScoresOn) if system.head_on_npu else ():
         elsewhere = replace(phone, system=replace(system, scores_on=where))
         timer = elsewhere.timer(shape, workload.canvas, engine=engine)
         yield row(f"scores_on/{where}/latency", timer.latency(workload), "s")
@@ -152,15 +164,36 @@ def on_phone(
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
+    if found.simulated.experts_per_layer is not None:
+        timer = phone.timer(shape, workload.canvas, found.plan, engine)
+        yield row("experts_per_layer", found.simulated.experts_per_layer, "different a forward")
+        weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
+        yield row("weights", weights, "MiB, of all experts")
+        yield row("staging", timer.transfers.seconds, "s a forward, if nothing hid it")
     yield row("must_be_mapped", memory.total, "MiB")
     yield row("address_space", memory.limit, "MiB")
-    if not memory.fits:
-        print(f"warning: {found.soc} cannot run this: {memory.reason}")
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="simulate")
-def main(config: DictConfig) -> None:
-    launch(simulate_run, SimulateConfig, config)
+def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
+    """Yields what a reader of the numbers must know."""
+    if not found.footprint.fits:
+        yield f"{found.soc} cannot run this: {found.footprint.reason}"
+    simulated, moe = found.simulated, model.moe
+    if simulated.experts_per_layer is not None and moe is not None:
+        assumed = simulated.source.rsplit("; ", 1)[-1]
+        yield (
+            f"{simulated.experts_per_layer:.0f} of {moe.n_experts} experts a layer and forward: "
+            f"{assumed}"
+        )
+        yield (
+            f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
+            "phone's memory, whose size no profile has; what a forward stages is of all experts, "
+            "as none is known in time"
+        )
+    yield from map(str, simulated.unknown)
+
+
+main = entry_point("simulate", simulate_run, SimulateConfig)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ suite=decoding chosen=<run folder>` scores what was chosen.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import hydra
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
@@ -28,7 +26,7 @@ from experiments.evaluate.score_table import NUMBERS, score_cells
 from experiments.evaluate.suite import DecoderConfig
 from experiments.harness.pictures import Cost, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import fingerprint
@@ -233,9 +231,7 @@ def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
         yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of questions")
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="thresholds")
-def main(config: DictConfig) -> None:
-    launch(choose_thresholds, ThresholdsConfig, config)
+main = entry_point("thresholds", choose_thresholds, ThresholdsConfig)
 
 
 if __name__ == "__main__":

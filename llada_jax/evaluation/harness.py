@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from llada_jax import build
-from llada_jax.backend.manifest import MANIFEST
+from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig, require
 from llada_jax.evaluation.answers import answer_items

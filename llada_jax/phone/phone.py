@@ -15,17 +15,14 @@ from typing import Any
 
 from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
 from llada_jax.phone.energy import Energy
+from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint
+from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import (
-    ForwardTimer,
-    SamplingEngineLike,
-    Simulated,
-    System,
-    simulate,
-)
+from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
 
@@ -76,8 +73,8 @@ class ModelledRun:
 
     @property
     def source(self) -> str:
-        """Where the run's forwards come from; whatever rests on these numbers says so."""
-        return self.simulated.workload.source
+        """What the numbers rest on: where the forwards come from, and which experts they take."""
+        return self.simulated.source
 
     def __repr__(self) -> str:
         """Names the run in one line."""
@@ -105,6 +102,9 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
+    routing: Routing | None = None
+    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
+    the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -144,9 +144,11 @@ class Phone:
         workload = _workload(run, graphs.model, row)
         plan = None
         if planner is not None:
-            plan = plan_swaps(planner, workload, graphs, self.profile, self.system)
-        staging = None if plan is None else plan.staging(self.profile)
-        simulated = simulate(workload, graphs, self.profile, self.system, staging, engine)
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        simulated = simulate(
+            workload, graphs, self.profile, self.system, transfers, engine, self.routing
+        )
 
         def latency(moved: Profile) -> float:
             timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
@@ -164,7 +166,7 @@ class Phone:
                 self.profile.memory,
                 canvas=workload.canvas,
                 rows=max(forward.rows for forward in workload.forwards),
-                head=self.system.scores_on != "cpu",
+                head=self.system.head_on_npu,
             ),
             simulated=simulated,
             plan=plan,
@@ -206,7 +208,7 @@ class Phone:
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
         step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
-        return plan_swaps(planner, step, graphs, self.profile, self.system)
+        return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
 
     def timer(
         self,
@@ -222,8 +224,10 @@ class Phone:
           engine: a sampling engine, where the system scores on one.
         """
         graphs = graphs_of(shape, self.quant)
-        staging = None if plan is None else plan.staging(self.profile)
-        return ForwardTimer(graphs, self.profile, self.system, canvas, staging, engine)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        return ForwardTimer(
+            graphs, self.profile, self.system, canvas, transfers, engine, self.routing
+        )
 
 
 def phone(
@@ -235,7 +239,7 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      software: fields of `llada_jax.phone.simulate.System`, for example `runtime="delayed"`.
+      software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
     """

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llada_jax.config import require
-from llada_jax.phone.cost import price_on_npu, stored_bits
+from llada_jax.phone.cost import stored_bits
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.simulate import GraphsLike, System
-from llada_jax.phone.step_tasks import PlannedStaging, planned_staging
+from llada_jax.phone.system import System
+from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
 from llada_jax.phone.workload import Forward, Workload
 from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
@@ -63,11 +65,11 @@ class SwapPlan:
         """Seconds of a step's operators alone."""
         return self.graph.compute_ns / 1e9
 
-    def staging(self, profile: Profile) -> PlannedStaging:
+    def transfers_on(self, profile: Profile) -> WeightTransfers:
         """Returns the plan's transfers, as long as they take by this profile of the phone."""
         path = mapping_path(profile, PATHS[self.runtime])
         graph = path.price(self.graph, self.transfers)
-        return planned_staging(graph, self.plan, copies=self.runtime == "swap")
+        return transfers_of_plan(graph, self.plan, copies=self.runtime == "swap")
 
     def __repr__(self) -> str:
         """Names the plan in one line."""
@@ -80,7 +82,12 @@ class SwapPlan:
 
 
 def plan_swaps(
-    planner: str, workload: Workload, graphs: GraphsLike, profile: Profile, system: System
+    planner: str,
+    workload: Workload,
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System,
+    routing: Routing | None = None,
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
@@ -100,7 +107,7 @@ def plan_swaps(
     )
     path = mapping_path(profile, PATHS[system.runtime])
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
-    graph = path.price(_body(graphs, profile, system, forward))
+    graph = path.price(_body(graphs, profile, system, forward, routing))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
@@ -118,14 +125,19 @@ def plan_swaps(
     return SwapPlan(profile.soc, planner, system.runtime, priced, plan)
 
 
-def _body(graphs: GraphsLike, profile: Profile, system: System, forward: Forward) -> Graph:
+def _body(
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System,
+    forward: Forward,
+    routing: Routing | None,
+) -> Graph:
     """Returns the model's matrices, with the time that the cost model gives the body."""
-    layer = graphs.layer(forward.rows, forward.cache)
-    cost = price_on_npu(layer, profile.kernels(system.kernels), profile.memory)
-    matrices = [weight for weight in layer.weights.values() if len(weight.shape) > 1]
+    weights = graphs.layer(forward.rows, forward.cache).weights.values()
+    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
     return model_graph(
         graphs.model,
         rows=forward.rows,
-        weight_bits=max(stored_bits(weight) for weight in matrices),
-        step_ns=round(graphs.n_layers * cost.seconds * 1e9),
+        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
+        step_ns=round(timer.body_seconds(forward) * 1e9),
     )

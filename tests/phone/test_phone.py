@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.profile import PROFILES
-from llada_jax.phone.simulate import ForwardTimer, System
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
 from tests.phone.small import GRAPHS, SHAPE
 

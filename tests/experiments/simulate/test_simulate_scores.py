@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.harness.run import Run
 from experiments.simulate import __main__ as simulate
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 from tests.phone.small import PHONE, SHAPE
