@@ -53,7 +53,7 @@ class RevisionBenchConfig:
 def time_revision(
     model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
                         pad_id=None)  # fmt: skip
     forms = _forms(one, seed)
@@ -70,7 +70,7 @@ def time_revision(
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
-    """The parameters of one layer; the matrices stand for the same numbers in all but float16."""
+    """Makes the parameters of one layer, of the same numbers in all forms but float16."""
     tiles = pack_params(init_params(config, jax.random.key(seed)), config)
 
     def integers(leaf: Any) -> Any:
@@ -91,7 +91,7 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
 
 
 def _bytes(params: ModelParams) -> int:
-    """Of the layer's matrices. XLA's int4 lies one in a byte."""
+    """Counts the bytes of the layer's matrices. XLA's int4 lies one in a byte."""
     matrices = jax.tree.leaves(
         (params.layers[0].attention, params.layers[0].ffn),
         is_leaf=lambda leaf: isinstance(leaf, QuantArray),

@@ -14,9 +14,6 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.experts.expert_pictures import draw_pictures
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
 from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
@@ -24,7 +21,7 @@ from experiments.experts.recorded_routing import RecordedConfig, run_recorded, t
 from experiments.experts.schedule_gaps import measure_schedules
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
 Part = Literal["paper", "phones", "schedules", "recorded"]
@@ -70,9 +67,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     run.finish(rows)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="experts")
-def main(config: DictConfig) -> None:
-    launch(experts, ExpertsConfig, config)
+main = entry_point("experts", experts, ExpertsConfig)
 
 
 if __name__ == "__main__":

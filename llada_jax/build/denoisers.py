@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import jax
 
-from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
-from llada_jax.backend.emulated import EmulatedNpu
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import MANIFEST
-from llada_jax.backend.program import CompiledOnDemand, Exported
+from llada_jax.backend.exported.manifest import MANIFEST
+from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
+from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.backend.streamed_program import StreamedProgram

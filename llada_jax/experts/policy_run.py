@@ -91,7 +91,7 @@ class PolicyRun:
         return LayerDecision(schedule, before, after, swaps)
 
     def _link(self, layer: int) -> Link:
-        """The link as this layer finds it: perhaps still busy with the last transfer."""
+        """Returns the link as this layer finds it: perhaps busy with the last transfer."""
         busy = max(0.0, self._link_end - self.seconds)
         flying = self._in_flight
         mine = busy > 0 and flying is not None and flying.layer == layer
@@ -104,7 +104,7 @@ class PolicyRun:
         return best(np.where(present, self.cache.worth(layer), -np.inf), slots)
 
     def _use_idle_link(self, visit: Visit, until: float) -> tuple[Swap, ...]:
-        """Transfers ahead of time that start before `until`; refills end before it."""
+        """Starts transfers ahead of time before `until`; refills end before it."""
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
         wanted = self._prefetcher.swaps(visit, self.resident)

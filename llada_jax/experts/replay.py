@@ -63,7 +63,7 @@ def bound(
     profile_steps: int,
     scheduler: Scheduler = fastest,
 ) -> Outcome:
-    """No policy with so many slots a layer, and this scheduler, is faster.
+    """Returns what no policy with so many slots a layer, and this scheduler, is faster than.
 
     In every layer the slots hold the experts of highest load, as if each step's routing had been
     known and bringing them in had cost nothing. With `fastest`, no policy at all is faster.

@@ -15,7 +15,7 @@ MOST_EXPERTS = 6
 def shortest_seconds(
     loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"], costs: ExpertCosts
 ) -> float:
-    """Of all choices of who runs what, orders of transfers and orders on the accelerator.
+    """Tries all choices of who runs what, orders of transfers and orders on the accelerator.
 
     The link is idle at first. At most 6 active experts: the number of plans grows factorially.
     """

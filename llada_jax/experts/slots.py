@@ -12,7 +12,7 @@ from llada_jax.experts.shapes import MoEShape
 
 
 class AddressSpace(Protocol):
-    """What `llada_jax.swap.budget.Budget` says of a session."""
+    """What `llada_jax.swap.address_budget.Budget` says of a session."""
 
     @property
     def session_bytes(self) -> int: ...
@@ -22,7 +22,7 @@ class AddressSpace(Protocol):
 
 
 def slots_within(space: AddressSpace, shape: MoEShape, expert_bytes: int) -> int:
-    """Slots of each layer; more than all experts are never needed.
+    """Returns the slots of each layer; more than all experts are never needed.
 
     Raises ValueError where there is not one slot for each layer.
     """
@@ -37,7 +37,7 @@ def slots_within(space: AddressSpace, shape: MoEShape, expert_bytes: int) -> int
 
 
 def slots_at_ratio(ratio: float, shape: MoEShape) -> int:
-    """The slots of a share of all experts, as the paper gives cache sizes.
+    """Returns the slots of a share of all experts, as the paper gives cache sizes.
 
     Raises ValueError where that is less than one expert a layer.
     """

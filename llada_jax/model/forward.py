@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import logits_of
 from llada_jax.model.layers import (
-    Cached,
+    CachedLayer,
     Multiply,
     Rotation,
     attention,
@@ -78,7 +78,7 @@ def forward_rows(
         params.embedding[rows.tokens],
         rotation(config, rows.positions),
         attention_bias(rows),
-        zip(tuple(cache.keys), tuple(cache.values), strict=True),
+        map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
         hooks=hooks,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -91,7 +91,7 @@ def run_layers(
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    caches: Iterable[Cached],
+    caches: Iterable[CachedLayer],
     first: int = 0,
     hooks: LayerHooks = PLAIN,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:

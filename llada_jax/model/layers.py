@@ -22,12 +22,19 @@ HIDDEN_SCORE = -3e4
 
 Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
 """`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
-Cached = tuple[Float[Array, "B L K Dh"], Float[Array, "B L K Dh"]]
-"""Keys and values of one layer; L may be 0."""
 Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
 
 _piece = partial(jax.jit, inline=True)
+
+
+class CachedLayer(NamedTuple):
+    """Cached keys and values of a layer; L may be 0."""
+
+    keys: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
+    values: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
+    index: Int[Array, ""] | None = None
+    """Which layer is meant, where the arrays have all: sliced with the product, not before."""
 
 
 class Rotation(NamedTuple):
@@ -107,7 +114,7 @@ def attention(
     config: ModelConfig,
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: Cached,
+    cached: CachedLayer,
     multiply: Multiply = linear,
 ) -> tuple[Float[Array, "B R D"], Fresh]:
     """Lets rows attend to the cache and to each other; returns their keys and values, too.
@@ -129,7 +136,7 @@ def _mix(
     norms: Sequence[Float[Array, " Dh"] | None],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: Cached,
+    cached: CachedLayer,
 ) -> tuple[Float[Array, "B R HDh"], Fresh]:
     """Returns the heads' outputs from their queries, keys and values as the matrices gave them."""
 
@@ -143,9 +150,10 @@ def _mix(
         return rotate(out if norm is None else rms_norm(out, norm, config.norm_eps), angles)
 
     query, key, value = turned(0), turned(1), heads(2)
+    old = cached[:2] if cached.index is None else [array[cached.index] for array in cached[:2]]
     keys, values = [key], [value]
-    if cached[0].shape[1] > 0:
-        keys, values = [cached[0].astype(key.dtype), key], [cached[1].astype(key.dtype), value]
+    if old[0].shape[1] > 0:
+        keys, values = [old[0].astype(key.dtype), key], [old[1].astype(key.dtype), value]
     return attend(query, keys, values, bias), (key, value)
 
 

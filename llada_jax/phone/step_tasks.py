@@ -1,157 +1,109 @@
-"""A planner's plan as tasks of the timeline: which weights are staged when, in steps that follow
-each other.
+"""A step as tasks of the timeline: the body, what it waits for, and what the CPU does.
 
-Operators between which nothing is waited for run as one task. A transfer may begin while the step
-before it is still running, so three steps are laid out and the one in the middle is what a step of
-a loop looks like: what the last one prefetched is there, and it prefetches for the next one.
+A transfer of a plan may begin while the step before it is still running. Then three steps are laid
+out, and the one in the middle is what a step of a loop looks like: what the last one prefetched is
+there, and it prefetches for the next one.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from llada_jax.phone.timeline import Event, Task, Timeline
-from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.timing import waits_of
+from llada_jax.phone.timeline import LaneTask, TimedTask, Timeline, run
+from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 
 LAID_OUT = 3
 SHOWN = 1
 """Of the steps that are laid out, the one that counts."""
 
 
-class Stretch(NamedTuple):
-    """Neighbouring operators that run as one task."""
+class StepWork(NamedTuple):
+    """A forward's tasks, without transfers; `needs` are filled in."""
 
-    name: str
-    share: float
-    """Of the body's compute time."""
-
-
-class PlannedTransfer(NamedTuple):
-    """One transfer of every step."""
-
-    name: str
-    seconds: float
-    copied_bytes: float
-    """0 where the bytes stay where they are and are only mapped."""
-    feeds: int
-    """The stretch that waits for it."""
-    after: int | None
-    """The stretch that it waits for; None for the start of the step."""
-    lag: int
-    """Whether that stretch is of the same step (0) or of the one before (1)."""
+    layers: Sequence[LaneTask]
+    beside: Sequence[LaneTask]
+    """The CPU's revision, where there is one, and the head last, after the body."""
+    call: LaneTask | None = None
+    """The host's call, where it takes time."""
 
 
-class PlannedStaging(NamedTuple):
-    """What a step's tasks need to know of a plan."""
+def run_step(work: StepWork, transfers: WeightTransfers, dram_gbps: float) -> Timeline:
+    """Lays a step out and runs it; as a step in a loop, where transfers reach across steps."""
+    work = work._replace(layers=_stretched(work.layers, transfers))
+    if not transfers.looped:
+        return run(list(_step_tasks(work, transfers.transfers)), dram_gbps)
+    last = work.beside[-1].name
+    tasks = [
+        task
+        for step in range(LAID_OUT)
+        for task in _step_tasks(work, transfers.transfers, step, (last,) if step else ())
+    ]
+    return _step_in_a_loop(run(tasks, dram_gbps), last)
 
-    stretches: tuple[Stretch, ...]
-    transfers: tuple[PlannedTransfer, ...]
 
-    @property
-    def seconds(self) -> float:
-        """One step's, when nothing hides it."""
-        return sum(transfer.seconds for transfer in self.transfers)
-
-
-def planned_staging(graph: Graph, plan: Plan, *, copies: bool) -> PlannedStaging:
-    """A plan with the transfer times of its graph.
-
-    `copies` says whether a transfer moves the bytes, and so draws from memory, or maps them.
-    """
-    waits = waits_of(graph, plan)
-    names = [graph.operators[index].name for index in plan.order]
-    edges = {0, len(names), *waits.first, *(after + 1 for after in waits.after)}
-    bounds = sorted(edges)
-    stretch_at = [number for number, at in enumerate(bounds[1:]) for _ in range(bounds[number], at)]
-    stretches = []
-    for begin, end in pairwise(bounds):
-        compute = sum(graph.operators[index].compute_ns for index in plan.order[begin:end])
-        name = names[begin] if end == begin + 1 else f"{names[begin]} to {names[end - 1]}"
-        stretches.append(Stretch(name, compute / max(1, graph.compute_ns)))
-    transfers = []
-    for number, transfer in enumerate(plan.transfers):
-        size = sum(graph.operators[index].weight_bytes for index in transfer.operators)
-        when_due = not plan.prefetch and waits.lag[number]
-        transfers.append(
-            PlannedTransfer(
-                f"stage {graph.operators[transfer.operators[0]].name}",
-                waits.ns[number] / 1e9,
-                size if copies else 0,
-                stretch_at[waits.first[number]],
-                None if when_due else stretch_at[waits.after[number]],
-                0 if when_due else waits.lag[number],
-            )
+def _stretched(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Sequence[LaneTask]:
+    """Returns the body as the stretches that transfers know, by their shares of its time."""
+    if not transfers.stretches:
+        return layers
+    seconds = math.fsum(layer.seconds for layer in layers)
+    dram_bytes = math.fsum(layer.dram_bytes for layer in layers)
+    names = dict.fromkeys(name for layer in layers for name in layer.parts)
+    parts = {name: math.fsum(layer.parts.get(name, 0.0) for layer in layers) for name in names}
+    return [
+        LaneTask(
+            stretch.name,
+            "npu",
+            seconds * stretch.share,
+            dram_bytes * stretch.share,
+            parts={name: value * stretch.share for name, value in parts.items()},
         )
-    return PlannedStaging(tuple(stretches), tuple(transfers))
+        for stretch in transfers.stretches
+    ]
 
 
-class Body(NamedTuple):
-    """A forward's work on the NPU, without staging."""
-
-    seconds: float
-    dram_bytes: float
-    parts: Mapping[str, float]
-
-
-def steps_tasks(
-    planned: PlannedStaging, body: Body, call: Task | None, cpu: tuple[Task, ...]
-) -> Iterator[Task]:
-    """Equal steps, one after the other; each begins when the one before has its scores.
+def _step_tasks(
+    work: StepWork,
+    transfers: Sequence[WeightTransfer],
+    step: int | None = None,
+    begins_after: Sequence[str] = (),
+) -> Iterator[LaneTask]:
+    """Yields one step's tasks.
 
     Args:
-      call: the host's call, where it takes time.
-      cpu: tasks of the CPU in each step, the head as the last one.
+      step: its number among those that are laid out; None where it is the only one.
+      begins_after: tasks of the step before that must be done when this one begins.
     """
-    for step in range(LAID_OUT):
-        scores_before = (_in_step(step - 1, cpu[-1].name),) if step else ()
-        if call is not None:
-            yield call._replace(name=_in_step(step, call.name), needs=scores_before)
-        for transfer in planned.transfers:
-            yield _transfer_task(planned, transfer, step, scores_before)
-        for number, stretch in enumerate(planned.stretches):
-            fed = [each.name for each in planned.transfers if each.feeds == number]
-            yield Task(
-                _in_step(step, stretch.name),
-                "npu",
-                body.seconds * stretch.share,
-                body.dram_bytes * stretch.share,
-                (*(_in_step(step, name) for name in fed), *(scores_before if not number else ())),
-                {name: seconds * stretch.share for name, seconds in body.parts.items()},
-            )
-        for task in cpu:
-            needs = (_in_step(step, planned.stretches[-1].name),) if task is cpu[-1] else ()
-            yield task._replace(name=_in_step(step, task.name), needs=needs)
 
+    def named(name: str, back: int = 0) -> str:
+        return name if step is None else f"{step - back}/{name}"
 
-def _transfer_task(
-    planned: PlannedStaging, transfer: PlannedTransfer, step: int, start: tuple[str, ...]
-) -> Task:
-    needs: tuple[str, ...] = ()
-    if transfer.after is None:
+    start = tuple(named(name, 1) for name in begins_after)
+    if work.call is not None:
+        yield work.call._replace(name=named(work.call.name), needs=start)
+    fed: dict[int, list[str]] = {}
+    for each in transfers:
+        fed.setdefault(each.feeds, []).append(named(each.name))
         needs = start
-    elif step >= transfer.lag:
-        needs = (_in_step(step - transfer.lag, planned.stretches[transfer.after].name),)
-    kind = "staging" if transfer.copied_bytes else "mapping"
-    return Task(
-        _in_step(step, transfer.name),
-        "staging",
-        transfer.seconds,
-        2 * transfer.copied_bytes,  # a copy reads and writes memory
-        needs,
-        {kind: transfer.seconds},
-    )
+        if each.after is not None:
+            before = step is not None and each.lag > step
+            needs = () if before else (named(work.layers[each.after].name, each.lag),)
+        kind = "staging" if each.copied_bytes else "mapping"
+        drawn = 2 * each.copied_bytes  # a copy reads and writes memory
+        yield LaneTask(
+            named(each.name), "staging", each.seconds, drawn, needs, {kind: each.seconds}
+        )
+    for number, task in enumerate(work.layers):
+        needs = (*fed.get(number, ()), *(start if not number else ()))
+        yield task._replace(name=named(task.name), needs=needs)
+    for task in work.beside:
+        needs = (named(work.layers[-1].name),) if task.name == "head" else ()
+        yield task._replace(name=named(task.name), needs=needs)
 
 
-def _in_step(step: int, name: str) -> str:
-    return f"{step}/{name}"
-
-
-def step_in_a_loop(timeline: Timeline, last: str) -> Timeline:
-    """The step in the middle, from 0 on; `last` is the name of the task that ends a step."""
+def _step_in_a_loop(timeline: Timeline, last: str) -> Timeline:
+    """Returns the step in the middle, from 0 on; `last` is the task that ends a step."""
     ends = {event.task.name: event.end for event in timeline.events}
-    begin, end = (ends[_in_step(step, last)] for step in (SHOWN - 1, SHOWN))
+    begin, end = (ends[f"{step}/{last}"] for step in (SHOWN - 1, SHOWN))
     return Timeline(
         tuple(
             _clipped(event, begin, end)
@@ -161,9 +113,9 @@ def step_in_a_loop(timeline: Timeline, last: str) -> Timeline:
     )
 
 
-def _clipped(event: Event, begin: float, end: float) -> Event:
-    """Its part between two times. A transfer of the step to come says so."""
+def _clipped(event: TimedTask, begin: float, end: float) -> TimedTask:
+    """Returns its part between two times. A transfer of the step to come says so."""
     step, _, name = event.task.name.partition("/")
     name = f"{name} (for the next step)" if int(step) > SHOWN else name
     start, stop = max(event.start, begin), min(event.end, end)
-    return Event(event.task._replace(name=name), start - begin, stop - begin, event.waited)
+    return TimedTask(event.task._replace(name=name), start - begin, stop - begin, event.waited)

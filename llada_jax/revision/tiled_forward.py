@@ -23,6 +23,7 @@ from llada_jax.model.head import (
     start_scores,
 )
 from llada_jax.model.layers import (
+    CachedLayer,
     Multiply,
     attention_bias,
     feed_forward,
@@ -44,7 +45,7 @@ from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 
 def pack_params(params: ModelParams, config: ModelConfig, kind: Kind = "q4_0") -> ModelParams:
-    """The parameters with `Tiles` for matrices, one matrix at a time; the rest in float32.
+    """Packs matrices as `Tiles`, one at a time; the rest becomes float32.
 
     For Q4_0, int4 keeps its integers and floats are quantized; for float16, floats are rounded.
     The embedding stays as it is. Raises ValueError, which names the matrix, where it has no tiles.
@@ -78,8 +79,7 @@ def _narrow(weight: Float[np.ndarray, "Out In"]) -> np.ndarray:
 
 
 def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:
-    """The model on the threads of `multiply`, which the caller closes; for parameters of
-    `pack_params`.
+    """Returns the model on the threads of `multiply`, for parameters of `pack_params`.
 
     Its cache is an ordinary one, and it keeps nothing between calls, so a worker may refresh rows
     with it against the cache of a run whose other rows go elsewhere.
@@ -103,7 +103,7 @@ def forward_tiled_rows(
         _embedded(params.embedding, rows.tokens),
         rotation(config, rows.positions),
         attention_bias(rows),
-        (_cached(cache, jnp.int32(index)) for index in range(config.n_layers)),
+        (CachedLayer(*cache, jnp.int32(index)) for index in range(config.n_layers)),
         hooks=LayerHooks(product, lambda x, layer, *_: feed_forward(x, layer.ffn, product)),
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
@@ -126,7 +126,6 @@ def _product_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Mult
 
 
 _embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
-_cached = jax.jit(lambda cache, index: (cache.keys[index], cache.values[index]))
 
 
 def score_tiled_rows(
@@ -136,7 +135,7 @@ def score_tiled_rows(
     hidden: Float[Array, "B C D"],
     noise_keys: Key[Array, "B C"] | None,
 ) -> Scores:
-    """As `score_rows`; a head that is the embedding is no tiles, and XLA's own product."""
+    """Runs `score_rows`; a head that is the embedding is no tiles, and XLA's own product."""
     head: Any = params.head
     if head is None:
         return _score(params._replace(layers=()), hidden, noise_keys, rules)

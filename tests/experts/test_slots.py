@@ -4,7 +4,7 @@ import pytest
 
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.experts.slots import slots_at_ratio, slots_within
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import model_graph
 from tests.experts.traces import SMALL
 

@@ -3,28 +3,30 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
 
-from experiments.simulate.staging import plan_run
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.simulate import System, simulate
-from llada_jax.phone.timeline import Task, breakdown, run
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.step_tasks import StepWork, run_step
+from llada_jax.phone.swap_plan import plan_swaps
+from llada_jax.phone.system import System
+from llada_jax.phone.timeline import LaneTask, breakdown
+from llada_jax.phone.transfers import transfers_of_plan
 from llada_jax.phone.workload import blockwise
-from llada_jax.swap.budget import PlanError
+from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.graph import chain
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import GRAPHS
-from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 
-HEAD = Task("head", "cpu", 0.0)
+HEAD = LaneTask("head", "cpu", 0.0)
 
 
-def step(graph, plan, head: Task = HEAD, copies: bool = False, gbps: float = 1e9):
+def step(graph, plan, head: LaneTask = HEAD, copies: bool = False, gbps: float = 1e9):
     """A step in a loop; times of the graph count as nanoseconds."""
-    planned = planned_staging(graph, plan, copies=copies)
-    body = Body(graph.compute_ns / 1e9, 0.0, {"matrix": graph.compute_ns / 1e9})
-    return step_in_a_loop(run(list(steps_tasks(planned, body, None, (head,))), gbps), head.name)
+    seconds = graph.compute_ns / 1e9
+    body = LaneTask("body", "npu", seconds, parts={"matrix": seconds})
+    return run_step(StepWork([body], [head]), transfers_of_plan(graph, plan, copies=copies), gbps)
 
 
 @pytest.mark.parametrize("name", ["paging", "greedy", "steady"])
@@ -55,7 +57,7 @@ def test_the_next_step_is_prefetched_while_the_head_runs():
     graph = chain([4, 4, 4], [10, 10, 10], [12, 12, 12])
     plan = planner("greedy")(graph, one_buffer(8))
     assert len(plan.transfers) == 3
-    alone, beside = step(graph, plan), step(graph, plan, Task("head", "cpu", 40e-9))
+    alone, beside = step(graph, plan), step(graph, plan, LaneTask("head", "cpu", 40e-9))
     assert alone.seconds * 1e9 == pytest.approx(36)
     assert beside.seconds * 1e9 == pytest.approx(30 + 40 + 2)
     ahead = [event for event in beside.events if "for the next step" in event.task.name]
@@ -85,14 +87,14 @@ def test_a_planner_s_plan_prices_a_run():
     workload, system = blockwise(8, 32), System()
     seconds = {}
     for name in ("paging", "greedy", "steady"):
-        planned = plan_run(name, workload, GRAPHS, small, system)
-        found = simulate(workload, GRAPHS, small, system, planned.staging(small))
+        planned = plan_swaps(name, workload, GRAPHS, small, system)
+        found = simulate(workload, GRAPHS, small, system, planned.transfers_on(small))
         assert sum(found.parts.values()) == pytest.approx(found.seconds)
         seconds[name] = found.seconds
     assert seconds["steady"] <= seconds["greedy"] * 1.001 < seconds["paging"]
-    roomy = plan_run("steady", workload, GRAPHS, phone, system)
+    roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
     bare = simulate(workload, GRAPHS, phone, System(runtime="none"))
-    found = simulate(workload, GRAPHS, phone, system, roomy.staging(phone))
+    found = simulate(workload, GRAPHS, phone, system, roomy.transfers_on(phone))
     assert roomy.plan.transfers == ()
     assert found.seconds == pytest.approx(bare.seconds)
 
@@ -111,10 +113,10 @@ def test_a_planner_s_plan_prices_a_run():
 )
 def test_settings_that_no_plan_suits_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan_run(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
+        plan_swaps(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
 
 
 def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
     tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
     with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
-        plan_run("steady", blockwise(8, 32), GRAPHS, tiny, System())
+        plan_swaps("steady", blockwise(8, 32), GRAPHS, tiny, System())

@@ -32,7 +32,7 @@ from llada_jax.types import Denoiser, KVCache, Rows, RowsOut
 def record_routing(
     model: Model, prompts: Prompts, config: SamplerConfig | None = None, *, seed: int = 0
 ) -> tuple[Result, RoutingTrace]:
-    """`generate`, and the routing of every forward.
+    """Runs `generate`, and records the routing of every forward.
 
     Raises ValueError for a model without routed experts, and for what `generate` refuses.
     """
@@ -86,7 +86,7 @@ def generate_within_budget(
     *,
     seed: int = 0,
 ) -> BudgetedRun:
-    """`generate` with `slots` experts a layer on the accelerator, and the rest on the host.
+    """Runs `generate` with `slots` experts a layer on the accelerator, and the rest on the host.
 
     Every layer runs as the policy plans it, with the policy's transfers; the tokens are those of
     `generate`, but for what rounding decides.
@@ -159,7 +159,7 @@ class _Budgeted:
 
 
 def _moved_on(now: RecordedStep, before: RecordedStep | None) -> bool:
-    """The window stands at other positions than in the forward before: a block has begun."""
+    """Tells whether a block has begun: the window stands elsewhere than in the forward before."""
     return before is None or not np.array_equal(now.positions, before.positions)
 
 

@@ -8,6 +8,7 @@ stages, plans and pays for are all read off `named_specs` and `matrices`. Matric
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, MoEConfig
@@ -53,6 +54,8 @@ class Matrix(NamedTuple):
     inputs: int
     copies: int
     """Experts of a routed layer; 1 for every other matrix."""
+    axes: tuple[Axis, ...]
+    """Logical axes, by which it may be sharded; that of the copies first."""
     quantizable: bool
     reads: tuple[str, ...]
     """Names of the matrices whose outputs it needs."""
@@ -61,6 +64,16 @@ class Matrix(NamedTuple):
     def weights(self) -> int:
         """Numbers in all copies."""
         return self.copies * self.outputs * self.inputs
+
+    @property
+    def of_expert(self) -> bool:
+        """Whether each routed expert has a copy of its own."""
+        return len(self.axes) == 3
+
+    @property
+    def of_shared_expert(self) -> bool:
+        """Whether it belongs to the expert that all rows take."""
+        return ".shared." in self.name
 
 
 def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
@@ -74,6 +87,7 @@ def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     return specs
 
 
+@cache
 def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
     """Describes every matrix, in the order in which a step runs them.
 
@@ -83,6 +97,7 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
     return tuple(_described(name, spec, config, specs) for name, spec in specs.items())
 
 
+@cache
 def body_matrices(config: ModelConfig) -> tuple[Matrix, ...]:
     """Describes the matrices of all layers, without embedding and head."""
     return tuple(each for each in matrices(config) if each.layer is not None)
@@ -178,7 +193,9 @@ def _described(
     elif name == "head":
         read = _ends(config.n_layers - 1)
     reads = tuple(each for each in read if each in all_names)
-    return Matrix(name, layer, outputs, inputs, math.prod(copies), spec.quantizable, reads)
+    return Matrix(
+        name, layer, outputs, inputs, math.prod(copies), spec.axes, spec.quantizable, reads
+    )
 
 
 def _ends(layer: int) -> tuple[str, ...]:
