@@ -71,7 +71,7 @@ class PartCost(NamedTuple):
 
     def times(self, count: float) -> "PartCost":
         """Returns the cost of so many of them, one after the other."""
-        by_engine = {engine: count * seconds for engine, seconds in self.by_engine.items()}
+        by_engine: dict[Engine, float] = {e: count * s for e, s in self.by_engine.items()}
         return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
 
 
