@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
+from llada_jax.swap.address_budget import MIB
 
-MIB = 1 << 20
 MATRIX_TILE = 32
 FAST_MATRICES = ("ffn.down", "head", "embedding")
 """Products whose dequantization was measured to be faster, by the end of their weight's name."""
