@@ -1,6 +1,7 @@
 """A mixture is mapped and planned with all its experts, and priced by those that rows take."""
 
 import math
+from functools import cache
 
 import jax
 import numpy as np
@@ -32,10 +33,15 @@ STEP = Forward(32, 96, 32)
 WIDE = System(runtime="wide")
 
 
+@cache
+def made(model):
+    """The parameters that random initialisation makes, without their numbers."""
+    return jax.tree.leaves(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
+
+
 def counted(model, least_axes=2) -> int:
-    """Numbers in the parameters that random initialisation makes; by default in matrices alone."""
-    made = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(made) if leaf.ndim >= least_axes)
+    """Numbers in all parameters of so many axes; by default in matrices alone."""
+    return sum(leaf.size for leaf in made(model) if leaf.ndim >= least_axes)
 
 
 @pytest.mark.parametrize("name", NAMES)
