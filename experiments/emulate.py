@@ -26,7 +26,7 @@ from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import Precision, SamplerConfig, require, require_choice
+from llada_jax.config import Precision, SamplerConfig, require, require_choice, require_counts
 from llada_jax.evaluation.task import Item, Split
 from llada_jax.evaluation.tasks import word_problems
 
@@ -47,9 +47,7 @@ class EmulateConfig:
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        for name in ("items", "recorded_forwards"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "items", "recorded_forwards")
         for soc in self.socs:
             require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
         for precision in self.precisions:

@@ -16,7 +16,14 @@ from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.recorded_inputs import Inputs
-from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
+from llada_jax.config import (
+    STATIC_PRECISIONS,
+    ExportConfig,
+    PhoneConfig,
+    SamplerConfig,
+    require,
+    require_counts,
+)
 from llada_jax.evaluation.tasks import word_problems
 
 
@@ -29,7 +36,7 @@ class RecordingConfig:
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        require(self.forwards > 0, f"forwards is {self.forwards}; allowed: 1 or more")
+        require_counts(self, "forwards")
 
 
 @dataclass(frozen=True, kw_only=True)

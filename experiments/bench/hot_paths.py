@@ -16,7 +16,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import Cache, ModelConfig, SamplerConfig, require
+from llada_jax.config import Cache, ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
 from llada_jax.model.forward import cache_for, forward, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
@@ -40,9 +40,7 @@ class HotPathsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prompt_length", "repeats"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "prompt_length", "repeats")
         _ = self.sampler
 
     @property

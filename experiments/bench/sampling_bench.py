@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import require
+from llada_jax.config import require, require_counts
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import (
     ScoreRules,
@@ -47,9 +47,7 @@ class SamplingBenchConfig:
     def __post_init__(self) -> None:
         require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
         require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
-        for name in ("chunk", "logits_chunk"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "chunk", "logits_chunk")
 
 
 class CompiledSampler(NamedTuple):
