@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.int8_peak import measure_int8_peak
+from experiments.bench.revision_bench import one_layer_of
+from experiments.bench.torch_layer import NO_TORCH
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
@@ -32,7 +34,6 @@ from llada_jax.model.layers import CachedLayer, rotation
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
-NO_TORCH = 3
 CACHE = 256
 
 
@@ -98,10 +99,17 @@ def _exported(
 
 
 def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    done = _run([sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value])
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _run(command: list[str], *, allowed: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a command. Raises ValueError with the end of what it says where it fails, unless its
+    exit code is `allowed`."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sound = done.returncode in (0, allowed)
+    require(sound, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    return done
 
 
 def _step_rows(
@@ -138,8 +146,7 @@ def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[R
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
     """Times one layer by XLA, against the same cache."""
-    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
-                        pad_id=None)  # fmt: skip
+    one = one_layer_of(model)
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)
     integers = jax.tree.map(
         lambda spec, leaf: quantize(leaf, 8) if spec.quantizable else leaf,
@@ -167,10 +174,9 @@ def _torch_layers(config: StepBenchConfig) -> Iterator[ResultRow]:
     python = config.torch_python or sys.executable
     rows = ",".join(map(str, config.rows))
     command = [python, "-m", "experiments.bench.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _run(command, allowed=NO_TORCH)
     if done.returncode == NO_TORCH:
         print(f"PyTorch's layers are left out: {done.stderr.strip()}", file=sys.stderr)
         return
-    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
     for row in json.loads(done.stdout):
         yield ResultRow(**row)

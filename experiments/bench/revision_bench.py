@@ -54,8 +54,7 @@ def time_revision(
     model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
-    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
-                        pad_id=None)  # fmt: skip
+    one = one_layer_of(model)
     forms = _forms(one, seed)
     threads = config.threads or available_cores()
     yield ResultRow(name="revision/threads", value=threads, unit="threads")
@@ -67,6 +66,12 @@ def time_revision(
     with TileMultiplier(threads) as multiply:
         for rows in config.rows:
             yield from _compared(one, forms, rows, config.cached, multiply, repeats)
+
+
+def one_layer_of(model: ModelConfig) -> ModelConfig:
+    """Returns one layer of a shape, with a vocabulary of no account."""
+    special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
+    return model.replace(n_layers=1, vocab_size=512, **special)
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
