@@ -70,20 +70,17 @@ def export(config: ExportRunConfig, run: Run) -> None:
     run.begin()
     samples = _samples(config) if config.phones.socs else []
     manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
-    rows = [
-        ResultRow(name=f"file/{file.name}", value=file.bytes / 1e6, unit="MB")
-        for file in manifest.files
-    ]
+    rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
     for file in dict.fromkeys(check["file"] for check in manifest.checks):
         error = max(check["error"] for check in manifest.checks if check["file"] == file)
-        rows.append(ResultRow(name=f"error/{file}", value=error, unit="relative RMS against JAX"))
+        rows.append(ResultRow(f"error/{file}", error, "relative RMS against JAX"))
     for context in manifest.contexts:
         if context["emulated_error"] is not None:
             rows.append(
                 ResultRow(
-                    name=f"error/{context['file']}",
-                    value=context["emulated_error"],
-                    unit="relative RMS against JAX, emulated",
+                    f"error/{context['file']}",
+                    context["emulated_error"],
+                    "relative RMS against JAX, emulated",
                 )
             )
     run.finish(rows)

@@ -65,10 +65,10 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
 def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
     """Yields the milliseconds of each, and how many times faster than the baseline it is."""
     for name, seconds in times.items():
-        yield ResultRow(name=f"{unit_name}: {name}", value=seconds * 1e3, unit="ms")
+        yield ResultRow(f"{unit_name}: {name}", seconds * 1e3, "ms")
         if name != baseline:
             ratio = times[baseline] / seconds
-            yield ResultRow(name=f"{unit_name}: {name} vs {baseline}", value=ratio, unit="x faster")
+            yield ResultRow(f"{unit_name}: {name} vs {baseline}", ratio, "x faster")
 
 
 def prompt_of(model: lj.Model, config: HotPathsConfig) -> jax.Array:
@@ -214,6 +214,6 @@ def imports(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
     }
     times = best_times(candidates, config.repeats)
     for name, seconds in times.items():
-        yield ResultRow(name=name, value=seconds, unit="s")
+        yield ResultRow(name, seconds, "s")
     ratio = times["import llada_jax"] / times["import jax"]
-    yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
+    yield ResultRow("import llada_jax vs import jax", ratio, "x the time")

@@ -119,7 +119,7 @@ def _from_logits(rules: dict[str, CompiledSampler], rows: int, repeats: int) -> 
     yield from _compared("score_rows", rules, rows, repeats)
     theirs, ours = (rule.call()[0] for rule in rules.values())
     same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
-    yield ResultRow(name=f"score_rows/same_tokens/{rows}", value=same, unit="of tokens", n=rows)
+    yield ResultRow(f"score_rows/same_tokens/{rows}", same, "of tokens", n=rows)
 
 
 def _compared(
@@ -129,15 +129,13 @@ def _compared(
     calls = {key: program.call for key, program in programs.items()}
     times = best_times(calls, repeats, CALLS)
     for key, program in programs.items():
-        yield ResultRow(name=f"{name}/{key}/{rows}/ms", value=times[key] * 1e3, unit="ms")
-        yield ResultRow(
-            name=f"{name}/{key}/{rows}/temporary_mb", value=program.temporary / 1e6, unit="MB"
-        )
+        yield ResultRow(f"{name}/{key}/{rows}/ms", times[key] * 1e3, "ms")
+        yield ResultRow(f"{name}/{key}/{rows}/temporary_mb", program.temporary / 1e6, "MB")
     before, after = programs
     speedup = times[before] / times[after]
-    yield ResultRow(name=f"{name}/speedup/{rows}", value=speedup, unit="x faster")
+    yield ResultRow(f"{name}/speedup/{rows}", speedup, "x faster")
     ratio = programs[after].temporary / programs[before].temporary
-    yield ResultRow(name=f"{name}/memory_ratio/{rows}", value=ratio, unit="of the memory")
+    yield ResultRow(f"{name}/memory_ratio/{rows}", ratio, "of the memory")
 
 
 def _in_a_step(
@@ -171,7 +169,7 @@ def _in_a_step(
     times = best_times({**parts, **samplers, "body": _body(model, rows)}, repeats, CALLS)
     for name in both:
         share = times[f"{name} alone"] / (times["body"] + times[name])
-        yield ResultRow(name=f"sampling_share/{name}/{rows}", value=share, unit="of a step")
+        yield ResultRow(f"sampling_share/{name}/{rows}", share, "of a step")
 
 
 def _body(model: lj.Model, rows: int) -> Callable[[], Any]:

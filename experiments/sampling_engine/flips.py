@@ -88,11 +88,11 @@ def _rows(name: str, flips: Flips) -> Iterator[ResultRow]:
     yield _row(name, flips)
     for part in ("tokens", "masks"):
         share = getattr(flips, part) / flips.positions
-        yield ResultRow(name=f"{name}/{part}", value=share, unit="of decisions", n=flips.positions)
+        yield ResultRow(f"{name}/{part}", share, "of decisions", n=flips.positions)
 
 
 def _row(name: str, flips: Flips) -> ResultRow:
-    return ResultRow(name=name, value=flips.share, unit="of decisions", n=flips.positions)
+    return ResultRow(name, flips.share, "of decisions", n=flips.positions)
 
 
 def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
