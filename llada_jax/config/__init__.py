@@ -4,7 +4,7 @@ A configuration that exists is valid: each class checks itself when it is built 
 value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
 """
 
-from llada_jax.config.checks import ascending_counts, require, require_choice
+from llada_jax.config.checks import ascending_counts, require, require_choice, require_counts
 from llada_jax.config.export import (
     STATIC_PRECISIONS,
     ExportConfig,
@@ -60,4 +60,5 @@ __all__ = [
     "ascending_counts",
     "require",
     "require_choice",
+    "require_counts",
 ]
