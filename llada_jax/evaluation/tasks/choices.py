@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.people import PEOPLE
 from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered, sentence, sentences
 
-LETTERS = "ABCD"
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
 NEAR = 5  # a wrong number is at most so far from the right one
@@ -34,7 +33,6 @@ RANGES = (
 )
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
 ACTIONS = (
     *("stop", "jump", "sit", "turn", "run", "sing", "wait", "clap"),
@@ -225,9 +223,8 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
     letter = LETTERS[choices.index(right)]
-    listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
-    question = f"{' '.join(map(_sentence, facts))} {puzzle.ask}{listed}"
-    answer = f"{_sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
+    question = f"{sentences(facts)} {puzzle.ask}{lettered(choices)}"
+    answer = f"{sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
     return Item(question, answer, letter, tuple(choices))
 
 
@@ -252,10 +249,6 @@ def _distractions(rng: Random, count: int) -> list[str]:
         f"{rng.choice(PEOPLE)} is at home",
     )
     return rng.sample(kinds, count)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 TASK = Task(

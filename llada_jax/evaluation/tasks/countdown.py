@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 
-class Level(NamedTuple):
+class CountdownLevel(NamedTuple):
     count: int  # numbers
     largest: int  # of the numbers
     largest_value: int  # of every result
@@ -24,9 +24,9 @@ class Level(NamedTuple):
 
 
 LEVELS = {
-    0: Level(3, 9, 30, "+-"),
-    1: Level(3, 10, 99, "+-*"),
-    2: Level(4, 25, 199, "+-*/"),
+    0: CountdownLevel(3, 9, 30, "+-"),
+    1: CountdownLevel(3, 10, 99, "+-*"),
+    2: CountdownLevel(4, 25, 199, "+-*/"),
 }
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 LONGEST_EXPRESSION = 100  # characters; deeper ones are no answer

@@ -15,12 +15,12 @@ from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 EMPTY = "0"
 
 
-class Level(NamedTuple):
+class SudokuLevel(NamedTuple):
     box: int  # width of a box
     empty: int  # cells to empty, or fewer where no more can be
 
 
-LEVELS = {0: Level(2, 6), 1: Level(2, 9), 2: Level(3, 30), 3: Level(3, 48)}
+LEVELS = {0: SudokuLevel(2, 6), 1: SudokuLevel(2, 9), 2: SudokuLevel(3, 30), 3: SudokuLevel(3, 48)}
 INTRODUCTION = "Solve this Sudoku.\n"
 
 Grid = list[int]  # row by row; 0 is empty
