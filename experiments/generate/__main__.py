@@ -27,7 +27,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from jaxtyping import Int
 
 import llada_jax as lj
-from experiments.generate.live_canvas import Page, printable, watcher_for
+from experiments.generate.live_canvas import CanvasPage, printable, watcher_for
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
@@ -69,7 +69,7 @@ class GenerateConfig:
 
     @property
     def host_loop_alone(self) -> str | None:
-        """Why the compiled loop cannot run this, if it cannot."""
+        """Says why the compiled loop cannot run this, if it cannot."""
         if self.backend != "xla":
             return f"backend={self.backend} runs outside XLA"
         if self.sampler.has_worker:
@@ -117,7 +117,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
 
 
 def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
-    """The prompt as a chat where there is a template, else as text; a canvas as it is."""
+    """Encodes the prompt as a chat where there is a template, else as text; a canvas as it is."""
     if config.infill:
         mask = tokenizer.special_tokens.get("mask_token")
         require(
@@ -133,7 +133,8 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
 def answer_ids(
     generated: Int[np.ndarray, " G"], model: lj.Model, config: GenerateConfig
 ) -> list[int]:
-    """What comes before the first token that ends a text or a turn; for infilling, all of it."""
+    """Returns what comes before the first token that ends a text or a turn; for infilling, all of
+    it."""
     ids = [int(token) for token in generated]
     if config.infill:
         return ids
@@ -143,7 +144,8 @@ def answer_ids(
 
 
 def host_speed(result: lj.Result) -> list[ResultRow]:
-    """Wall time of a watched run, and the speed of those of its steps that compiled nothing."""
+    """Returns wall time of a watched run, and the speed of those of its steps that compiled
+    nothing."""
     trace = _trace(result)
     rows = [ResultRow(name="host_loop_with_compilation", value=trace.seconds.sum(), unit="s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
@@ -156,7 +158,7 @@ def host_speed(result: lj.Result) -> list[ResultRow]:
 
 
 def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
-    """Wall time of two equal runs, of which the first had to compile."""
+    """Returns wall time of two equal runs, of which the first had to compile."""
     speed = _tokens(second) / second.seconds
     return [
         ResultRow(name="compiled_loop_with_compilation", value=first.seconds, unit="s"),
@@ -166,7 +168,7 @@ def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
 
 
 def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
-    """A line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
+    """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
     for step, seconds in enumerate(trace.seconds):
         yield {
@@ -192,7 +194,7 @@ def _counts(result: lj.Result, answer_length: int) -> list[ResultRow]:
 
 
 def _tokens(result: lj.Result) -> int:
-    """Tokens that forwards committed; those after the answer's end are among them."""
+    """Returns tokens that forwards committed; those after the answer's end are among them."""
     return int((_trace(result).event_kind == Event.COMMIT).sum())
 
 
@@ -201,9 +203,9 @@ def _trace(result: lj.Result) -> lj.Trace:
     return result.trace
 
 
-def _page(tokenizer: Tokenizer, config: GenerateConfig) -> Page:
+def _page(tokenizer: Tokenizer, config: GenerateConfig) -> CanvasPage:
     added = tokenizer.backend.get_added_tokens_decoder()
-    return Page(
+    return CanvasPage(
         decode=partial(tokenizer.decode, skip_special_tokens=False),
         special_ids=frozenset(i for i, token in added.items() if token.special),
         prompt=None if config.infill else config.prompt,
@@ -223,7 +225,8 @@ def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> N
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
-    """The command line with its prompt quoted for Hydra, which reads commas and `=` as syntax.
+    """Returns the command line with its prompt quoted for Hydra, which reads commas and `=` as
+    syntax.
 
     Sweeps are left alone: there the prompt's commas separate its values.
     """

@@ -40,7 +40,7 @@ def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Non
 
 
 def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Models:
-    """The model as it is, or in tiles, where each is needed."""
+    """Returns the model as it is, or in tiles, where each is needed."""
     if tiles is None:
         return Models(model, None)
     tiled = lj.tiled(model, tiles)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from experiments.harness.means import difference, mean_of, ratio
+from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.reproduce.chapter import PAPER, Chapter, modelled
 from experiments.reproduce.triggers import best_of_curve, told_apart
 from llada_jax.phone.dynamics import SOURCE, Decoding

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.harness.means import difference, mean_of
+from experiments.harness.estimates import difference, mean_of
 
 Curve = Mapping[int, list[float]]
 """Latencies of the same runs, by the trigger."""

@@ -85,7 +85,8 @@ def within(rng: Random, difficulty: int) -> Puzzle:
 def _numbers_with_ranges(
     rng: Random, largest: int
 ) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Four numbers in order, and for each the ranges that hold it and none of the others."""
+    """Returns four numbers in order, and for each the ranges that hold it and none of the
+    others."""
     while True:
         numbers = sorted(rng.sample(range(2, largest + 1), 4))
         edges = [0, *numbers, largest + 1]
@@ -103,7 +104,8 @@ def _numbers_with_ranges(
 
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
-    """The next number of a sequence with equal steps; any of four neighbours, by their order."""
+    """Asks for the next number of a sequence with equal steps; any of four neighbours, by their
+    order."""
     step = rng.randint(2, 5 + 2 * difficulty)
     first = rng.randint(SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
     numbers = [first + place * step for place in range(4)]
@@ -129,7 +131,7 @@ def sequence(rng: Random, difficulty: int) -> Puzzle:
 
 
 def turning(rng: Random, difficulty: int) -> Puzzle:
-    """Where someone faces after one turn or two."""
+    """Asks where someone faces after one turn or two."""
     who, place = rng.choice(PEOPLE), rng.randrange(4)
     facts, reasons = [f"{who} faces {COMPASS[place]}"], []
     for _ in range(rng.randint(1, 2) if difficulty else 1):
@@ -144,7 +146,7 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
 
 
 def day(rng: Random, difficulty: int) -> Puzzle:
-    """The day of the week some days from now, or some days ago."""
+    """Asks for the day of the week some days from now, or some days ago."""
     today, count = rng.randrange(7), rng.randint(2, DAYS_AWAY[difficulty])
     direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
@@ -157,7 +159,7 @@ def day(rng: Random, difficulty: int) -> Puzzle:
 
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
-    """A code of four signals."""
+    """Tells a code of four signals."""
     who, colors, actions = rng.choice(PEOPLE), rng.sample(SIGNALS, 4), rng.sample(ACTIONS, 4)
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
     return Puzzle(
@@ -187,7 +189,7 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
 
 
 def price(rng: Random, difficulty: int) -> Puzzle:
-    """The cheapest or the dearest of four goods."""
+    """Asks for the cheapest or the dearest of four goods."""
     who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
     prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
@@ -215,7 +217,7 @@ KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A puzzle with its choices in random order; None where the split is another's."""
+    """Draws a puzzle with its choices in random order; None where the split is another's."""
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
@@ -229,7 +231,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """An item that asks for the letters of the other choices too, in random order."""
+    """Asks for the letters of the other choices too, in random order."""
     item = draw(rng, difficulty, owns)
     if item is None:
         return None

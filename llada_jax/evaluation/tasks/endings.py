@@ -111,7 +111,7 @@ def weather(rng: Random) -> Story:
 
 
 def leftovers(rng: Random) -> Story:
-    """A number after a loss or a gain, and who likes the thing."""
+    """Asks for a number after a loss or a gain, and who likes the thing."""
     who, friend, other = rng.sample(PEOPLE, 3)
     food, other_food = rng.sample(FOODS, 2)
     had, change = rng.randint(4, 12), rng.randint(2, 6)
@@ -202,7 +202,7 @@ KINDS: tuple[Callable[[Random], Story], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A story with its endings in random order; None where the split is another's."""
+    """Draws a story with its endings in random order; None where the split is another's."""
     story = rng.choice(KINDS)(rng)
     if not owns(" ".join(story.reasons)):
         return None

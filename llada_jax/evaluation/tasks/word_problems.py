@@ -48,13 +48,14 @@ class Draft(NamedTuple):
 
 
 def verify(item: Item, text: str) -> bool:
-    """Whether a generated solution ends in the problem's number; words after it do not matter."""
+    """Tells whether a generated solution ends in the problem's number; words after it do not
+    matter."""
     number = re.match(r"\$?(-?[0-9]+)(?![.,]?[0-9]|\s*[-+*/=]\s*[0-9])", final_answer(text))
     return number is not None and int(number[1]) == int(item.target)
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A problem of two to four steps; None where its story leads out of range."""
+    """Draws a problem of two to four steps; None where its story leads out of range."""
     draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
         return None
@@ -62,7 +63,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
-    """The equations of some problems, or one equation each of many that are not told.
+    """Asks for the equations of some problems, or one equation each of many that are not told.
 
     Of the former the question has all numbers but the results, in order. In the latter a result
     follows from the numbers beside it alone, and from no other equation.
@@ -130,7 +131,8 @@ def _equation(left: int, symbol: str, right: int) -> tuple[str, int]:
 
 
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
-    """What may follow `count` and the symbol with a result in range, or None if nothing may."""
+    """Returns what may follow `count` and the symbol with a result in range, or None if nothing
+    may."""
     if symbol == "/":
         fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
@@ -153,7 +155,8 @@ def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
 def _next_event(
     rng: Random, story: CountStory, count: int, limit: int, *, is_last: bool, previous: Happening
 ) -> tuple[Happening, int] | None:
-    """An event that the count allows and its number, never the previous event if others exist."""
+    """Returns an event that the count allows and its number, never the previous event if others
+    exist."""
     choices = [story.gains, story.losses] if rng.random() < 0.5 else [story.losses, story.gains]
     if is_last and rng.random() < 0.5:
         choices.insert(0, story.endings)
@@ -166,7 +169,7 @@ def _next_event(
 
 
 def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Draft | None:
-    """A story told as a chain: each event changes the count that the one before it left."""
+    """Tells a story as a chain: each event changes the count that the one before it left."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
     facts, working = [Sentence(event.told, a, b)], [Sentence(event.told, a, b)]

@@ -84,7 +84,7 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """A chain of comparisons, told in any order; the links between two people decide."""
+    """Tells a chain of comparisons in any order; the links between two people decide."""
     relation = told.choice(COMPARISONS)
     people = told.sample(PEOPLE, FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
@@ -200,7 +200,7 @@ KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A passage of 3, 5 or 8 facts with its question; None where the split is another's."""
+    """Draws a passage of 3, 5 or 8 facts with its question; None where the split is another's."""
     truth = rng.random() < 0.5
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
@@ -211,7 +211,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Several questions about one passage, each answered as it would be alone."""
+    """Asks several questions about one passage, each answered as it would be alone."""
     kind, told = rng.choice(KINDS), rng.random()
     asked: dict[str, tuple[str, str]] = {}
     for _ in range(DRILLED_QUESTIONS):
