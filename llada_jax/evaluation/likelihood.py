@@ -42,23 +42,6 @@ class ScoreMasked(Protocol):
     ) -> Float[np.ndarray, " M"]: ...
 
 
-def log_likelihood(
-    params: ModelParams,
-    config: ModelConfig,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    *,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-) -> float:
-    """Returns `log_likelihoods` of one answer."""
-    (value,) = log_likelihoods(
-        params, config, [(prompt, answer)], mc_num=mc_num, batch_size=batch_size, seed=seed
-    )
-    return float(value)
-
-
 def log_likelihoods(
     params: ModelParams,
     config: ModelConfig,
@@ -250,34 +233,6 @@ def _log_probabilities(
     token: Int[Array, " M"],
 ) -> Float[Array, " M"]:
     return log_probabilities(params, states[row, position][None], token[None])[0]
-
-
-def rolling_log_likelihood(
-    params: ModelParams,
-    config: ModelConfig,
-    tokens: Sequence[int],
-    *,
-    prefix: Sequence[int] = (),
-    max_length: int | None = None,
-    context: int = 1,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-) -> float:
-    """Returns the log-likelihood bound of a text of any length, in nats: the sum over its windows.
-
-    Args:
-      prefix: what the first window is conditioned on, for example BOS.
-      max_length: tokens of a window, context included; default: the model's.
-      context: tokens before a window that it is conditioned on at the least.
-
-    Other arguments and errors as `log_likelihoods`.
-    """
-    windows = rolling_windows(tokens, max_length or config.max_length, prefix, context)
-    values = log_likelihoods(
-        params, config, windows, mc_num=mc_num, batch_size=batch_size, seed=seed
-    )
-    return float(values.sum())
 
 
 def rolling_windows(

@@ -123,7 +123,8 @@ class LmEvalModel(LM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Returns the bound of the log-likelihood of each text, over windows of the model's length."""
+        """Returns the bound of the log-likelihood of each text, over windows of the model's
+        length."""
         before = self._prefix()
         windows = [
             rolling_windows(self._tokenizer.encode(text), self._config.max_length, before)

@@ -108,8 +108,8 @@ class Trajectory:
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
-        """Returns the mean forward of its block, from 1, that first commits each position of a block
-        (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
+        """Returns the mean forward of its block, from 1, that first commits each position of a
+        block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
         row, position, step = self._first_commits()
         block, place = np.divmod(position, self.block_length)
         in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
@@ -126,7 +126,8 @@ class Trajectory:
         return row[first], place[first], step[first]
 
     def _events(self, *kinds: Event) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns row, place in the answer, forward and confidence of an answer's events, in order."""
+        """Returns row, place in the answer, forward and confidence of an answer's events, in
+        order."""
         trace = self.trace
         place = trace.event_position - trace.prompt_lengths[trace.event_row]
         chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
