@@ -18,10 +18,7 @@ def in_own_process(function: Callable[..., T], *arguments: object) -> T:
 
     Arrays that are freed there leave the process, so that its memory can be measured.
     """
-    with (
-        _environment(_GIVEN_BACK_AT_ONCE),
-        ProcessPoolExecutor(1, get_context("spawn")) as process,
-    ):
+    with _environment(_GIVEN_BACK_AT_ONCE), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 

@@ -44,7 +44,4 @@ def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: Sampl
     if tiles is None:
         return Models(model, None)
     tiled = lj.tiled(model, tiles)
-    return Models(
-        tiled if backend == BACKEND else model,
-        tiled if sampler.has_worker else None,
-    )
+    return Models(tiled if backend == BACKEND else model, tiled if sampler.has_worker else None)

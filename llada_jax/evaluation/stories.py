@@ -218,10 +218,7 @@ LIBRARY = CountStory(
         Happening("+", "the library bought {a} more books"),
         Happening("+", "{name} gave {a} more books to the library"),
     ),
-    losses=(
-        Happening("-", "people took {a} books"),
-        Happening("-", "the library sold {a} books"),
-    ),
+    losses=(Happening("-", "people took {a} books"), Happening("-", "the library sold {a} books")),
     endings=(),
     shown="the library had {equation} books",
     asks=(
@@ -229,15 +226,4 @@ LIBRARY = CountStory(
         "How many books did the library have after that?",
     ),
 )
-STORIES = (
-    COLLECTION,
-    BOXES,
-    BUS,
-    SAVINGS,
-    COOKIES,
-    HENS,
-    READING,
-    SCHOOL_CLASS,
-    GARDEN,
-    LIBRARY,
-)
+STORIES = (COLLECTION, BOXES, BUS, SAVINGS, COOKIES, HENS, READING, SCHOOL_CLASS, GARDEN, LIBRARY)

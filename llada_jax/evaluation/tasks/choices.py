@@ -177,12 +177,7 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
     shade, other_shade = rng.sample(SHADES, 2)
     thing = rng.choice(OBJECTS)
     rule = f"a {word} is {size} and {shade}"
-    pairs = (
-        (size, shade),
-        (size, other_shade),
-        (other_size, shade),
-        (other_size, other_shade),
-    )
+    pairs = ((size, shade), (size, other_shade), (other_size, shade), (other_size, other_shade))
     return Puzzle(
         [rule], f"Which {thing} is a {word}?", [f"{big} {red}" for big, red in pairs], rule
     )

@@ -13,15 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import (
-    DAYS,
-    LETTERS,
-    PEOPLE,
-    PLACES,
-    lettered,
-    pronoun,
-    sentences,
-)
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, PLACES, lettered, pronoun, sentences
 
 IDLE_SENTENCES = {0: 0, 1: 1, 2: 3}  # by difficulty
 

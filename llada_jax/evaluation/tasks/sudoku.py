@@ -60,11 +60,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     if not by_solution and not owns(_without_names(puzzle)):
         return None
     target = _written(solution, size)
-    return Item(
-        INTRODUCTION + _written(puzzle, size),
-        f"{ANSWER_MARK}\n{target}",
-        target,
-    )
+    return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
 
 
 def _units(box: int) -> list[list[int]]:

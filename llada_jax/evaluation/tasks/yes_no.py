@@ -57,10 +57,7 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
     place = places[who] if truth else rng.choice(sorted(others))
     return Passage(
-        facts,
-        f"Is {who} in the {place} now?",
-        [last[who]],
-        _compared(places[who], place),
+        facts, f"Is {who} in the {place} now?", [last[who]], _compared(places[who], place)
     )
 
 
@@ -118,10 +115,7 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
     who = pets[asked].partition(" ")[0]
     color = colors[asked] if truth else rng.choice(colors[:asked] + colors[asked + 1 :])
     return Passage(
-        facts,
-        f"Is {who} {color}?",
-        [pets[asked], rules[asked]],
-        _compared(colors[asked], color),
+        facts, f"Is {who} {color}?", [pets[asked], rules[asked]], _compared(colors[asked], color)
     )
 
 
