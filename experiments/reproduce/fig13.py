@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from experiments.harness.means import difference, mean_of, ratio
+from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.reproduce.chapter import PAPER, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile

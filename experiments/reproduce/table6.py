@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from experiments.harness.means import mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding

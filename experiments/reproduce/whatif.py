@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from experiments.harness.means import difference, mean_of
+from experiments.harness.estimates import difference, mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import Chapter, modelled
 from experiments.reproduce.fig13 import Curve, told_apart
