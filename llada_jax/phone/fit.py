@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llada_jax.config import require
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
@@ -63,10 +63,8 @@ def least_squares(
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
     """Returns a step that is one product with weights, as it would be lowered."""
-    left, matrix = TensorType((rows, inputs), "f32"), TensorType((outputs, inputs), "f32")
-    out = TensorType((rows, outputs), "f32")
-    operation = Operation("dot_general", "", (left, matrix), (out,), inputs, name)
-    return Lowered(name, b"", {name: weight}, {"x": left}, {"y": out}, (operation,))
+    operation = product_with(name, rows, inputs, outputs)
+    return Lowered(name, b"", {name: weight}, {}, {}, (operation,))
 
 
 def ffn_down(model: Any, rows: int) -> Lowered:
