@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
-from jaxtyping import Int
 
 import llada_jax as lj
 from experiments.generate.live_canvas import Page, printable, watcher_for
@@ -107,13 +106,12 @@ def generate(config: GenerateConfig, run: Run) -> None:
         result = result or second
         speed += compiled_speed(first, second)
     assert result is not None
-    answer = answer_ids(result.generated[0], model, config)
-    rows = [*_counts(result, len(answer)), *speed]
+    rows = [*_counts(result), *speed]
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
             rows += plain_sampler_here(model, int(_trace(result).prompt_lengths[0]), config.sampler)
         rows += on_phones(_trace(result), config.phones)
-    _write(run, result, tokenizer.decode(answer), rows)
+    _write(run, result, rows)
 
 
 def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
@@ -128,18 +126,6 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
     if config.chat and tokenizer.chat_template is not None:
         return tokenizer.encode_chat([{"role": "user", "content": config.prompt}])
     return tokenizer.encode(config.prompt, add_special_tokens=True)
-
-
-def answer_ids(
-    generated: Int[np.ndarray, " G"], model: lj.Model, config: GenerateConfig
-) -> list[int]:
-    """What comes before the first token that ends a text or a turn; for infilling, all of it."""
-    ids = [int(token) for token in generated]
-    if config.infill:
-        return ids
-    settings = (config.sampler, model.config)
-    ends = {getattr(each, name) for each in settings for name in ("eos_id", "eot_id")}
-    return ids[: next((i for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 def host_speed(result: lj.Result) -> list[ResultRow]:
@@ -181,11 +167,11 @@ def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counts(result: lj.Result, answer_length: int) -> list[ResultRow]:
+def _counts(result: lj.Result) -> list[ResultRow]:
     return [
         ResultRow(name="forwards", value=result.nfe[0], unit="forwards"),
         ResultRow(name="tokens", value=_tokens(result), unit="tokens"),
-        ResultRow(name="answer_tokens", value=answer_length, unit="tokens"),
+        ResultRow(name="answer_tokens", value=len(result.answers[0]), unit="tokens"),
         ResultRow(name="tokens_per_forward", value=result.tpf, unit="tokens/forward"),
         ResultRow(name="rows_per_forward", value=_trace(result).rows.mean(), unit="rows/forward"),
     ]
@@ -210,7 +196,8 @@ def _page(tokenizer: Tokenizer, config: GenerateConfig) -> Page:
     )
 
 
-def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> None:
+def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
+    (answer,) = result.text
     run.begin()
     for line in step_metrics(_trace(result)):
         run.record(line)
