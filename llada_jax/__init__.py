@@ -1,4 +1,8 @@
-"""Diffusion language models in JAX, for phones with an NPU."""
+"""Diffusion language models in JAX, for phones with an NPU.
+
+`llada_jax.phone` is the function, which hides the package of that name as an attribute: its modules
+are imported as `from llada_jax.phone.workload import Workload`.
+"""
 
 from importlib.metadata import version
 

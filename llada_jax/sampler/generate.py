@@ -41,7 +41,7 @@ class Result:
     """Each row's generation alone; for infilling, its whole canvas."""
     trace: Trace | None
     ends: tuple[int, ...] = ()
-    """Ids that end a text or a turn; none for infilling."""
+    """Ids that end a text or a turn; empty for infilling."""
     to_text: Callable[[Int[np.ndarray, " G"]], str] | None = field(default=None, repr=False)
     """The tokenizer's decoding of ids; None where the model has no tokenizer."""
 
@@ -128,7 +128,7 @@ def decode(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
         trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
-        ends=() if infill else tuple(i for i in (config.eos_id, config.eot_id) if i is not None),
+        ends=() if infill else _end_ids(config, model),
     )
 
 
@@ -209,6 +209,12 @@ def _left_padded(
     for row, stop in enumerate(end):
         out[row, length - stop :] = tokens[row, :stop]
     return out
+
+
+def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
+    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
+    return tuple(dict.fromkeys(each for each in ids if each is not None))
 
 
 def _pad_id(model: ModelConfig, config: SamplerConfig) -> int:
