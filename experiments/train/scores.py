@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llada_jax.build import Model
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.task import Task
+from llada_jax.model.params import ModelParams
+from llada_jax.text import Tokenizer
+from llada_jax.training.loop import Evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
