@@ -12,15 +12,13 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.sampler.accept import Bounds, bounds_of, without_bound
-from llada_jax.sampler.advance import most_steps
-from llada_jax.sampler.canvas import VISIBLE, Canvas, Layout, layout_of, new_canvas
+from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
+from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.step import Decoder
 from llada_jax.sampler.trace import Trace, trace_of
-from llada_jax.sampler.window import buckets_for
+from llada_jax.sampler.windows.base import buckets_for
 from llada_jax.types import Denoiser, Params
 
 
@@ -56,7 +54,7 @@ def decode(
     infill: bool = False,
     refresher: Refresher | None = None,
 ) -> Result:
-    """Decode a batch of prompts.
+    """Decodes a batch of prompts.
 
     Args:
       denoiser: the model's functions, with the rules of `config` in its scores.
@@ -79,19 +77,16 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    decoder = Decoder(model, without_bound(config))
-    _check_decoder(decoder, denoiser, loop, refresher)
+    decoding = Decoding(model, config)
+    _check_decoding(decoding, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
     with _precision(config):
         began = time.perf_counter()
-        canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
-        bounds = bounds_of(config)
-        canvas, steps = _run(
-            decoder, denoiser, params, canvas, bounds, layout, loop, on_step, refresher
-        )
+        canvas = _start(decoding, denoiser, params, rows, seeds, layout, infill=infill)
+        canvas, steps = _run(decoding, denoiser, params, canvas, layout, loop, on_step, refresher)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -108,15 +103,19 @@ def decode(
     )
 
 
-def _check_decoder(
-    decoder: Decoder, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
+def _check_decoding(
+    decoding: Decoding, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
 ) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    config = decoder.config
-    beside = {"lossless": config.lossless, "shadow": decoder.shadows, "refresh": config.refreshes}
-    kind = next((kind for kind, runs in beside.items() if runs), None)
+    config = decoding.config
+    extra = {
+        "lossless": decoding.window.branches,
+        "shadow": decoding.shadows,
+        "refresh": config.refreshes,
+    }
+    kind = next((kind for kind, runs in extra.items() if runs), None)
     require(
-        not decoder.shift or kind is None,
+        not decoding.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
     )
@@ -138,43 +137,45 @@ def _check_decoder(
 
 def _precision(config: SamplerConfig):
     """float64 where a rule asks for it: JAX has it off by default."""
-    wide = "float64" in (config.confidence_dtype, config.noise_dtype)
-    return jax.enable_x64(True) if wide else nullcontext()
+    return jax.enable_x64(True) if config.parity.wide else nullcontext()
 
 
 def _start(
-    decoder: Decoder,
+    decoding: Decoding,
     denoiser: Denoiser,
     params: Params,
     prompts: list[np.ndarray],
     seeds: list[tuple[int, int]],
-    layout: Layout,
+    layout: CanvasLayout,
     *,
     infill: bool,
 ) -> Canvas:
     keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
-    guided = 2 if decoder.config.cfg_scale else 1
-    cache = denoiser.empty_cache(params, guided * len(prompts), decoder.window.cache_length(layout))
-    return new_canvas(prompts, decoder.config, decoder.model, keys, cache, infill=infill)
+    guided = 2 if decoding.config.cfg_scale else 1
+    cached = layout.length if decoding.window.caches else 0
+    cache = denoiser.empty_cache(params, guided * len(prompts), cached)
+    return new_canvas(prompts, decoding.config, decoding.model, keys, cache, infill=infill)
 
 
 def _run(
-    decoder: Decoder,
+    decoding: Decoding,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bounds: Bounds,
-    layout: Layout,
+    layout: CanvasLayout,
     loop: Loop,
     on_step: OnStep | None,
     refresher: Refresher | None,
 ) -> tuple[Canvas, Steps]:
-    beside = decoder.most_beside(layout.length)
-    buckets = buckets_for(decoder.window, layout, decoder.model, beside)
-    limit = most_steps(decoder.config, layout.n_blocks)
+    config = decoding.config
+    extra = decoding.most_extra_rows(layout.length)
+    buckets = buckets_for(config, layout, decoding.shift, extra)
+    limit = decoding.most_steps(layout.n_blocks)
+    dtype = config.parity.confidence_dtype
+    decoding = jax.tree.map(lambda number: jnp.asarray(number, dtype), decoding)
     if loop == "compiled":
-        return compiled_loop(decoder, denoiser, params, canvas, bounds, buckets, limit)
-    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step, refresher)
+        return compiled_loop(decoding, denoiser, params, canvas, buckets, limit)
+    return host_loop(decoding, denoiser, params, canvas, buckets, limit, on_step, refresher)
 
 
 def _left_padded(
@@ -201,7 +202,7 @@ def _settings(
     infill: bool,
 ) -> dict[str, Any]:
     return {
-        "sampler": asdict(config),
+        "sampler": config.as_dict(),
         "model": asdict(model),
         "seeds": [list(seed) for seed in seeds],
         "loop": loop,
