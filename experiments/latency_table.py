@@ -15,10 +15,12 @@ import hydra
 from omegaconf import DictConfig
 
 import llada_jax as lj
-from experiments.harness.phones import graphs_of, model_shape, phone_profile
 from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run, launch
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
+from llada_jax.model.architecture import architecture
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import ForwardTimer, System
 
 MeasuredOn = Literal["xla", "litert"]
@@ -45,7 +47,7 @@ class LatencyTableConfig:
         require_choice("quant", self.quant, Quant)
         require_choice("backend", self.backend, MeasuredOn)
         if self.phone is not None:
-            _ = phone_profile(self.phone), model_shape(self.shape)
+            _ = load_profile(self.phone), architecture(self.shape)
 
 
 class Growth(NamedTuple):
@@ -82,7 +84,7 @@ def tabulate(config: LatencyTableConfig, run: Run) -> None:
 def modelled(config: LatencyTableConfig, soc: str) -> Growth:
     """On a phone."""
     graphs = graphs_of(config.shape, config.quant)
-    phone = ForwardTimer(graphs, phone_profile(soc), config.system, config.canvas)
+    phone = ForwardTimer(graphs, load_profile(soc), config.system, config.canvas)
     return Growth(phone.latency_table(config.rows), phone.row_budget(), "modelled")
 
 

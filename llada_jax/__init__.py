@@ -1,16 +1,11 @@
 """Diffusion language models in JAX, for phones with an NPU."""
 
-from llada_jax.build import (
-    Model,
-    export,
-    forward,
-    generate,
-    infill,
-    latency_table,
-    load,
-    tiled,
-)
+from importlib.metadata import version
+
+from llada_jax.build.decoding import generate, infill, latency_table
+from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
+from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Trace
 
@@ -19,6 +14,7 @@ __all__ = [
     "LatencyTable",
     "Model",
     "ModelConfig",
+    "Phone",
     "Result",
     "SamplerConfig",
     "Trace",
@@ -28,5 +24,8 @@ __all__ = [
     "infill",
     "latency_table",
     "load",
+    "phone",
     "tiled",
 ]
+
+__version__ = version("llada_jax")

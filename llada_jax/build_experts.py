@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from llada_jax.build import Model, denoiser_for, score_rules
+from llada_jax.build.denoisers import denoiser_for, score_rules
+from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.cache import NEEDS_FUTURE, Visit
 from llada_jax.experts.costs import ExpertCosts

@@ -9,12 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
-DATA = {"config", "types", "rows"}
+DATA = {"config", "architecture", "types", "rows"}
 EVERYONES = {"atomic"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
     *(
+        "config_files",
         "text",
         "archive",
         "model",
@@ -32,6 +33,8 @@ EVERYTHING = {
 ALLOWED = {
     "atomic": set(),
     "config": set(),
+    "config_files": {"config"},
+    "architecture": {"config_files", "config"},
     "types": {"config"},
     "rows": {"types", "config"},
     "text": {"config"},
@@ -42,8 +45,8 @@ ALLOWED = {
     "revision": {"model", *DATA},
     "lowered": {"config"},
     "backend": {"lowered", "model", *DATA},
-    "swap": {"config"},
-    "phone": {"lowered", "swap", "types", "config"},
+    "swap": {"architecture", "config"},
+    "phone": {"lowered", "swap", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
@@ -57,6 +60,8 @@ ALLOWED = {
 THIRD_PARTY = {
     "atomic": set(),
     "config": set(),
+    "config_files": {"yaml"},
+    "architecture": set(),
     "lowered": set(),
     "tasks": {"numpy"},
     "swap": {"numpy", "ortools"},  # OR-tools inside a function of swap/exact.py: an extra
@@ -68,9 +73,10 @@ THIRD_PARTY = {
 
 ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
+    "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
     "llada_jax.build_experts": "build",
-    "llada_jax.phone.graphs": "build",  # lowers steps, which takes JAX
+    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},  # lower steps: JAX
 }
 """Files and folders of one room that belong to another one."""
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llada_jax.build.denoisers import score_rules
 
 from llada_jax.backend.program import Exported
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import Session, Shard
-from llada_jax.build import score_rules
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from experiments.harness.phones import model_shape, phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs
 from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.profile import load_profile
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import Budget, kv_bytes_per_token
 from llada_jax.swap.graph import Graph, model_graph
@@ -39,12 +40,12 @@ def _plan_anew(name: str, graph: Graph, budget: Budget) -> Plan:
 
 def time_pricing(repeats: int) -> Iterator[ResultRow]:
     """All layers of a step, lowered once, then priced operation by operation."""
-    lowered, seconds = best_of(lambda: Graphs(model_shape(PRICED)).body(ROWS, CACHED), 1)
+    lowered, seconds = best_of(lambda: Graphs(architecture(PRICED)).body(ROWS, CACHED), 1)
     name = f"price/{PRICED}"
     operations = len(lowered.operations)
     yield ResultRow(name=f"{name}/operations", value=operations, unit="operations")
     yield ResultRow(name=f"{name}/lowering", value=seconds, unit="s")
-    profile = phone_profile(SOC)
+    profile = load_profile(SOC)
     npu, cpu = profile.kernels("llada_cpp"), profile.cpu_kernels("plain")
     prices: dict[str, Callable[[], StepCost]] = {
         "npu": lambda: price_on_npu(lowered, npu, profile.memory),
@@ -60,9 +61,9 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
 def time_planners(repeats: int) -> Iterator[ResultRow]:
     """For each model and planner: the best time of several, and the step over the lower bound."""
     for name, step_ns in STEP_NS.items():
-        model = model_shape(name)
+        model = architecture(name)
         graph = model_graph(model, rows=32, weight_bits=4.5, step_ns=step_ns)
-        graph = mapping_path(phone_profile(SOC), "copy").price(graph)
+        graph = mapping_path(load_profile(SOC), "copy").price(graph)
         budget = Budget(kv_bytes_per_token=kv_bytes_per_token(model), tokens=208)
         least = least_step_ns(graph, budget)
         yield ResultRow(name=f"plan/{name}/operators", value=len(graph), unit="operators")

@@ -40,13 +40,13 @@ from experiments.evaluate.judged import (
     require_same_items,
 )
 from experiments.evaluate.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
-from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 
 # `task=<name>` for every task that there is.
@@ -97,7 +97,7 @@ class EvaluateConfig:
         if not self.is_suite:
             check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
-            _ = phone_profile(soc)
+            _ = load_profile(soc)
         require(
             self.suite is None or self.rescore is None,
             f"suite is given with rescore={self.rescore!r}; allowed: rescore alone, which finds "

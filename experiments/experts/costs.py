@@ -2,13 +2,12 @@
 
 import math
 
-from experiments.harness.phones import phone_profile
 from llada_jax.experts.budget import slots_within
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
-from llada_jax.phone.profile import CpuKernels, Memory, Profile
+from llada_jax.phone.profile import CpuKernels, Memory, Profile, load_profile
 from llada_jax.swap.budget import Budget
 
 WEIGHT_BITS, GROUP = 4, 32
@@ -30,7 +29,7 @@ def phone_costs(
     tile. The rest of a layer has the price of square matrices, and its share of the step's call.
     Attention's scores and what staging costs once a step are left out, for all policies alike.
     """
-    phone = phone_profile(soc)
+    phone = load_profile(soc)
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
     expert = price_on_npu(expert_step(shape, BLOCK_ROWS), npu_kernels, phone.memory)
     square = price_on_npu(_step([(shape.width, shape.width, "dense")], BLOCK_ROWS), npu_kernels,
@@ -93,7 +92,7 @@ def expert_bytes(shape: MoEShape) -> int:
 
 def slots_in_address_space(soc: str, shape: MoEShape, tokens: int) -> int:
     """Experts of a layer that the NPU's session maps beside dense weights, keys and values."""
-    return slots_within(session_budget(phone_profile(soc), shape, tokens), shape,
+    return slots_within(session_budget(load_profile(soc), shape, tokens), shape,
                         expert_bytes(shape))  # fmt: skip
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.experts.costs import phone_costs, slots_in_address_space
-from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.experts.budget import slots_at_ratio
@@ -18,6 +17,7 @@ from llada_jax.experts.schedule import SCHEDULERS
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.experts.simulate import Outcome, bound, simulate
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
+from llada_jax.phone.profile import load_profile
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55
@@ -48,7 +48,7 @@ class PhonesConfig:
 
     def __post_init__(self) -> None:
         for soc in self.socs:
-            phone = phone_profile(soc)
+            phone = load_profile(soc)
             _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
         for shape in MODELS:
             for ratio in self.ratios:

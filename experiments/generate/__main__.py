@@ -29,11 +29,11 @@ from omegaconf import DictConfig
 import llada_jax as lj
 from experiments.generate.live_canvas import Page, printable, watcher_for
 from experiments.harness.on_phones import on_phones
-from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import SamplerConfig, require
+from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
 from llada_jax.text import Tokenizer
@@ -63,7 +63,7 @@ class GenerateConfig:
         require(self.pause >= 0, f"pause is {self.pause}; allowed: 0 or more")
         check_tiles(self.tiles, self.backend, self.sampler)
         for soc in self.phones:
-            phone_profile(soc)
+            load_profile(soc)
 
     @property
     def host_loop_alone(self) -> str | None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from llada_jax.build.denoisers import score_rules
+
 import llada_jax as lj
-from llada_jax import build
 from llada_jax.backend.calibration import Inputs, Recorder
 from llada_jax.backend.litert import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
@@ -28,7 +29,7 @@ def record_forwards(
     program = CompiledOnDemand(model.config, model.params, LiteRT())
     recorder = Recorder(program, Bucket(length, length), limit)
     sampler = with_ids(sampler, model.config)
-    denoiser = Session(recorder, build.score_rules(sampler)).denoiser()
+    denoiser = Session(recorder, score_rules(sampler)).denoiser()
     for prompt in prompts:
         decode(denoiser, None, model.config, [prompt], sampler, loop="host")
     (samples,) = recorder.samples.values()

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 import llada_jax as lj
-from experiments.harness.phones import graphs_of, phone_profile, unknown_operations
 from experiments.harness.results import ResultRow
-from llada_jax.phone.profile import Profile
+from llada_jax.phone.graphs import graphs_of, unknown_so_far
+from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.simulate import ForwardTimer, System, simulate
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
@@ -20,11 +20,11 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
     The same forwards, of a larger model: `as_if`. Raises ValueError for a phone that has no
     profile, and where LLaDA-8B could not hold the canvas.
     """
-    profiles = [phone_profile(soc) for soc in socs]
+    profiles = [load_profile(soc) for soc in socs]
     workload = as_if_llada_8b(trace)
     for profile in profiles:
         yield from _on_phone(workload, profile)
-    for operation in unknown_operations():
+    for operation in unknown_so_far():
         print(f"warning: {operation}")
 
 
@@ -44,7 +44,7 @@ def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[
         phone = ForwardTimer(graphs, profile, System(), canvas)
         return sum(map(phone.latency, some)) / len(some)
 
-    profile = phone_profile(soc)
+    profile = load_profile(soc)
     seconds = mean(profile, workloads)
     doubt = with_uncertainty(profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
     return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))

@@ -33,10 +33,10 @@ from experiments.harness.schema import read_config
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.stored import stored_text
+from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARCHITECTURES = REPOSITORY / "llada_jax" / "model" / "architecture"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 OF_EXTRAS = (
     *("litert-converter", "ai-edge-litert", "flatbuffers"),

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import hydra
 from omegaconf import DictConfig
 
-from experiments.harness.phones import phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.harness.timers import best_of
@@ -28,6 +27,7 @@ from experiments.plan.plan_figure import draw
 from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.profile import load_profile
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.check import problems
@@ -75,7 +75,7 @@ class PlanConfig:
 
     @property
     def way(self) -> MappingPath:
-        return mapping_path(phone_profile(self.phone), self.path)
+        return mapping_path(load_profile(self.phone), self.path)
 
     @property
     def greedy(self) -> Greedy:

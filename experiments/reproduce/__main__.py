@@ -15,11 +15,12 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.harness.phone_pictures import draw
-from experiments.harness.phones import Calibrated, unknown_operations
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.reproduce.claims import CHAPTERS, CHOICES, SOCS, Chapter
 from llada_jax.config import require
+from llada_jax.phone.graphs import graphs_of, unknown_so_far
+from llada_jax.phone.published_tasks import PublishedTasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,13 @@ class ReproduceConfig:
 
 def reproduce(config: ReproduceConfig, run: Run) -> None:
     """Computes the chapters, writes the report."""
-    world = Calibrated(config.runs)
+    world = PublishedTasks(graphs_of("llada_8b"), config.runs)
     run.begin()
     chapters = [CHAPTERS[name](world) for name in config.chapters]
     names = {}
     if config.pictures:
         names = {chapter.name: draw(chapter, run.folder) for chapter in chapters}
-    run.write("report.md", report(chapters, names, unknown_operations()))
+    run.write("report.md", report(chapters, names, unknown_so_far()))
     rows = [row for chapter in chapters for row in chapter.rows]
     for row in rows:
         run.record(row.as_dict())

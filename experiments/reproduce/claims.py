@@ -12,14 +12,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from experiments.harness.means import Estimate, difference, mean_of, ratio
-from experiments.harness.phones import Calibrated, graphs_of, phone_profile
 from experiments.harness.results import ResultRow
 from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.dynamics import SOURCE, Decoding, statistics
 from llada_jax.phone.fit import product_step, residuals_of, vendor_pass
+from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import Footprint, Runtime, footprint, staging_for
-from llada_jax.phone.profile import CpuClass
+from llada_jax.phone.profile import CpuClass, load_profile
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, System, simulate
 from llada_jax.phone.timeline import Task, run
 from llada_jax.phone.workload import Forward, Workload, autoregressive, blockwise, vanilla
@@ -88,14 +89,14 @@ def _modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> Res
     return ResultRow(name=name, value=value, unit=unit, kind="modelled", **more)
 
 
-def table2(world: Calibrated) -> Chapter:
+def table2(world: PublishedTasks) -> Chapter:
     """One denoising step."""
     rows = [
         _modelled(each.name, each.modelled, "ms", reference=each.published, fitted=True,
                   source=f"{PAPER}, Table 2")
-        for each in residuals_of(world.figures, world.graphs, phone_profile("SM8750"))
+        for each in residuals_of(world.figures, world.graphs, load_profile("SM8750"))
     ]  # fmt: skip
-    npu, cpu = phone_profile("SM8750").npu["llada_cpp"], phone_profile("SM8750").cpu["plain"]
+    npu, cpu = load_profile("SM8750").npu["llada_cpp"], load_profile("SM8750").cpu["plain"]
     words = [
         f"Fitted: dequantization {npu.dequant_gweights:.1f} G weights/s "
         f"({npu.fast_dequant_gweights:.1f} for FFN down, from Figure 3a), "
@@ -111,7 +112,7 @@ def table2(world: Calibrated) -> Chapter:
     return Chapter("table2", "Table 2: one denoising step on SM8750", rows, words)
 
 
-def ladder(world: Calibrated, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
+def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
     """The nine rows of Table 6."""
     prompt = world.task("GSM8K").prompt
     whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
@@ -146,7 +147,7 @@ def ladder(world: Calibrated, kernels: str = "llada_cpp", cpu: str = "plain") ->
     ]  # fmt: skip
 
 
-def table6(world: Calibrated) -> Chapter:
+def table6(world: PublishedTasks) -> Chapter:
     """The cumulative ablation, and why each row costs what it costs."""
     cells = world.figures["fig11_cells_SM8750_128"]["GSM8K"]
     fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
@@ -159,7 +160,7 @@ def table6(world: Calibrated) -> Chapter:
             _modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
         )  # fmt: skip
-        found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
+        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
         words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
     words.append(f"{_order(rows)} {_revision(parts['scr'])}")
@@ -208,7 +209,7 @@ def _revision(parts: Mapping[str, float]) -> str:
     return f"In the model {waited:.2f} s of the CPU's revision are not hidden."
 
 
-def fig11(world: Calibrated) -> Chapter:
+def fig11(world: PublishedTasks) -> Chapter:
     """Latency of every cell, on every phone; only SM8750 is fitted to, in two columns."""
     rows = [row for soc in SOCS for row in _cells(world, soc)]
     by_column = {
@@ -239,7 +240,7 @@ def fig11(world: Calibrated) -> Chapter:
     return Chapter("fig11", "Figure 11: latency on three phones", [*rows, *_speedups(gains)], words)
 
 
-def _cells(world: Calibrated, soc: str) -> Iterator[ResultRow]:
+def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
     published = world.published["fig11_s"]["values"][soc]
     fitted = world.figures["fig11_cells_SM8750_128"]
     on_cpu, swap = System(body="cpu"), System(runtime="swap")
@@ -271,7 +272,7 @@ def _cells(world: Calibrated, soc: str) -> Iterator[ResultRow]:
 
 
 def _llama(
-    world: Calibrated, soc: str, name: str, published: dict[str, float]
+    world: PublishedTasks, soc: str, name: str, published: dict[str, float]
 ) -> Iterator[ResultRow]:
     """The autoregressive reference: 128 tokens of Llama-3-8B."""
     workload = autoregressive(world.task(name).prompt, 128)
@@ -289,7 +290,7 @@ def _llama(
 
 @cache
 def _llama_phone(soc: str, system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of("llama3_8b"), phone_profile(soc), system, canvas=256)
+    return ForwardTimer(graphs_of("llama3_8b"), load_profile(soc), system, canvas=256)
 
 
 class _Gain(NamedTuple):
@@ -347,10 +348,10 @@ def _largest_gain(gains: list[_Gain]) -> str:
     )
 
 
-def table7(world: Calibrated) -> Chapter:
+def table7(world: PublishedTasks) -> Chapter:
     """Which settings fit into the address space."""
     runtimes: dict[str, Runtime] = {"No SOMR": "remap", "Paging only": "paging", "SOMR": "swap"}
-    memory, prompt = phone_profile("SM8750").memory, world.task("GSM8K").prompt
+    memory, prompt = load_profile("SM8750").memory, world.task("GSM8K").prompt
     rows, words = [], []
     for setting, batch, target, published in world.published["table7"]["rows"]:
         found = footprint(
@@ -399,7 +400,7 @@ def _runs(fits: bool) -> str:
     return "runs" if fits else "fails"
 
 
-def fig13a(world: Calibrated) -> Chapter:
+def fig13a(world: PublishedTasks) -> Chapter:
     """Latency by the number of masks left at which the window grows."""
     figure = world.published["fig13a_trigger_s"]
     phone = world.phone("SM8750", System())
@@ -467,7 +468,7 @@ def _span(values: Iterable[float]) -> float:
     return max(known) / min(known) - 1
 
 
-def _traded(world: Calibrated, trigger: int) -> str:
+def _traded(world: PublishedTasks, trigger: int) -> str:
     """What looking ahead costs in second tiles and saves in forwards."""
     without, with_it = (
         world.workloads("GSM8K", 128, Decoding(trigger=each)) for each in (0, trigger)
@@ -482,12 +483,12 @@ def _traded(world: Calibrated, trigger: int) -> str:
     )
 
 
-def fig13c(world: Calibrated) -> Chapter:
+def fig13c(world: PublishedTasks) -> Chapter:
     """Synchronous staging by resident budget."""
     ends, inside = world.figures["fig13c_ends_ms"], world.published["fig13c_ms"]
     points = [(b, ms, True) for b, ms in zip(ends["resident_mib"], ends["ms"], strict=True)]
     points += [(b, ms, False) for b, ms in zip(inside["resident_mib"], inside["ms"], strict=True)]
-    profile = phone_profile("SM8750")
+    profile = load_profile("SM8750")
     rows = [
         _modelled(
             f"fig13c/{budget}",
@@ -505,14 +506,14 @@ def fig13c(world: Calibrated) -> Chapter:
     return Chapter("fig13c", "Figure 13c: staging by resident budget", rows, words)
 
 
-def fig14(world: Calibrated) -> Chapter:
+def fig14(world: PublishedTasks) -> Chapter:
     """Energy of LLaDA on the CPU over llada.cpp."""
     figure = world.published["fig14"]
     joules, watts = ((part["LLaDA CPU"], part["LLaDA llada.cpp"])
                      for part in (figure["energy_J"], figure["power_W"]))  # fmt: skip
     published = joules[0] / joules[1]
     implied = published * watts[1] / watts[0]
-    profile, prompt = phone_profile("SM8750"), world.task("GSM8K").prompt
+    profile, prompt = load_profile("SM8750"), world.task("GSM8K").prompt
     cpu = simulate(blockwise(prompt, 128), world.graphs, profile, System(body="cpu")).energy
     runs = [
         simulate(each, world.graphs, profile, System()).energy
@@ -542,7 +543,7 @@ def fig14(world: Calibrated) -> Chapter:
     return Chapter("fig14", "Figure 14: energy", rows, words)
 
 
-def genie(world: Calibrated) -> Chapter:
+def genie(world: PublishedTasks) -> Chapter:
     """Llama-3-8B in Genie; the vendor class was fitted on Llama-3.2-3B."""
     rows = []
     for label, shape, figures, fitted in (
@@ -554,7 +555,7 @@ def genie(world: Calibrated) -> Chapter:
             cell = figures[soc]
             wanted = {128: _mean(cell["rows128_ms"]), 1: 1e3 / _mean(cell["tokens_per_second"])}
             for count, milliseconds in wanted.items():
-                seconds = vendor_pass(graphs, phone_profile(soc), count)
+                seconds = vendor_pass(graphs, load_profile(soc), count)
                 rows.append(
                     _modelled(f"genie/{soc}/{label}/rows{count}", seconds * 1e3, "ms",
                               reference=milliseconds, source=figures["source"], fitted=fitted)
@@ -578,9 +579,9 @@ LEDGER_CLASSES = {
 }
 
 
-def ledger3b(world: Calibrated) -> Chapter:
+def ledger3b(world: PublishedTasks) -> Chapter:
     """Passes of native kernels that llada.cpp's figures know nothing of."""
-    ledger, profile = world.published["ledger"], phone_profile("SM8750")
+    ledger, profile = world.published["ledger"], load_profile("SM8750")
     # Attention and norms of the 3B's first column are platform constants.
     known = {("llama32_3b", "w16a16"): world.figures["platform_ledger_3b_w16a16"]}
     rows = []
@@ -618,9 +619,9 @@ def _native_pass(graphs: Any, profile: Any, kernels: str, count: int, context: i
     return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
 
 
-def platform(world: Calibrated) -> Chapter:
+def platform(world: PublishedTasks) -> Chapter:
     """One fully connected layer, shared bandwidth, and a sweep of mappings."""
-    sweep, profile = world.published["fc_sweep"], phone_profile("SM8750")
+    sweep, profile = world.published["fc_sweep"], load_profile("SM8750")
     weight = LoweredWeight((sweep["outputs"], sweep["inputs"]), 4)
     rows = []
     fitted = {64: world.figures["platform_fc_64_rows"]["us"]}
@@ -647,9 +648,9 @@ def platform(world: Calibrated) -> Chapter:
     return Chapter("platform", "Parts of a phone", rows, words)
 
 
-def _bandwidths(world: Calibrated) -> Iterator[ResultRow]:
+def _bandwidths(world: PublishedTasks) -> Iterator[ResultRow]:
     fitted, published = world.figures["platform_bandwidth_gbps"], world.published["bandwidth_gbps"]
-    profile = phone_profile("SM8650")
+    profile = load_profile("SM8650")
     cpu = profile.cpu["tuned"].gemv_gweights * 4.5 / 8
     npu = profile.npu["llada_cpp"].dma_gbps
     tasks = [Task("npu", "npu", 1.0, npu * 1e9), Task("cpu", "cpu", 1.0, cpu * 1e9)]
@@ -666,7 +667,7 @@ def _bandwidths(world: Calibrated) -> Iterator[ResultRow]:
         )  # fmt: skip
 
 
-def whatif(world: Calibrated) -> Chapter:
+def whatif(world: PublishedTasks) -> Chapter:
     """What no paper has: other kernels, another CPU, wider mappings, larger windows."""
     rows, parts = [], {}
     seconds: dict[str, list[float]] = {}
@@ -675,7 +676,7 @@ def whatif(world: Calibrated) -> Chapter:
         seconds[rung.name] = world.seconds(phone, rung.workloads)
         name = f"vendor_kernels_tuned_cpu/{rung.name}"
         rows.append(_what(name, seconds[rung.name], rung.source))
-        found = simulate(rung.workloads[0], world.graphs, phone_profile("SM8750"), rung.system)
+        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
     workloads = world.workloads("GSM8K", 128, Decoding())
     vendor = System(kernels="vendor", cpu="tuned")
@@ -708,7 +709,7 @@ def whatif(world: Calibrated) -> Chapter:
     return Chapter("whatif", "What if", rows, words, parts)
 
 
-def _windows(world: Calibrated) -> Iterator[tuple[str, Curve]]:
+def _windows(world: PublishedTasks) -> Iterator[tuple[str, Curve]]:
     """Latency by the trigger, for two classes of kernels and two lengths of windows."""
     for kernels in ("llada_cpp", "vendor"):
         system = System(kernels=kernels, runtime="delayed", cpu=_beside(kernels))
@@ -725,7 +726,7 @@ def _windows(world: Calibrated) -> Iterator[tuple[str, Curve]]:
             )
 
 
-def _whole_gain(world: Calibrated, seconds: Mapping[str, list[float]]) -> str:
+def _whole_gain(world: PublishedTasks, seconds: Mapping[str, list[float]]) -> str:
     """All of the vendor's against its own baseline, beside the paper's."""
     cached = mean_of(seconds["cpu_prefix_kv"]).value
     gain = cached / mean_of(seconds["scr_delayed"]).value
@@ -738,7 +739,9 @@ def _whole_gain(world: Calibrated, seconds: Mapping[str, list[float]]) -> str:
     )
 
 
-def _staged_beside(world: Calibrated, vendor: System, seconds: Mapping[str, list[float]]) -> str:
+def _staged_beside(
+    world: PublishedTasks, vendor: System, seconds: Mapping[str, list[float]]
+) -> str:
     """Whether copies hide behind the vendor's steps, and what the three ways to map cost."""
     alone = world.phone("SM8750", replace(vendor, runtime="wide"))
     step = alone.step(Forward(32, 128, 16)).seconds
@@ -760,7 +763,7 @@ def _what(name: str, seconds: list[float], source: str) -> ResultRow:
     return _modelled(f"whatif/{name}", mean_of(seconds), "s", fitted=False, trace_source=source)
 
 
-def dynamics(world: Calibrated) -> Chapter:
+def dynamics(world: PublishedTasks) -> Chapter:
     """The process behind the forwards, against the statistics that it is fitted to."""
     found, published = statistics(world.dynamics), world.figures
     first = published["fig8_first_commit_step"]["values"]
@@ -788,7 +791,7 @@ def dynamics(world: Calibrated) -> Chapter:
     return Chapter("dynamics", "Decoding dynamics", rows, words)
 
 
-CHAPTERS: dict[str, Callable[[Calibrated], Chapter]] = {
+CHAPTERS: dict[str, Callable[[PublishedTasks], Chapter]] = {
     chapter.__name__: chapter
     for chapter in (
         *(table2, dynamics, table6, fig11, table7, fig13a, fig13c, fig14),

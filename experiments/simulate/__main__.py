@@ -22,17 +22,18 @@ from omegaconf import DictConfig
 import llada_jax as lj
 from experiments.harness.means import mean_of
 from experiments.harness.phone_pictures import draw_timeline
-from experiments.harness.phones import Calibrated, model_shape, phone_profile
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, launch
 from experiments.simulate.staging import PlannedRun, plan_run
 from llada_jax.config import Quant, require, require_choice
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
-from llada_jax.phone.graphs import Graphs
+from llada_jax.phone.graphs import Graphs, graphs_of
 from llada_jax.phone.memory import Staging, footprint
 from llada_jax.phone.planned import PlannedStaging
-from llada_jax.phone.profile import Profile
+from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, Simulated, System, simulate
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, from_trace
@@ -79,8 +80,8 @@ class SimulateConfig:
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Every phone, in one table."""
-    graphs = Graphs(model_shape(config.shape), config.quant)
-    profiles = [phone_profile(soc) for soc in config.phones]
+    graphs = Graphs(architecture(config.shape), config.quant)
+    profiles = [load_profile(soc) for soc in config.phones]
     for profile in profiles:
         profile.kernels(config.system.kernels)
     workloads = workloads_of(config, graphs)
@@ -114,7 +115,7 @@ def workloads_of(config: SimulateConfig, graphs: Graphs) -> tuple[Workload, ...]
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
         return (from_trace(trace, graphs.model, config.row, as_if=config.as_if),)
-    return Calibrated().workloads(config.task, config.tokens, Decoding())
+    return PublishedTasks(graphs_of("llada_8b")).workloads(config.task, config.tokens, Decoding())
 
 
 def plan_of(

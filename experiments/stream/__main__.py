@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import hydra
 import numpy as np
+from llada_jax.build.streaming import staging_of
 from omegaconf import DictConfig
 
 import llada_jax as lj
@@ -36,7 +37,6 @@ from experiments.stream.streamed_share import Share, Source, Subject, run_share
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
-from llada_jax.build import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.swap.budget import Budget
 from llada_jax.swap.graph import Graph, Operator

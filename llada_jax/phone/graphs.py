@@ -1,12 +1,15 @@
 """Lowered steps of a model's shape, without weights, for the device model to price."""
 
 from functools import lru_cache
+from os import PathLike
+from pathlib import Path
 
 from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.lowered import Lowered
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.cost import UnknownOperation, unknown_operations
 
 
@@ -47,3 +50,29 @@ class Graphs:
         """All layers, and the final norm."""
         layers = range(self.model.n_layers)
         return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))
+
+
+Shape = str | PathLike[str] | ModelConfig
+"""A shape that comes with the package by its name, a YAML file's path, or the configuration."""
+
+_GRAPHS: dict[tuple[ModelConfig, Quant], Graphs] = {}
+
+
+def graphs_of(shape: Shape, quant: Quant = "int4_block32") -> Graphs:
+    """Returns the lowered steps of a shape, the same object for the same shape."""
+    model = shape if isinstance(shape, ModelConfig) else architecture(shape)
+    if (model, quant) not in _GRAPHS:
+        _GRAPHS[model, quant] = Graphs(model, quant)
+    return _GRAPHS[model, quant]
+
+
+def shape_name(shape: Shape) -> str:
+    """Returns a shape's name for reports."""
+    if isinstance(shape, ModelConfig):
+        return f"{shape.family}, {shape.n_layers} layers of width {shape.width}"
+    return Path(shape).stem
+
+
+def unknown_so_far() -> list[UnknownOperation]:
+    """Returns operations that were priced as something else, in all steps of `graphs_of` so far."""
+    return [operation for graphs in _GRAPHS.values() for operation in graphs.unknown]

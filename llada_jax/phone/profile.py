@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from llada_jax.config import require, require_choice
+from llada_jax.config_files import find_yaml, read_yaml
 
+PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
 """`measured` on a phone, `vendor` claim, `derived` by arithmetic from measurements (fits are),
 `inferred`: an assumption."""
@@ -163,15 +165,13 @@ class Profile:
         return _build(self.soc, self.phone, numbers)
 
 
-def load_profile(path: str | PathLike[str]) -> Profile:
-    """Read a profile. Raises ValueError that names the entry that is missing or not sourced."""
-    import yaml
+def load_profile(name_or_path: str | PathLike[str]) -> Profile:
+    """Reads a profile: of a phone that comes with the package by its SoC, or a YAML file of yours.
 
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-    require(isinstance(content, Mapping), f"{path} is no profile; allowed: a mapping")
+    Raises ValueError that lists the phones, or names the entry that is missing or not sourced.
+    """
+    path = find_yaml("phone", PROFILES, name_or_path)
+    content = read_yaml(path)
     for name in ("soc", "phone"):
         require(isinstance(content.get(name), str), f"{path}: {name} is missing; allowed: text")
     entries = {name: part for name, part in content.items() if name not in ("soc", "phone")}

@@ -7,6 +7,7 @@ from typing import Any
 
 from llada_jax.config import require
 
+PUBLISHED = Path(__file__).parent / "published"
 FIT_FIGURES = (
     *("table2_step_ms", "fig3a_ffn_down_ms", "fig3b_ffn_down_32_rows_ms", "fig5d_ffn_op_ms"),
     *("fig13c_ends_ms", "fig11_cells_SM8750_128", "genie_llama_3b"),
@@ -17,8 +18,8 @@ FIT_FIGURES = (
 """All that `fit.json` may hold: what the calibration is allowed to know."""
 
 
-def read_fit_figures(folder: str | PathLike[str]) -> dict[str, Any]:
-    """`fit.json`. Raises ValueError where it holds a figure that is not for fitting."""
+def read_fit_figures(folder: str | PathLike[str] = PUBLISHED) -> dict[str, Any]:
+    """Reads `fit.json`. Raises ValueError where it holds a figure that is not for fitting."""
     figures = _read(Path(folder) / "fit.json")
     for name in figures:
         require(
@@ -30,8 +31,8 @@ def read_fit_figures(folder: str | PathLike[str]) -> dict[str, Any]:
     return figures
 
 
-def read_validation_figures(folder: str | PathLike[str]) -> dict[str, Any]:
-    """`validation.json`, which `llada_jax.phone.fit` never reads."""
+def read_validation_figures(folder: str | PathLike[str] = PUBLISHED) -> dict[str, Any]:
+    """Reads `validation.json`, which `llada_jax.phone.fit` never reads."""
     return _read(Path(folder) / "validation.json")
 
 

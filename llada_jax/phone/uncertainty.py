@@ -22,6 +22,12 @@ class Interval(NamedTuple):
     """The numbers that it depends on most, each with the seconds that its doubt is worth."""
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """95 % interval, in seconds."""
+        spread = 1.96 * self.deviation
+        return max(0.0, self.seconds - spread), self.seconds + spread
+
+    @property
     def relative(self) -> float:
         return self.deviation / self.seconds if self.seconds else 0.0
 

@@ -76,16 +76,16 @@ class TraceLike(Protocol):
 def from_trace(
     trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
 ) -> Workload:
-    """The forwards of one batch row of a trace, as if it had been decoded alone.
+    """Returns the forwards of one batch row of a trace, as if it had been decoded alone.
 
-    Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` asks
-    for just that: the same forwards, on a phone that runs `model`. Also for a row that does not
-    exist, a trace without forwards, and a canvas that the model cannot hold.
+    Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` allows
+    just that: the same forwards, on a phone that runs `model`; the source then says so. Also for a
+    row that does not exist, a trace without forwards, and a canvas that the model cannot hold.
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
-    if not as_if:
-        _require_shape(trace.settings.get("model", {}), model)
+    difference = _difference(trace.settings.get("model", {}), model)
+    require(as_if or difference is None, str(difference))
     live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
     beside = rescored * _rows_a_token(trace)
     buckets = np.unique(trace.rows)
@@ -108,7 +108,7 @@ def from_trace(
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
         "this model",
     )
-    return Workload(forwards, tokens, prompt, _source(trace.settings, as_if=as_if))
+    return Workload(forwards, tokens, prompt, _source(trace.settings, as_if=difference is not None))
 
 
 def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
@@ -132,14 +132,16 @@ def _rows_a_token(trace: TraceLike) -> int:
     return 2 if trace.settings.get("sampler", {}).get("rescore") == "shadow" else 1
 
 
-def _require_shape(found: dict[str, Any], model: ModelConfig) -> None:
+def _difference(found: dict[str, Any], model: ModelConfig) -> str | None:
+    """Returns what another shape than `model` the trace's model has, if it has."""
     names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
     for name in names:
-        require(
-            found.get(name) == getattr(model, name),
-            f"the trace's model has {name} {found.get(name)}; allowed: {getattr(model, name)}, or "
-            "as_if=true for what the same forwards would take in another model",
-        )
+        if found.get(name) != getattr(model, name):
+            return (
+                f"the trace's model has {name} {found.get(name)}; allowed: {getattr(model, name)}, "
+                "or as_if=true for what the same forwards would take in another model"
+            )
+    return None
 
 
 def rounded(cache: int) -> int:

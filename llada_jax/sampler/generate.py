@@ -1,9 +1,9 @@
 """`decode`: prompts in, tokens out. Checks everything before anything is computed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import jax
@@ -38,6 +38,29 @@ class Result:
     generated: list[Int[np.ndarray, " G"]]
     """Each row's generation alone; for infilling, its whole canvas."""
     trace: Trace | None
+    ends: tuple[int, ...] = ()
+    """Ids that end a text or a turn; none for infilling."""
+    to_text: Callable[[Int[np.ndarray, " G"]], str] | None = field(default=None, repr=False)
+    """The tokenizer's decoding of ids; None where the model has no tokenizer."""
+
+    @property
+    def answers(self) -> list[Int[np.ndarray, " G"]]:
+        """Each row's generation before the first token that ends a text or a turn."""
+        found = []
+        for tokens in self.generated:
+            (ends,) = np.isin(tokens, self.ends).nonzero()
+            found.append(tokens[: ends[0]] if len(ends) else tokens)
+        return found
+
+    @property
+    def text(self) -> list[str]:
+        """The answers as text, decoded when asked for.
+
+        Raises ValueError where the model has no tokenizer.
+        """
+        if self.to_text is None:
+            raise ValueError("the model has no tokenizer; allowed: text of a model that has one")
+        return [self.to_text(tokens) for tokens in self.answers]
 
 
 def decode(
@@ -100,6 +123,7 @@ def decode(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
         trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
+        ends=() if infill else tuple(i for i in (config.eos_id, config.eot_id) if i is not None),
     )
 
 

@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from llada_jax.build.denoisers import score_rules
 
 import llada_jax as lj
 from llada_jax.backend import contexts, verify
@@ -15,7 +16,6 @@ from llada_jax.backend.qnn import require_qnn
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.verify import example
 from llada_jax.backend.weights import InMemory
-from llada_jax.build import score_rules
 from llada_jax.config import PhoneConfig
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.layers import HIDDEN_SCORE

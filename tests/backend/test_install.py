@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import llada_jax as lj
-from llada_jax import build
 from llada_jax.backend import install
 from llada_jax.backend.install import quietly
+from llada_jax.build import denoisers
 from llada_jax.config import ExportConfig
 
 EXTRA = r"pip install 'llada_jax\[npu\]'"
@@ -70,7 +70,7 @@ def test_an_unknown_backend_is_named_before_anything_is_imported(without) -> Non
     without("ai_edge_litert")
     with pytest.raises(ValueError, match=r"backend is 'tpu'; allowed: 'xla', 'tiles', 'litert'"):
         lj.generate(lj.load("tiny"), [[5]], CONFIG, backend="tpu")
-    assert "xla" not in build._BACKENDS
+    assert "xla" not in denoisers._BACKENDS
 
 
 def test_what_a_library_says_is_kept_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from llada_jax.build.streaming import staging_of
 
 import llada_jax as lj
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
@@ -19,7 +20,6 @@ from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_program import StreamedProgram, first_layers_alike
 from llada_jax.backend.streamed_weights import StagedLayers, Staging, StreamedWeights
 from llada_jax.backend.weights import InMemory
-from llada_jax.build import staging_of
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import score_rows
 from llada_jax.model.params import ModelParams

@@ -2,16 +2,16 @@
 
 from functools import cache
 
-from experiments.harness.phones import phone_profile
 from llada_jax.config import ModelConfig
 from llada_jax.phone.graphs import Graphs
+from llada_jax.phone.profile import load_profile
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=512, width=64, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=16,
     ffn_width=128, rope_theta=1e4, norm_eps=1e-5, max_length=256,
 )  # fmt: skip
 GRAPHS = Graphs(SHAPE)
-PHONE = phone_profile("SM8750")
+PHONE = load_profile("SM8750")
 
 
 @cache

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.harness import phones
-from experiments.harness.phones import PUBLISHED, graphs_of, phone_profile
 from llada_jax.phone import fit
 from llada_jax.phone import published_figures as published
 from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import ForwardTimer, System
 
-FIGURES = published.read_fit_figures(PUBLISHED)
+FIGURES = published.read_fit_figures()
 LLADA = graphs_of("llada_8b")
-PHONE = phone_profile("SM8750")
+PHONE = load_profile("SM8750")
 TO_FOUR_DIGITS = 1e-3
 
 
@@ -36,11 +37,10 @@ def test_the_fit_cannot_read_a_validation_figure():
     assert not {"open", "read_validation_figures", "__import__"} & called
 
 
-def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypatch):
+def test_calibration_works_where_there_is_no_validation_file(tmp_path):
     """All of it: what is fitted for profiles, and the tasks' prompts and dynamics."""
-    shutil.copy(PUBLISHED / "fit.json", tmp_path)
-    monkeypatch.setattr(phones, "PUBLISHED", tmp_path)
-    world = phones.Calibrated(runs=1)
+    shutil.copy(published.PUBLISHED / "fit.json", tmp_path)
+    world = PublishedTasks(LLADA, 1, tmp_path)
     with pytest.raises(FileNotFoundError):
         world.published  # noqa: B018
     for fitted in (fit.fit_cpu, fit.fit_npu, fit.fit_mapping):
@@ -51,7 +51,7 @@ def test_calibration_works_where_there_is_no_validation_file(tmp_path, monkeypat
 
 
 def test_the_two_files_share_no_number():
-    validation = published.read_validation_figures(PUBLISHED)
+    validation = published.read_validation_figures()
     assert not set(FIGURES) & set(validation) - {"about", "source"}
     for task, cells in FIGURES["fig11_cells_SM8750_128"].items():
         if task != "kind":
@@ -90,12 +90,12 @@ def test_the_profile_holds_what_the_fit_gives(name):
 
 @pytest.mark.parametrize("soc", ["SM8750", "SM8850"])
 def test_the_vendor_class_is_what_genies_3b_gives(soc):
-    profile = phone_profile(soc)
+    profile = load_profile(soc)
     found = fit.fit_vendor(FIGURES, graphs_of("llama32_3b", "int4"), profile)
     held = {path: profile.numbers[path].value for path in found}
     assert held == pytest.approx(found, rel=TO_FOUR_DIGITS)
     with pytest.raises(ValueError, match="soc is 'SM8650'; allowed: SM8750, SM8850"):
-        fit.fit_vendor(FIGURES, LLADA, phone_profile("SM8650"))
+        fit.fit_vendor(FIGURES, LLADA, load_profile("SM8650"))
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments.harness.phones import graphs_of
 from experiments.simulate.staging import PATHS, plan_run
+from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.mapping import mapping_path, mapping_paths
 from llada_jax.phone.simulate import System
 from llada_jax.phone.workload import blockwise

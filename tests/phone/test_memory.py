@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.harness.phones import model_shape
+from llada_jax.model.architecture import architecture
 from llada_jax.phone.memory import (
     MIB,
     buffers_mib,
@@ -20,7 +20,7 @@ from llada_jax.phone.memory import (
 from llada_jax.swap.graph import model_graph
 from tests.phone.small import PHONE, SHAPE
 
-LLADA = model_shape("llada_8b")
+LLADA = architecture("llada_8b")
 SIZES = st.lists(st.sampled_from([64.0, 256.0, 672.0, 1024.0]), max_size=6)
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from experiments.harness.phones import phone_profile
 from experiments.simulate.staging import plan_run
 from llada_jax.phone.planned import Body, planned_staging, step_in_a_loop, steps_tasks
+from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import System, simulate
 from llada_jax.phone.timeline import Task, breakdown, run
 from llada_jax.phone.workload import blockwise
@@ -71,7 +71,7 @@ def test_copies_draw_from_memory_and_mappings_do_not():
 
 def test_a_planner_s_plan_prices_a_run():
     """A small model in a session that holds half of it: paging stalls, the steady plan does not."""
-    phone = phone_profile("SM8750")
+    phone = load_profile("SM8750")
     model = GRAPHS.model
     layers = model.n_layers * model.width * (2 * 96 + 3 * model.ffn_width) * 4.5 / 8 / (1 << 20)
     # What a step's copies cost once is of gigabytes, and no planner sees it.
@@ -111,10 +111,10 @@ def test_a_planner_s_plan_prices_a_run():
 )
 def test_settings_that_no_plan_suits_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        plan_run(name, blockwise(8, 32), GRAPHS, phone_profile("SM8750"), System(**changes))
+        plan_run(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
 
 
 def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
-    tiny = phone_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
+    tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
     with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
         plan_run("steady", blockwise(8, 32), GRAPHS, tiny, System())

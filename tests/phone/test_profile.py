@@ -7,11 +7,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.harness.phones import PROFILES, phone_profile
-from llada_jax.phone.profile import load_profile
+from llada_jax.phone.profile import PROFILES, load_profile
 
 FILES = sorted(PROFILES.glob("*.yaml"))
-CONTENT = yaml.safe_load((PROFILES / "sm8650.yaml").read_text())
+CONTENT = yaml.safe_load((PROFILES / "SM8650.yaml").read_text())
 
 
 def paths(node, path=()):
@@ -48,7 +47,7 @@ def written(folder: Path, content) -> Path:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_profile_loads_and_names_its_soc(path):
     profile = load_profile(path)
-    assert profile.soc.lower() == path.stem
+    assert profile.soc == path.stem
     assert {"llada_cpp", "vendor"} <= set(profile.npu)
     assert set(profile.cpu) == {"plain", "tuned"}
 
@@ -109,7 +108,7 @@ def test_bad_files_are_named(tmp_path):
 
 
 def test_values_can_be_replaced_and_the_rest_stays():
-    phone = phone_profile("SM8750")
+    phone = load_profile("SM8750")
     moved = phone.with_values({"memory.dram_gbps": 1.5})
     assert moved.memory.dram_gbps == 1.5 != phone.memory.dram_gbps
     assert moved.npu == phone.npu
@@ -119,9 +118,9 @@ def test_values_can_be_replaced_and_the_rest_stays():
 
 
 def test_unknown_names_list_what_there_is():
-    phone = phone_profile("SM8750")
+    phone = load_profile("SM8750")
     with pytest.raises(ValueError, match="phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"):
-        phone_profile("SM1")
+        load_profile("SM1")
     with pytest.raises(ValueError, match="kernels is 'mine'; allowed: hexkl, llada_cpp"):
         phone.kernels("mine")
     with pytest.raises(ValueError, match="cpu is 'mine'; allowed: plain, tuned"):
@@ -131,6 +130,6 @@ def test_unknown_names_list_what_there_is():
 @pytest.mark.parametrize("soc", ["SM8550", "SM8650", "SM8750", "SM8850"])
 def test_what_is_absent_was_not_measured(soc):
     """A zero says that a stage is missing or counted elsewhere, which is somebody's reasoning."""
-    numbers = phone_profile(soc).numbers
+    numbers = load_profile(soc).numbers
     zeros = {path: entry.tag for path, entry in numbers.items() if entry.value == 0}
     assert zeros and "measured" not in zeros.values()

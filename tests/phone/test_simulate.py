@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments.harness.phones import graphs_of
 from llada_jax.config import SamplerConfig
 from llada_jax.phone.energy import energy_of
+from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import MIB, Runtime, Staging, most_rows
 from llada_jax.phone.planned import PlannedStaging
 from llada_jax.phone.simulate import ForwardTimer, ScoresOn, System, latency, simulate

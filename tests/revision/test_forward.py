@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from llada_jax import build
+from llada_jax.build import decoding, denoisers
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
@@ -207,7 +207,7 @@ def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
 
 def fails_beside_a_job(monkeypatch):
     """The run's own forward ends it, while the worker still has its first job to do."""
-    worker, denoiser_for = Held(), build.denoiser_for
+    worker, denoiser_for = Held(), denoisers.denoiser_for
 
     def failing_denoiser(config, rules):
         denoiser = denoiser_for(config, rules)
@@ -221,8 +221,8 @@ def fails_beside_a_job(monkeypatch):
 
         return denoiser._replace(forward_rows=forward_rows, traceable=False)
 
-    monkeypatch.setattr(build, "Worker", lambda: worker)
-    monkeypatch.setattr(build, "denoiser_for", failing_denoiser)
+    monkeypatch.setattr(decoding, "Worker", lambda: worker)
+    monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)
     return worker.finished
 
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from experiments.experts.costs import expert_bytes, phone_costs, slots_in_address_space
-from experiments.harness.phones import phone_profile
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
+from llada_jax.phone.profile import load_profile
 
 
 @pytest.mark.parametrize("soc", ["SM8750", "SM8850"])
 def test_costs_follow_from_the_profile(soc):
     """By hand, for kernels that unpack before they multiply; down is unpacked faster."""
-    phone, costs = phone_profile(soc), phone_costs(soc, LLADA2_MINI)
+    phone, costs = load_profile(soc), phone_costs(soc, LLADA2_MINI)
     npu, cpu = phone.kernels("llada_cpp"), phone.cpu_kernels("plain")
     billions = 3 * 2048 * 512 / 1e9
     unpacking = billions * (2 / npu.dequant_gweights + 1 / npu.fast_dequant_gweights) / 3
@@ -27,7 +27,7 @@ def test_costs_follow_from_the_profile(soc):
 
 
 def test_no_cpu_reads_faster_than_the_memory():
-    phone, costs = phone_profile("SM8750"), phone_costs("SM8750", LLADA_MOE, "vendor", "tuned")
+    phone, costs = load_profile("SM8750"), phone_costs("SM8750", LLADA_MOE, "vendor", "tuned")
     from_memory = expert_bytes(LLADA_MOE) * 1e-9 / phone.memory.dram_gbps
     assert costs.cpu(np.arange(1, 33)).min() >= from_memory
 

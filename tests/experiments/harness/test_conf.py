@@ -8,13 +8,13 @@ from hydra import compose, initialize_config_dir
 from experiments import latency_table, lm_eval, reliability
 from experiments.evaluate import __main__ as evaluate
 from experiments.generate import __main__ as generate
-from experiments.harness.phones import ARCHITECTURES
 from experiments.harness.run import REPOSITORY
 from experiments.harness.schema import read_config
 from experiments.thresholds import __main__ as thresholds
 from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.evaluation.tasks import task_names, word_problems
+from llada_jax.model.architecture import ARCHITECTURES
 
 CONF = REPOSITORY / "conf"
 SCHEMAS = {

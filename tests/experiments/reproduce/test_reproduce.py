@@ -8,13 +8,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from experiments.harness import phone_pictures
-from experiments.harness.phones import Calibrated
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.reproduce import __main__ as reproduce
 from experiments.reproduce import claims
 from experiments.simulate import __main__ as simulate
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import System
 
 RUNS = 8
@@ -22,8 +23,8 @@ NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("
 
 
 @pytest.fixture(scope="module")
-def world() -> Calibrated:
-    return Calibrated(RUNS)
+def world() -> PublishedTasks:
+    return PublishedTasks(graphs_of("llada_8b"), RUNS)
 
 
 def composed(entry: str, schema, *overrides: str):
@@ -201,7 +202,7 @@ PLACES = ("resident_mib", "inputs", "outputs")
 def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
     """Every validation figure is raised: the references of fitted rows stay, the others move."""
     monkeypatch.setattr(claims, "SOCS", ("SM8750",))  # nothing is fitted to the other phones
-    as_it_is, raised = Calibrated(1), Calibrated(1)
+    as_it_is, raised = (PublishedTasks(graphs_of("llada_8b"), 1) for _ in range(2))
     monkeypatch.setitem(vars(raised), "published", higher(as_it_is.published))
     chapters = ("table2", "dynamics", "table6", "fig11", "fig13c", "genie", "ledger3b", "platform")
     fitted = 0
@@ -276,7 +277,7 @@ def test_unknown_operations_are_warned_of_at_the_top():
 
 def simulated(folder, monkeypatch, runs, *changes):
     """The result rows of `experiments.simulate` on one phone, by means of so many runs."""
-    monkeypatch.setattr(simulate, "Calibrated", lambda: Calibrated(runs))
+    monkeypatch.setattr(simulate, "PublishedTasks", lambda graphs: PublishedTasks(graphs, runs))
     config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", *changes)
     simulate.simulate_run(config, Run(folder, OmegaConf.create({})))
     return json.loads((folder / "results.json").read_text())

@@ -1,5 +1,6 @@
-"""The public API: what it gives, and what it refuses."""
+"""`generate`, `infill` and `latency_table`: what they give, and what they refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,41 +8,12 @@ import pytest
 
 import llada_jax as lj
 
-GOLDENS = Path(__file__).parent / "goldens"
+GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 @pytest.fixture(scope="module")
 def model():
     return lj.load(GOLDENS / "llada-gqa")
-
-
-def test_forward_gives_float32_logits(model):
-    logits = lj.forward(model, [[1, 2, 3], [4, 5, 6]])
-    assert logits.shape == (2, 3, 320) and logits.dtype == np.float32
-
-
-def test_forward_with_a_block_length_is_block_causal(model):
-    tokens = np.arange(1, 13)[None]
-    changed = np.where(np.arange(12) < 8, tokens, 300)
-    for block_length, sees_changes in ((4, False), (8, False), (12, True), (None, True)):
-        one, other = (lj.forward(model, t, block_length=block_length) for t in (tokens, changed))
-        assert bool((one[:, :8] != other[:, :8]).any()) == sees_changes
-
-
-@pytest.mark.parametrize(
-    ("tokens", "options", "message"),
-    [
-        ([[1, 320]], {}, "tokens span 1 to 320; allowed: 0 to 319"),
-        ([[-1]], {}, "tokens span -1 to -1; allowed"),
-        ([1, 2], {}, r"tokens have shape \(2,\); allowed: \[B, L\]"),
-        ([[]], {}, r"tokens have shape \(1, 0\); allowed"),
-        ([[0.5]], {}, "tokens have dtype float32; allowed: integers"),
-        ([[1]], {"block_length": 0}, "block_length is 0; allowed: 1 or more"),
-    ],
-)
-def test_forward_refuses(model, tokens, options, message):
-    with pytest.raises(ValueError, match=message):
-        lj.forward(model, tokens, **options)
 
 
 def test_generate_refuses_an_unknown_backend(model):
@@ -98,3 +70,41 @@ def test_infill_keeps_what_is_there(model):
     result = lj.infill(model, [canvas], config)
     assert result.tokens[0, ::2].tolist() == [7, 9, 11]
     assert not (result.tokens == 319).any()
+
+
+@pytest.fixture(scope="module")
+def answered():
+    """A run of a model that has a tokenizer, of two rows."""
+    model = lj.load("tiny")
+    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])] * 2
+    config = lj.SamplerConfig(gen_length=16, block_length=16, steps=2)
+    return model, lj.generate(model, prompts, config)
+
+
+def test_text_is_of_what_comes_before_the_first_end(answered):
+    model, result = answered
+    end, other = model.config.eos_id, 300
+    rows = [np.array([other, end, other]), np.array([other, other])]
+    result = replace(result, generated=rows)
+    assert [row.tolist() for row in result.answers] == [[other], [other, other]]
+    assert result.text == [model.tokenizer.decode(row) for row in ([other], [other, other])]
+
+
+def test_text_of_a_run(answered):
+    model, result = answered
+    assert len(result.text) == 2 and result.text == [*map(model.tokenizer.decode, result.answers)]
+
+
+def test_text_of_an_infilled_canvas_is_all_of_it(answered):
+    model, _ = answered
+    canvas = [300, model.config.mask_id, 301]
+    result = lj.infill(model, [canvas], lj.SamplerConfig(gen_length=4, block_length=4, steps=4))
+    assert len(result.answers[0]) == 3
+    assert result.text == [model.tokenizer.decode(result.generated[0])]
+
+
+def test_text_needs_a_tokenizer(model):
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    result = lj.generate(model, [[1]], config)
+    with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
+        _ = result.text

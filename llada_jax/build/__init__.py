@@ -1,0 +1,6 @@
+"""The composition root: names in a configuration become objects that work together."""
+
+from llada_jax.build.decoding import generate, infill, latency_table
+from llada_jax.build.loading import Model, export, forward, load, tiled
+
+__all__ = ["Model", "export", "forward", "generate", "infill", "latency_table", "load", "tiled"]

@@ -1,0 +1,169 @@
+"""Decoding with a model, and what a step of it takes on this machine."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from llada_jax.backend.latency import time_steps
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.streamed_program import StreamedProgram
+from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
+from llada_jax.build.loading import Model
+from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
+from llada_jax.model.head import ScoreRules
+from llada_jax.revision.worker import Worker
+from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.loops import OnStep, Refresher
+from llada_jax.sampler.prompts import Prompts, with_ids
+from llada_jax.types import Denoiser, Params
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    backend: str | Backend | StreamedProgram = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    on_step: OnStep | None = None,
+    loop: Loop | None = None,
+    refresh_on: Model | None = None,
+) -> Result:
+    """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
+
+    Args:
+      config: how to decode; default: LLaDA's schedule on the whole canvas.
+      backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
+        parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
+        float16; `tiles` (the extra `revision`), the host's threads, for a model of `tiled`; a
+        `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`, whose
+        layers need not be in memory, nor in the model.
+      seed: one for the batch, or one for each row.
+      trace: keep what every forward did in `Result.trace`.
+      on_step: called after each forward with a `StepView`; runs the host loop.
+      loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
+      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
+        the model on the run's own backend.
+
+    Raises:
+      ValueError: one message that names the bad value and what is allowed, before any computation.
+    """
+    return _decode(
+        model, prompts, config, backend, seed, trace, on_step, loop, refresh_on, infill=False
+    )
+
+
+def infill(
+    model: Model,
+    canvases: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    backend: str | Backend | StreamedProgram = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    on_step: OnStep | None = None,
+    loop: Loop | None = None,
+    refresh_on: Model | None = None,
+) -> Result:
+    """Fills the [MASK] holes of canvases, wherever they are; all other tokens stay.
+
+    Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
+    give the steps per block. Other arguments, result and errors as `generate`.
+    """
+    return _decode(
+        model, canvases, config, backend, seed, trace, on_step, loop, refresh_on, infill=True
+    )
+
+
+def latency_table(
+    model: Model,
+    rows: Sequence[int],
+    *,
+    canvas: int = 256,
+    backend: str | Backend | StreamedProgram = "xla",
+    repeats: int = 10,
+) -> LatencyTable:
+    """Measures what a window's growth costs on this machine, for `SamplerConfig.latency_table`:
+    median milliseconds of a step by its rows, each of which is scored.
+
+    Args:
+      rows: buckets, ascending, at most `canvas`.
+      canvas: positions; the rows are the last ones, and read the others from the cache.
+      backend: as in `generate`.
+      repeats: times that each bucket runs, after a first time, which compiles.
+
+    Raises:
+      ValueError: one message that names the bad value and what is allowed, before any computation.
+    """
+    buckets, longest = ascending_counts("rows", rows), model.config.max_length
+    require(
+        canvas <= longest, f"canvas is {canvas}; allowed: up to {longest} (the model's max_length)"
+    )
+    require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
+    require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
+    with ExitStack() as threads:
+        return time_steps(
+            backend_denoiser(model, backend, ScoreRules(spread=False), threads),
+            model.params,
+            buckets,
+            canvas=canvas,
+            vocab_size=model.config.vocab_size,
+            repeats=repeats,
+        )
+
+
+def _decode(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None,
+    backend: str | Backend | StreamedProgram,
+    seed: int | Sequence[int],
+    trace: bool,
+    on_step: OnStep | None,
+    loop: Loop | None,
+    refresh_on: Model | None,
+    *,
+    infill: bool,
+) -> Result:
+    config = with_ids(config or SamplerConfig(), model.config)
+    with ExitStack() as threads:
+        denoiser = backend_denoiser(model, backend, score_rules(config), threads)
+        refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
+        worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+        needs_host = on_step or not denoiser.traceable or config.has_worker
+        result = decode(
+            denoiser,
+            model.params,
+            model.config,
+            prompts,
+            config,
+            seed=seed,
+            loop=loop or ("host" if needs_host else "compiled"),
+            trace=trace,
+            on_step=on_step,
+            infill=infill,
+            refresher=Refresher(worker, *refreshing),
+        )
+    return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
+
+
+def _refreshing(
+    config: SamplerConfig,
+    model: Model,
+    denoiser: Denoiser,
+    refresh_on: Model | None,
+    threads: ExitStack,
+) -> tuple[Denoiser, Params]:
+    """Returns the functions that a worker runs, and their parameters."""
+    if refresh_on is None:
+        return denoiser, model.params
+    require(
+        config.has_worker, "refresh_on is a model without a worker; allowed: with refresh='worker'"
+    )
+    require(
+        refresh_on.config == model.config,
+        "refresh_on is a model of another configuration; allowed: the same one",
+    )
+    backend = "tiles" if has_tiles(refresh_on.params) else "xla"
+    return backend_denoiser(refresh_on, backend, score_rules(config), threads), refresh_on.params

@@ -1,0 +1,131 @@
+"""A model's functions on a backend, as the sampler drives them. Each is compiled once and kept."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.emulated import EmulatedNpu
+from llada_jax.backend.litert import LiteRT
+from llada_jax.backend.manifest import MANIFEST
+from llada_jax.backend.program import CompiledOnDemand, Exported
+from llada_jax.backend.protocol import Backend
+from llada_jax.backend.resources import available_cores
+from llada_jax.backend.session import Session
+from llada_jax.backend.streamed_program import StreamedProgram
+from llada_jax.backend.weights import quant_of
+from llada_jax.build.loading import Model
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.model import forward as model_forward
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.params import ModelParams
+from llada_jax.revision.forward import tiled_denoiser
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiles import Tiles
+from llada_jax.types import Denoiser, Params
+
+
+def has_tiles(params: Params) -> bool:
+    """Returns whether the matrices are tiles."""
+    return isinstance(params, ModelParams) and any(
+        isinstance(leaf, Tiles)
+        for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Tiles))
+    )
+
+
+def score_rules(config: SamplerConfig) -> ScoreRules:
+    """Returns what a sampler's settings mean to the head; `config` names its special ids."""
+    forbidden = [] if config.predict_mask else [config.mask_id]
+    forbidden += [config.eos_id] if config.logits_eos_inf else []
+    discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
+    return ScoreRules(
+        forbidden=tuple(i for i in forbidden if i is not None),
+        discounted=tuple(i for i in discounted if i is not None),
+        temperature=config.temperature,
+        confidence_dtype=config.confidence_dtype,
+        noise_dtype=config.noise_dtype,
+        spread=config.remasking in ("entropy", "margin") or config.accept == "entropy_bound",
+    )
+
+
+_BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
+    "litert": lambda params: LiteRT(quant_of(params)),
+    "qnn": lambda params: EmulatedNpu(),
+}
+"""Backends that run compiled steps outside JAX, by name."""
+
+
+def backend_denoiser(
+    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules, threads: ExitStack
+) -> Denoiser:
+    """Returns the model's functions on a backend; closing `threads` ends those that they start.
+
+    Raises ValueError for an unknown backend, ImportError where its packages are not installed.
+    """
+    if isinstance(backend, StreamedProgram):
+        return Session(backend, rules).denoiser()
+    if isinstance(backend, str) or model.artifact:
+        allowed = ("litert",) if model.artifact else ("xla", "tiles", *_BACKENDS)
+        require(
+            backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
+        )
+    tiles = has_tiles(model.params)
+    require(
+        tiles == (backend == "tiles"),
+        f"backend is {backend!r}, and the model {'has' if tiles else 'has no'} tiles; "
+        "allowed: 'tiles', with a model that `tiled` has made",
+    )
+    if backend == "tiles":
+        multiply = threads.enter_context(TileMultiplier(available_cores()))
+        return tiled_denoiser(model.config, rules, multiply)
+    if backend == "xla":
+        return denoiser_for(model.config, rules)
+    if model.artifact:
+        manifest = (model.artifact / MANIFEST).read_bytes()
+        return Session(_exported(model.artifact, manifest), rules).denoiser()
+    return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
+
+
+@lru_cache(maxsize=1)
+def _exported(folder: Path, manifest: bytes) -> Exported:
+    """Opens an export, kept as long as the manifest, with its hashes of all files, is the same."""
+    return Exported(folder)
+
+
+class _Same(NamedTuple):
+    """Parameters as a key: equal where they are the very same object."""
+
+    params: ModelParams
+
+    def __hash__(self) -> int:
+        return id(self.params)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.params is other.params
+
+
+@lru_cache(maxsize=4)
+def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> CompiledOnDemand:
+    if isinstance(backend, str):
+        backend = _BACKENDS[backend](same.params)
+    if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
+        head = LiteRT(quant_of(same.params))
+        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS)
+    return CompiledOnDemand(config, same.params, backend)
+
+
+@lru_cache(maxsize=64)
+def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
+    """Returns the model's functions in JAX, kept so that each is compiled once."""
+
+    def forward_rows(params, rows, cache):
+        return model_forward.forward_rows(params, config, rows, cache)
+
+    def empty_cache(params, batch, length):
+        return model_forward.cache_for(params, config, batch, length)
+
+    return Denoiser(forward_rows, partial(score_rows, rules=rules), empty_cache)

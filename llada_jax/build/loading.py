@@ -1,0 +1,167 @@
+"""A model from wherever it is, and what is done with it as a whole: export, tiles, logits."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llada_jax import checkpoint
+from llada_jax.backend.calibration import Inputs
+from llada_jax.backend.export import Export
+from llada_jax.backend.export import export as write_export
+from llada_jax.backend.manifest import MANIFEST, Manifest
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.model import forward as model_forward
+from llada_jax.model.params import ModelParams, param_count
+from llada_jax.model.quantize import QuantArray
+from llada_jax.revision.forward import pack_params
+from llada_jax.revision.tiles import Kind, Tiles
+from llada_jax.text import Tokenizer
+from llada_jax.types import Params
+
+
+class Model(NamedTuple):
+    """A model that is ready to run."""
+
+    config: ModelConfig
+    params: Params
+    """`llada_jax.model.params.ModelParams`; None where the model is an export."""
+    tokenizer: Tokenizer | None
+    """None where the checkpoint brings none."""
+    artifact: Path | None = None
+    """Of an export: the folder that its backend runs."""
+    source: str | None = None
+    """What `load` was asked for."""
+
+    def __repr__(self) -> str:
+        """Names the model in one line, without its arrays."""
+        stored = "exported" if self.params is None else _stored_as(self.params)
+        name = "" if self.source is None else f"{self.source!r}, "
+        count = param_count(self.config)
+        return f"Model({name}family {self.config.family}, {count:,} parameters, {stored})"
+
+
+def _stored_as(params: ModelParams) -> str:
+    """Returns the dtype of the layers' matrices; of streamed layers, of the embedding."""
+    weight = params.layers[0].attention.query if params.layers else params.embedding
+    if isinstance(weight, Tiles):
+        return f"{weight.kind} tiles"
+    return str((weight.values if isinstance(weight, QuantArray) else weight).dtype)
+
+
+def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
+    """Loads a model.
+
+    Args:
+      source: a bundled name (`"tiny"`), a folder in the Hugging Face layout or written by
+        `llada_jax.checkpoint.save_orbax`, a `.gguf` file, or a folder that `export` wrote.
+      dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
+        and float32 for bundled models.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
+        before any tensor is read.
+    """
+    if (Path(source) / MANIFEST).is_file():
+        return _load_exported(Path(source), dtype)
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
+    if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
+        config = config.replace(mask_id=tokenizer.mask_id)
+    return Model(config, params, tokenizer, source=str(source))
+
+
+def _load_exported(folder: Path, dtype: str | None) -> Model:
+    manifest = Manifest.load(folder)
+    quant = manifest.settings.quant
+    require(
+        dtype in (None, quant),
+        f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
+    )
+    has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
+    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
+    return Model(manifest.model, None, tokenizer, folder, str(folder))
+
+
+def export(
+    source: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    settings: ExportConfig | None = None,
+    *,
+    verify: bool = True,
+    samples: Sequence[Inputs] = (),
+) -> Manifest:
+    """Writes a model as a folder of `.tflite` files, which `load` takes.
+
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.export`.
+
+    Args:
+      settings: default: int8, for the CPU.
+      verify: run every file against JAX before the folder gets its name.
+      samples: forwards that `llada_jax.backend.calibration` recorded, for phones with static
+        quantization.
+
+    Raises:
+      FileNotFoundError, ValueError: one message that names what is wrong, before anything is
+        written; an export that was interrupted goes on with the same call.
+      ImportError: the extra `npu` is not installed.
+    """
+    config, weights, tokenizer = checkpoint.stream_params(source)
+    if config.mask_id is None and tokenizer is not None:
+        config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
+    settings = settings or ExportConfig()
+    what = Export(config, weights, settings, str(source), tokenizer, verify, samples)
+    return write_export(Path(folder), what)
+
+
+def forward(
+    model: Model, tokens: Int[Array, "B L"], block_length: int | None = None
+) -> Float[Array, "B L V"]:
+    """Returns the logits of every position: [B, L] ids to [B, L, V] float32.
+
+    Attention is bidirectional, or block-causal where the family is; `block_length` makes it
+    block-causal with blocks of that length, counted from position 0.
+    """
+    require(model.artifact is None, f"{model.artifact} is an export: it has no parameters for JAX")
+    array = jnp.asarray(tokens)
+    vocab = model.config.vocab_size
+    require(
+        array.ndim == 2 and array.size > 0,
+        f"tokens have shape {array.shape}; allowed: [B, L], not empty",
+    )
+    require(
+        jnp.issubdtype(array.dtype, jnp.integer),
+        f"tokens have dtype {array.dtype}; allowed: integers",
+    )
+    require(
+        bool((array >= 0).all() and (array < vocab).all()),
+        f"tokens span {array.min()} to {array.max()}; allowed: 0 to {vocab - 1} (the vocabulary)",
+    )
+    require(
+        block_length is None or block_length > 0,
+        f"block_length is {block_length}; allowed: 1 or more",
+    )
+    config = (
+        model.config if block_length is None else model.config.replace(block_length=block_length)
+    )
+    return _forward(model.params, config, array.astype(jnp.int32))
+
+
+_forward = jax.jit(model_forward.forward, static_argnums=1)
+
+
+def tiled(model: Model, kind: Kind = "q4_0") -> Model:
+    """Returns the model with its matrices as the NPU's tiles, which `backend="tiles"` reads.
+
+    Args:
+      kind: `q4_0`, int4 in groups of 32 (a model loaded as int4 keeps its integers), or `float16`.
+
+    Raises:
+      ValueError: an export, a model with experts, or a matrix that has no tiles.
+    """
+    require(model.artifact is None, "the model is an export; allowed: a model with parameters")
+    return model._replace(params=pack_params(model.params, model.config, kind))

@@ -1,0 +1,100 @@
+"""Configurations in YAML: a file that comes with the package or one's own, and checked dataclasses.
+
+Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from llada_jax.config import require, require_choice
+
+T = TypeVar("T")
+
+_ALLOWED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+
+
+def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Path:
+    """Returns the file of `folder` with this name, in any case, or else the file at this path.
+
+    Raises ValueError that lists the names where it is neither.
+    """
+    known = {each.stem: each for each in sorted(folder.glob("*.yaml"))}
+    for name, file in known.items():
+        if name.casefold() == str(name_or_path).casefold():
+            return file
+    path = Path(name_or_path)
+    require(
+        path.suffix in (".yaml", ".yml") and path.is_file(),
+        f"{what} is {str(name_or_path)!r}; allowed: {', '.join(known)}, or a YAML file's path",
+    )
+    return path
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Reads a mapping. Raises ValueError that names the file where it holds something else."""
+    try:
+        content = _parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    require(isinstance(content, Mapping), f"{path} is {content!r}; allowed: a mapping")
+    return content
+
+
+@cache
+def _parsed(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def checked_dataclass(schema: type[T], values: Any) -> T:
+    """Returns a mapping as a `schema`.
+
+    Raises ValueError, with the full name of the key and what is allowed, for a key that the schema
+    does not have or lacks, a value of the wrong type, and what the dataclasses themselves refuse.
+    """
+    return _section(schema, values, "")
+
+
+def _section(schema: Any, values: Any, path: str) -> Any:
+    require(isinstance(values, Mapping), f"{path} is {values!r}; allowed: a section of settings")
+    prefix = f"{path}." if path else ""
+    hints = get_type_hints(schema)
+    names = [field.name for field in fields(schema)]
+    for key in values:
+        require(key in names, f"{prefix}{key} is no setting; allowed: {', '.join(names)}")
+    for field in fields(schema):
+        optional = field.default is not MISSING or field.default_factory is not MISSING
+        require(optional or field.name in values, f"{prefix}{field.name} is missing")
+    checked = {key: _checked(hints[key], value, prefix + key) for key, value in values.items()}
+    try:
+        return schema(**checked)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else str(error)) from error
+
+
+def _checked(hint: Any, value: Any, name: str) -> Any:
+    if is_dataclass(hint):
+        return _section(hint, value, name)
+    options = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):  # only `X | None` is in use
+        inner = next(option for option in options if option is not NoneType)
+        return None if value is None else _checked(inner, value, name)
+    if get_origin(hint) is Literal:
+        require_choice(name, value, hint)
+        return value
+    if get_origin(hint) is tuple:  # only `tuple[X, ...]` is in use
+        require(isinstance(value, list), f"{name} is {value!r}; allowed: a list")
+        return tuple(_checked(options[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if hint is float and type(value) is int:
+        return float(value)
+    require(type(value) is hint, f"{name} is {value!r}; allowed: {_ALLOWED.get(hint, hint)}")
+    return value

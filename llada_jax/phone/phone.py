@@ -1,0 +1,236 @@
+"""A phone as a user of the library has it: what a run would take there, and what stays mapped.
+
+phone = lj.phone("SM8750")
+phone.time(result.trace, shape="llada_8b")
+phone.latency_table("llada_8b")
+phone.plan("llada_8b")
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from typing import Any
+
+from llada_jax.config import LatencyTable, Quant, require, require_choice
+from llada_jax.phone.energy import Energy
+from llada_jax.phone.graphs import Shape, graphs_of, shape_name
+from llada_jax.phone.memory import Footprint, footprint
+from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.simulate import (
+    ForwardTimer,
+    SamplingEngineLike,
+    Simulated,
+    System,
+    simulate,
+)
+from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
+from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
+
+ROWS = (32, 64, 128, 256)
+CANVAS = 256
+
+
+@dataclass(frozen=True, repr=False)
+class ModelledRun:
+    """What a decoding run would take on a phone: every number is modelled."""
+
+    soc: str
+    shape: str
+    """The model that the phone runs."""
+    interval: tuple[float, float]
+    """95 % interval of the seconds, in seconds, by the doubt of each of the profile's numbers. What
+    the model leaves out is not in it."""
+    doubts: tuple[tuple[str, float], ...]
+    """The profile's numbers that the seconds depend on most, each with what its doubt is worth, in
+    seconds."""
+    footprint: Footprint
+    """MiB that must be mapped at one time, and whether they fit."""
+    simulated: Simulated
+    """The run itself: its forwards and their timelines."""
+    plan: SwapPlan | None = None
+    """The planner's plan that the run stages by, where one was named."""
+
+    @property
+    def seconds(self) -> float:
+        """Latency of the run."""
+        return self.simulated.seconds
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Seconds by what they go to, the largest first; they add up to `seconds`."""
+        parts = self.simulated.parts.items()
+        return dict(sorted(parts, key=lambda part: -part[1]))
+
+    @property
+    def energy(self) -> Energy:
+        """Joules of the whole phone, and those above its idle power."""
+        return self.simulated.energy
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens, by the seconds of the run."""
+        return self.simulated.workload.tokens / self.seconds
+
+    @property
+    def source(self) -> str:
+        """Where the run's forwards come from; whatever rests on these numbers says so."""
+        return self.simulated.workload.source
+
+    def __repr__(self) -> str:
+        """Names the run in one line."""
+        low, high = self.interval
+        parts = ", ".join(f"{name} {s:.2f} s" for name, s in list(self.breakdown.items())[:3])
+        memory = self.footprint
+        return (
+            f"ModelledRun({self.seconds:.2f} s ({low:.2f} to {high:.2f}), modelled: "
+            f"{self.simulated.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
+            f"{self.energy.joules:.1f} J; {memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
+            f"{self.source})"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Phone:
+    """A phone with its software. All that it says is modelled, from the numbers of its profile.
+
+    A model is given as a shape: one that comes with the package by name (`llada_8b`), a YAML file
+    of your own by its path, or a `ModelConfig`. No weights are needed.
+    """
+
+    profile: Profile
+    system: System = field(default_factory=System)
+    """Which software runs where."""
+    quant: Quant = "int4_block32"
+    """How the phone stores a model's weights."""
+
+    def __post_init__(self) -> None:
+        require_choice("quant", self.quant, Quant)
+        self.profile.kernels(self.system.kernels)
+
+    def __repr__(self) -> str:
+        """Names the phone in one line."""
+        software = (f"{each.name}={getattr(self.system, each.name)!r}" for each in fields(System))
+        return f"Phone({self.profile.soc}, {self.profile.phone}: {', '.join(software)})"
+
+    def time(
+        self,
+        run: TraceLike | Workload,
+        shape: Shape,
+        *,
+        row: int = 0,
+        planner: str | None = None,
+        engine: SamplingEngineLike | None = None,
+    ) -> ModelledRun:
+        """Returns what a decoding run would take for a model of this shape.
+
+        The forwards are the trace's, whichever model it is of: a small model's run says what a
+        large one's would take if it decoded alike, and `source` says whose run it is.
+
+        Args:
+          run: the trace of `lj.generate(..., trace=True)`, or forwards of your own.
+          row: the batch row of the trace, as if it had been decoded alone.
+          planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
+            rule of the phone's runtime.
+          engine: a sampling engine, where the system scores on one.
+
+        Raises:
+          ValueError: one message that names what is wrong: no trace, a row that it does not have, a
+            canvas that the model cannot hold, a planner without a plan.
+        """
+        require(run is not None, "trace is None; allowed: the trace of `generate(..., trace=True)`")
+        graphs = graphs_of(shape, self.quant)
+        whose = run
+        if not isinstance(run, Workload):
+            whose = from_trace(run, graphs.model, row, as_if=True)
+        plan = None
+        if planner is not None:
+            (forward, _), *_ = Counter(whose.forwards).most_common(1)
+            plan = plan_swaps(planner, graphs, self.profile, self.system, forward, whose.canvas)
+
+        def latency(moved: Profile) -> float:
+            staging = None if plan is None else plan.staging(moved)
+            timer = ForwardTimer(graphs, moved, self.system, whose.canvas, staging, engine)
+            return timer.latency(whose)
+
+        staging = None if plan is None else plan.staging(self.profile)
+        simulated = simulate(whose, graphs, self.profile, self.system, staging, engine)
+        sure = with_uncertainty(self.profile, latency)
+        return ModelledRun(
+            soc=self.profile.soc,
+            shape=shape_name(shape),
+            interval=sure.bounds,
+            doubts=sure.largest,
+            footprint=footprint(
+                self.system.runtime,
+                graphs.model,
+                self.profile.memory,
+                canvas=whose.canvas,
+                rows=max(forward.rows for forward in whose.forwards),
+                head=self.system.scores_on != "cpu",
+            ),
+            simulated=simulated,
+            plan=plan,
+        )
+
+    def latency_table(
+        self, shape: Shape, rows: Sequence[int] = ROWS, *, canvas: int = CANVAS
+    ) -> LatencyTable:
+        """Returns milliseconds of a step by its rows, for `SamplerConfig.latency_table`.
+
+        Args:
+          rows: buckets, ascending, at most `canvas`; each row is scored.
+          canvas: positions; the rows are the last ones, and read the others from the cache.
+
+        Raises ValueError for rows that do not ascend or are too many.
+        """
+        return self.timer(shape, canvas).latency_table(rows)
+
+    def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
+        """Returns the most rows whose activations find room, for `SamplerConfig.row_budget`.
+
+        None where nothing says so: where the system runs the body on the CPU. Raises ValueError
+        where not even one row finds room.
+        """
+        return self.timer(shape, canvas).row_budget()
+
+    def plan(
+        self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
+    ) -> SwapPlan:
+        """Returns a plan of the NPU's address space: what stays mapped, and what is staged when.
+
+        Args:
+          planner: `none`, `paging`, `greedy` (the paper's) or `steady`.
+          rows: rows of a step; they are the canvas's last ones.
+          canvas: positions whose keys and values must find room.
+
+        Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
+        """
+        require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
+        step = Forward(rows, rounded(canvas - rows), rows)
+        graphs = graphs_of(shape, self.quant)
+        return plan_swaps(planner, graphs, self.profile, self.system, step, canvas)
+
+    def timer(self, shape: Shape, canvas: int = CANVAS) -> ForwardTimer:
+        """Returns what prices single forwards and workloads, for sweeps: without intervals."""
+        return ForwardTimer(graphs_of(shape, self.quant), self.profile, self.system, canvas)
+
+
+def phone(
+    name_or_path: str | PathLike[str], *, quant: Quant = "int4_block32", **software: Any
+) -> Phone:
+    """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
+
+    Args:
+      name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
+        number is `{value, unit, tag, source}`.
+      quant: how the phone stores weights.
+      software: fields of `llada_jax.phone.simulate.System`, for example `runtime="delayed"`.
+
+    Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
+    """
+    names = [each.name for each in fields(System)]
+    for name in software:
+        require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
+    return Phone(load_profile(name_or_path), System(**software), quant)

@@ -1,0 +1,78 @@
+"""The paper's datasets, as far as time goes: fitted prompts and dynamics, on first use."""
+
+from collections.abc import Iterable
+from functools import cache, cached_property
+from os import PathLike
+from typing import Any, NamedTuple
+
+from llada_jax.phone.dynamics import Decoding, Dynamics, decode
+from llada_jax.phone.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_figures import (
+    PUBLISHED,
+    read_fit_figures,
+    read_validation_figures,
+)
+from llada_jax.phone.simulate import ForwardTimer, GraphsLike, System
+from llada_jax.phone.workload import Workload
+
+FITTED_SOC = "SM8750"
+CANVAS = 256
+
+
+class PublishedTask(NamedTuple):
+    """A dataset of the paper: how long its prompts are, and how fast it settles."""
+
+    name: str
+    prompt: int
+    dynamics: Dynamics
+
+
+class PublishedTasks:
+    """Fits the paper's datasets to the figures of `fit.json` (`llada_jax.phone.fit`).
+
+    Args:
+      graphs: lowered steps of LLaDA-8B, which the figures are of.
+      runs: decodings that a mean latency is taken over.
+      folder: where `fit.json` and `validation.json` lie.
+    """
+
+    def __init__(
+        self, graphs: GraphsLike, runs: int = RUNS, folder: str | PathLike[str] = PUBLISHED
+    ) -> None:
+        self.graphs, self.runs = graphs, runs
+        self.figures = read_fit_figures(folder)
+        self._folder = folder
+        self.task = cache(self._task)
+        self.workloads = cache(self._workloads)
+        self.phone = cache(self._phone)
+
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """Validation figures: for references of results, never for the fit."""
+        return read_validation_figures(self._folder)
+
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        """The process of LLaDA-8B, whatever the dataset."""
+        return fit_dynamics(self.figures)
+
+    def _task(self, name: str) -> PublishedTask:
+        prompt = fit_prompt(self.figures, name, self.graphs, load_profile(FITTED_SOC))
+        phone = self.phone(FITTED_SOC, System())
+        dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
+        return PublishedTask(name, prompt, dynamics)
+
+    def _phone(self, soc: str, system: System) -> ForwardTimer:
+        return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)
+
+    def _workloads(self, task: str, tokens: int, decoding: Decoding) -> tuple[Workload, ...]:
+        found = self.task(task)
+        return tuple(
+            decode(found.dynamics, decoding, found.prompt, tokens, seed)
+            for seed in range(self.runs)
+        )
+
+    def seconds(self, phone: ForwardTimer, workloads: Iterable[Workload]) -> list[float]:
+        """Returns the latency of each run."""
+        return [phone.latency(workload) for workload in workloads]

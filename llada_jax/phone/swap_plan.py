@@ -1,0 +1,138 @@
+"""A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llada_jax.config import require
+from llada_jax.phone.cost import price_on_npu, stored_bits
+from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.planned import PlannedStaging, planned_staging
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.simulate import GraphsLike, System
+from llada_jax.phone.workload import Forward
+from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
+from llada_jax.swap.check import problems
+from llada_jax.swap.graph import Graph, model_graph
+from llada_jax.swap.plan import Plan
+from llada_jax.swap.planners import planner as planner_of
+from llada_jax.swap.timing import stall_of
+
+PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
+"""Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU
+waits for the call, copies, and mappings of registered buffers."""
+
+
+@dataclass(frozen=True, repr=False)
+class SwapPlan:
+    """What stays mapped in the NPU's address space and what is staged when, for one kind of step.
+
+    All times are modelled.
+    """
+
+    soc: str
+    planner: str
+    runtime: str
+    graph: Graph
+    """The step's operators, with all that staging costs on the phone."""
+    plan: Plan
+    """Addresses of everything, and the transfers of a step."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights that are mapped all the time."""
+        return self.plan.resident_bytes(self.graph)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Weights that are made visible anew in each step."""
+        return self.graph.weight_bytes - self.resident_bytes
+
+    @property
+    def transfers(self) -> int:
+        """Transfers of a step."""
+        return len(self.plan.transfers)
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds of a step in which the NPU waits for weights."""
+        return float(stall_of(self.graph, self.plan)) / 1e9
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds of a step's operators alone."""
+        return self.graph.compute_ns / 1e9
+
+    def staging(self, profile: Profile) -> PlannedStaging:
+        """Returns the plan's transfers, as long as they take by this profile of the phone."""
+        path = mapping_path(profile, PATHS[self.runtime])
+        graph = path.price(self.graph, self.transfers)
+        return planned_staging(graph, self.plan, copies=self.runtime == "swap")
+
+    def __repr__(self) -> str:
+        """Names the plan in one line."""
+        return (
+            f"SwapPlan(by {self.planner!r} on {self.soc}, modelled: "
+            f"{self.resident_bytes / MIB:,.0f} MiB resident, {self.staged_bytes / MIB:,.0f} MiB in "
+            f"{self.transfers} transfers a step, stall {1e3 * self.stall_seconds:,.1f} ms beside "
+            f"{1e3 * self.compute_seconds:,.1f} ms of compute)"
+        )
+
+
+def plan_swaps(
+    planner: str,
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System,
+    forward: Forward,
+    canvas: int,
+) -> SwapPlan:
+    """Plans a kind of forward with the planner of this name, and checks the plan.
+
+    Args:
+      forward: what a step runs.
+      canvas: tokens whose keys and values must find room.
+
+    Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
+    planner finds no plan (then with the reason).
+    """
+    plan_with = planner_of(planner)
+    require(system.body == "npu", f"body is {system.body!r}; allowed with a planner: 'npu'")
+    require(
+        system.scores_on == "cpu",
+        f"scores_on is {system.scores_on!r}; allowed with a planner: 'cpu', since a plan is of the "
+        "body's weights",
+    )
+    require(
+        system.runtime in PATHS,
+        f"runtime is {system.runtime!r}; allowed with a planner: {', '.join(map(repr, PATHS))}",
+    )
+    path = mapping_path(profile, PATHS[system.runtime])
+    graph = path.price(_body(graphs, profile, system, forward))
+    budget = Budget(
+        session_bytes=int(profile.memory.mapping_cap_mib * MIB),
+        max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
+        kv_bytes_per_token=kv_bytes_per_token(graphs.model),
+        tokens=canvas,
+    )
+    try:
+        plan = plan_with(graph, budget)
+    except PlanError as error:
+        raise ValueError(f"planner {planner!r} on {profile.soc}: {error}") from error
+    found = problems(graph, budget, plan)
+    if found:
+        raise RuntimeError(f"the plan of {planner!r} is invalid: {found[0]}")
+    priced = path.price(graph, len(plan.transfers))
+    return SwapPlan(profile.soc, planner, system.runtime, priced, plan)
+
+
+def _body(graphs: GraphsLike, profile: Profile, system: System, forward: Forward) -> Graph:
+    """Returns the model's matrices, with the time that the cost model gives the body."""
+    layer = graphs.layer(forward.rows, forward.cache)
+    cost = price_on_npu(layer, profile.kernels(system.kernels), profile.memory)
+    matrices = [weight for weight in layer.weights.values() if len(weight.shape) > 1]
+    return model_graph(
+        graphs.model,
+        rows=forward.rows,
+        weight_bits=max(stored_bits(weight) for weight in matrices),
+        step_ns=round(graphs.n_layers * cost.seconds * 1e9),
+    )
