@@ -1,7 +1,7 @@
 """One cell of an evaluation: a task's items, answered by one model with one decoder."""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Cell:
             "fingerprint": fingerprint(model),
             "task": self.task.settings,
             "sampler_name": self.sampler_name,
-            "sampler": asdict(self.sampler),
+            "sampler": self.sampler.as_dict(),
             "backend": self.backend,
             "tiles": self.tiles,
             "seed": self.seed,

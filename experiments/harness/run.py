@@ -15,7 +15,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,7 +46,8 @@ OF_EXTRAS = (
 
 # `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
 # to say only what differs.
-ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+_SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
+ConfigStore.instance().store("default", _SAMPLER, group="sampler")
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):

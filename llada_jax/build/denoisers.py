@@ -39,16 +39,16 @@ def has_tiles(params: Params) -> bool:
 
 def score_rules(config: SamplerConfig) -> ScoreRules:
     """Returns what a sampler's settings mean to the head; `config` names its special ids."""
-    forbidden = [] if config.predict_mask else [config.mask_id]
+    forbidden = [] if config.parity.predict_mask else [config.mask_id]
     forbidden += [config.eos_id] if config.logits_eos_inf else []
     discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
     return ScoreRules(
         forbidden=tuple(i for i in forbidden if i is not None),
         discounted=tuple(i for i in discounted if i is not None),
         temperature=config.temperature,
-        confidence_dtype=config.confidence_dtype,
-        noise_dtype=config.noise_dtype,
-        spread=config.remasking in ("entropy", "margin") or config.accept == "entropy_bound",
+        confidence_dtype=config.parity.confidence_dtype,
+        noise_dtype=config.parity.noise_dtype,
+        spread=config.remasking in ("entropy", "margin") or config.rule.spread,
     )
 
 

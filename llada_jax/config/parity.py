@@ -1,4 +1,4 @@
-"""Details on which published samplers disagree, gathered so that a decoder can be copied exactly."""
+"""Details on which published samplers disagree, so that a decoder can be copied exactly."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -47,5 +47,7 @@ class Parity:
         return "float64" in (self.confidence_dtype, self.noise_dtype)
 
 
+HOUSE = Parity()
+"""This package's own choices."""
 LLADA = Parity(predict_mask=True)
 FAST_DLLM = Parity(predict_mask=True, confidence_dtype="float64")

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require
@@ -21,6 +22,11 @@ CHOICES: dict[str, dict[str, Any]] = {
 """The flat names that choose a policy, by its kind, with their defaults."""
 
 _registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
+
+
+def flat_choice(kind: str, **choices: Any) -> Mapping[str, Any]:
+    """Returns the flat settings that choose a policy, with the defaults of those not given."""
+    return MappingProxyType({**CHOICES[kind], **choices})
 
 
 def register(kind: str, policies: Iterable[type]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice
 from llada_jax.config.latency_table import LatencyTable
-from llada_jax.config.parity import FAST_DLLM, LLADA, Parity
+from llada_jax.config.parity import FAST_DLLM, HOUSE, LLADA, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
     flat,
@@ -28,9 +28,9 @@ class SamplerConfig:
 
     A rule and a window are values that carry their own numbers. They are given as such,
     `SamplerConfig(rule=Threshold(threshold=0.9), window=DualCache())`, or by flat names,
-    `SamplerConfig(threshold=0.9, cache="dual")`: each name belongs to the policy in use that has it,
-    and is read as an attribute of the configuration, too. Names of policies that are not in use
-    keep their defaults.
+    `SamplerConfig(threshold=0.9, cache="dual")`: each name belongs to the policy in use that has
+    it, and is an attribute of the configuration, too. Names of policies that are not in use keep
+    their defaults.
 
     Attributes:
       gen_length: Tokens to generate, a multiple of `block_length`.
@@ -79,7 +79,7 @@ class SamplerConfig:
     mask_id: int | None = None
     eos_id: int | None = None
     eot_id: int | None = None
-    parity: Parity = Parity()
+    parity: Parity = HOUSE
     rule: Any = None
     window: Any = None
 
@@ -88,7 +88,7 @@ class SamplerConfig:
         own = {field.name: left.pop(field.name, field.default) for field in _own_fields()}
         if settings.get("steps") is None:
             own["steps"] = own["gen_length"]
-        given = left.pop("parity", Parity())
+        given = left.pop("parity", HOUSE)
         details = {name: left.pop(name) for name in _PARITY if name in left}
         own["parity"] = dataclasses.replace(given, **details)
         own["rule"] = take_policy("rule", left)

@@ -1,1 +1,13 @@
-"""The sampler: a state machine made of small policies. It never imports the model or a backend."""
+"""The sampler: a state machine made of small policies. It never imports the model or a backend.
+
+Rules and windows are imported here, since they are what a `SamplerConfig` names.
+"""
+
+from llada_jax.config.policies import described
+from llada_jax.config.sampler import SamplerConfig
+from llada_jax.sampler import rules, windows
+
+__all__ = ["rules", "windows"]
+
+if "theta_stable: " not in (SamplerConfig.__doc__ or ""):
+    SamplerConfig.__doc__ = f"{(SamplerConfig.__doc__ or '').rstrip()}\n{described()}\n"

@@ -12,25 +12,25 @@ from llada_jax.sampler.canvas import (
     masks_left,
     positions_of,
 )
-from llada_jax.sampler.decoding import Decoding
+from llada_jax.sampler.setup import Setup
 
 
 def advance(
-    decoding: Decoding,
+    setup: Setup,
     canvas: Canvas,
     edited: Bool[Array, " B"],
     where: Bool[Array, " B"],
     *,
     counts: bool = True,
 ) -> Canvas:
-    """Returns the canvas whose rows have the next block, or are done, where the current one is over.
+    """Returns the canvas whose rows have the next block, or are done, where theirs is over.
 
     Args:
       edited: rows that had a committed token changed in this step.
       where: rows that took part in the decision.
       counts: false where no forward belongs to the decision.
     """
-    config, rule = decoding.config, decoding.rule
+    config, rule = setup.config, setup.rule
     masked = canvas.state == MASKED
     blocks = block_of(canvas, positions_of(canvas)[None], config.block_length)
     beyond = masked & (blocks > canvas.block[:, None])

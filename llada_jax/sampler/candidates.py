@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import Parity, Remasking, TieBreak
+from llada_jax.config import HOUSE, Parity, Remasking, TieBreak
 from llada_jax.types import Scores
 
 
@@ -28,7 +28,7 @@ class Candidates:
     random: Float[Array, "B C"]
     quota: Int[Array, " B"]
     remasking: Remasking = "low_confidence"
-    parity: Parity = Parity()
+    parity: Parity = HOUSE
 
     @property
     def priority(self) -> Float[Array, "B C"]:

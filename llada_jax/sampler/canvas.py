@@ -171,7 +171,7 @@ def positions_of(canvas: Canvas) -> Int[Array, " L"]:
 
 
 def take(array: Array, positions: Int[Array, "B R"]) -> Array:
-    """Returns entries of [B, L, ...] at each row's own positions, [B, R, ...]; out of range clips."""
+    """Returns entries of [B, L, ...] at each row's positions, [B, R, ...]; out of range clips."""
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
@@ -195,7 +195,7 @@ def commit(
     state: Int[Array, "B C"],
     mask_id: int,
 ) -> Canvas:
-    """Returns the canvas with tokens written where `transfer_mask` says, in the state that they get.
+    """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
 
     A predicted [MASK] (`predict_mask`) leaves its position masked.
     """

@@ -6,20 +6,20 @@ from jaxtyping import Array, Bool, Int, Key
 
 from llada_jax.sampler.candidates import Candidates, quota
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, block_start, commit, take
-from llada_jax.sampler.decoding import Decoding
+from llada_jax.sampler.setup import Setup
 from llada_jax.types import Scores
 
 
 def block_candidates(
-    decoding: Decoding, canvas: Canvas, scores: Scores, where: Bool[Array, " B"]
+    setup: Setup, canvas: Canvas, scores: Scores, where: Bool[Array, " B"]
 ) -> Candidates:
     """Returns the positions of the current block, and what `scores`, [B, L], say of them.
 
     Args:
       where: batch rows that have candidates at all.
     """
-    config = decoding.config
-    positions = _block_positions(decoding, canvas)
+    config = setup.config
+    positions = _block_positions(setup, canvas)
     scores = Scores(*(take(array, positions) for array in scores))
     state = take(canvas.state, positions)
     is_open = (state == MASKED) & (positions < canvas.end[:, None]) & (scores.token >= 0)
@@ -34,7 +34,7 @@ def block_candidates(
 
 
 def commit_block(
-    decoding: Decoding,
+    setup: Setup,
     canvas: Canvas,
     candidates: Candidates,
     transfer_mask: Bool[Array, "B C"],
@@ -46,16 +46,14 @@ def commit_block(
     Drafts (`ahead`) of a rule that revises are not stable before a forward of their own block has
     measured them again.
     """
-    scores, rule = candidates.scores, decoding.rule
+    scores, rule = candidates.scores, setup.rule
     stable = rule.stable(scores.confidence)
     if ahead and rule.revises:
         stable = jnp.zeros_like(stable)
     states = jnp.where(stable, jnp.int8(STABLE), jnp.int8(VISIBLE))
-    positions = _block_positions(decoding, canvas)
+    positions = _block_positions(setup, canvas)
     confidence = scores.confidence
-    return commit(
-        canvas, positions, scores.token, confidence, transfer_mask, states, decoding.mask_id
-    )
+    return commit(canvas, positions, scores.token, confidence, transfer_mask, states, setup.mask_id)
 
 
 def step_keys(
@@ -69,6 +67,6 @@ def step_keys(
     return jax.vmap(in_row)(canvas.key, jnp.broadcast_to(step, positions.shape), positions)
 
 
-def _block_positions(decoding: Decoding, canvas: Canvas) -> Int[Array, "B C"]:
-    start = block_start(canvas, decoding.config.block_length)
-    return start[:, None] + jnp.arange(decoding.config.block_length, dtype=jnp.int32)
+def _block_positions(setup: Setup, canvas: Canvas) -> Int[Array, "B C"]:
+    start = block_start(canvas, setup.config.block_length)
+    return start[:, None] + jnp.arange(setup.config.block_length, dtype=jnp.int32)

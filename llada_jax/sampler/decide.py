@@ -1,4 +1,4 @@
-"""The decision of a step: commit and revise what the scores allow, go on to the next block, stop."""
+"""The decision of a step: commit and revise, go on to the next block, stop."""
 
 import jax
 import jax.numpy as jnp
@@ -8,51 +8,49 @@ from llada_jax.sampler.advance import advance
 from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.canvas import MASKED, Canvas, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
 from llada_jax.sampler.rules.base import Rescored, accepted
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.stop import stop_rows
 from llada_jax.types import Scores
 
 
 def decide(
-    decoding: Decoding, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
+    setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
 ) -> tuple[Canvas, StepRecord]:
     """Returns the canvas after a step's decision, and the record of the step."""
     before, rescored = canvas, plan.query.rescored
     canvas = canvas._replace(latest=scores.over(canvas.latest))
-    candidates = block_candidates(decoding, canvas, scores.here, ~canvas.done)
-    transfer_mask = accepted(decoding.rule, candidates)
-    canvas = commit_block(decoding, canvas, candidates, transfer_mask)
+    candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
+    transfer_mask = accepted(setup.rule, candidates)
+    canvas = commit_block(setup, canvas, candidates, transfer_mask)
     committed = (before.state == MASKED) & (canvas.state != MASKED)
     n_committed = committed.sum(1, dtype=jnp.int32)
-    revised = decoding.rule.revise(
+    revised = setup.rule.revise(
         canvas,
         Rescored(
             scores=scores.here,
             at=rescored,
             passed=positions_of(canvas) < canvas.settled[:, None],
             committed=n_committed,
-            parity=decoding.config.parity,
-            mask_id=decoding.mask_id,
+            parity=setup.config.parity,
+            mask_id=setup.mask_id,
         ),
     )
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = revised._replace(accepted=n_committed)
-    canvas = decided = stop_rows(decoding, advance(decoding, canvas, edited, ~before.done))
-    if decoding.window.drafts:
+    canvas = decided = stop_rows(setup, advance(setup, canvas, edited, ~before.done))
+    if setup.window.drafts:
         moved = (canvas.block != before.block) & ~canvas.done
-        canvas = _take_drafts(decoding, canvas, scores.here, moved)
-    if decoding.window.branches:
-        canvas = take_branch(decoding, canvas, scores)
-        canvas = canvas._replace(hypothesis=expected_next(decoding, canvas))
+        canvas = _take_drafts(setup, canvas, scores.here, moved)
+    if setup.window.branches:
+        canvas = take_branch(setup, canvas, scores)
+        canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
     return canvas, record_of(counts, before, revised, decided, canvas)
 
 
-def _take_drafts(
-    decoding: Decoding, canvas: Canvas, scores: Scores, moved: Bool[Array, " B"]
-) -> Canvas:
+def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array, " B"]) -> Canvas:
     """Blocks that have become current take over drafts by the scores of this very forward; a block
     that they complete makes way for the next one at once."""
 
@@ -62,13 +60,13 @@ def _take_drafts(
     def take_over(carry):
         canvas, moved = carry
         at = canvas.block
-        candidates = block_candidates(decoding, canvas, scores, moved)
-        bound = decoding.config.window.draft_threshold
-        taken = decoding.rule.accept(candidates) if bound is None else candidates.reach(bound)
-        canvas = commit_block(decoding, canvas, candidates, taken, ahead=True)
+        candidates = block_candidates(setup, canvas, scores, moved)
+        bound = setup.config.window.draft_threshold
+        taken = setup.rule.accept(candidates) if bound is None else candidates.reach(bound)
+        canvas = commit_block(setup, canvas, candidates, taken, ahead=True)
         nothing = jnp.zeros_like(moved)
-        canvas = advance(decoding, canvas, nothing, moved, counts=False)
-        canvas = stop_rows(decoding, canvas)
+        canvas = advance(setup, canvas, nothing, moved, counts=False)
+        canvas = stop_rows(setup, canvas)
         return canvas, (canvas.block != at) & ~canvas.done
 
     return jax.lax.while_loop(another, take_over, (canvas, moved))[0]

@@ -61,7 +61,7 @@ def extra_rows(
 
 
 def packed(flags: Bool[Array, "B M"], size: int) -> Int[Array, "B S"]:
-    """Returns where the flags are, in order: the first `size` of them. M stands where there is none."""
+    """Returns where the first `size` flags are, in order. M stands where there is none."""
     batch, length = flags.shape
     slot = jnp.where(flags, jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1, size)
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), flags.shape)

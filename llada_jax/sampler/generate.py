@@ -13,10 +13,10 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.base import buckets_for
 from llada_jax.types import Denoiser, Params
@@ -100,16 +100,16 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    decoding = Decoding(model, config)
-    _check_decoding(decoding, denoiser, loop, refresher)
+    setup = Setup(model, config)
+    _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
     with _precision(config):
         began = time.perf_counter()
-        canvas = _start(decoding, denoiser, params, rows, seeds, layout, infill=infill)
-        canvas, steps = _run(decoding, denoiser, params, canvas, layout, loop, on_step, refresher)
+        canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
+        canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -127,19 +127,17 @@ def decode(
     )
 
 
-def _check_decoding(
-    decoding: Decoding, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
-) -> None:
+def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    config = decoding.config
+    config = setup.config
     extra = {
-        "lossless": decoding.window.branches,
-        "shadow": decoding.shadows,
+        "lossless": setup.window.branches,
+        "shadow": setup.shadows,
         "refresh": config.refreshes,
     }
     kind = next((kind for kind, runs in extra.items() if runs), None)
     require(
-        not decoding.shift or kind is None,
+        not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
     )
@@ -165,7 +163,7 @@ def _precision(config: SamplerConfig):
 
 
 def _start(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     prompts: list[np.ndarray],
@@ -175,14 +173,14 @@ def _start(
     infill: bool,
 ) -> Canvas:
     keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
-    guided = 2 if decoding.config.cfg_scale else 1
-    cached = layout.length if decoding.window.caches else 0
+    guided = 2 if setup.config.cfg_scale else 1
+    cached = layout.length if setup.window.caches else 0
     cache = denoiser.empty_cache(params, guided * len(prompts), cached)
-    return new_canvas(prompts, decoding.config, decoding.model, keys, cache, infill=infill)
+    return new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
 
 
 def _run(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
@@ -191,15 +189,15 @@ def _run(
     on_step: OnStep | None,
     refresher: Refresher | None,
 ) -> tuple[Canvas, Steps]:
-    config = decoding.config
-    extra = decoding.most_extra_rows(layout.length)
-    buckets = buckets_for(config, layout, decoding.shift, extra)
-    limit = decoding.most_steps(layout.n_blocks)
+    config = setup.config
+    extra = setup.most_extra_rows(layout.length)
+    buckets = buckets_for(config, layout, setup.shift, extra)
+    limit = setup.most_steps(layout.n_blocks)
     dtype = config.parity.confidence_dtype
-    decoding = jax.tree.map(lambda number: jnp.asarray(number, dtype), decoding)
+    setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), setup)
     if loop == "compiled":
-        return compiled_loop(decoding, denoiser, params, canvas, buckets, limit)
-    return host_loop(decoding, denoiser, params, canvas, buckets, limit, on_step, refresher)
+        return compiled_loop(setup, denoiser, params, canvas, buckets, limit)
+    return host_loop(setup, denoiser, params, canvas, buckets, limit, on_step, refresher)
 
 
 def _left_padded(

@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.decide import decide
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, score
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
@@ -71,7 +71,7 @@ class Steps(NamedTuple):
 
 @partial(jax.jit, static_argnames=("denoiser", "buckets", "limit"), donate_argnames="canvas")
 def _compiled(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
@@ -79,18 +79,18 @@ def _compiled(
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
-    bodies = [partial(denoise, decoding, denoiser, n_rows=n_rows) for n_rows in buckets]
-    head_buckets = decoding.head_sizes(canvas.tokens.shape[1])
+    bodies = [partial(denoise, setup, denoiser, n_rows=n_rows) for n_rows in buckets]
+    head_buckets = setup.head_sizes(canvas.tokens.shape[1])
     head_sizes = jnp.asarray(head_buckets, jnp.int32)
     heads = [partial(score, denoiser, n_heads=n_heads) for n_heads in head_buckets]
 
     def one_step(canvas):
-        plan = plan_step(decoding, canvas)
+        plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
         canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
         scores = jax.lax.switch(head, heads, params, plan, denoised)
-        canvas, record = decide(decoding, canvas, plan, denoised.counts, scores)
+        canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 
     record = jax.eval_shape(one_step, canvas)[1]
@@ -112,7 +112,7 @@ def _compiled(
 
 
 def compiled_loop(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
@@ -120,7 +120,7 @@ def compiled_loop(
     limit: int,
 ) -> tuple[Canvas, Steps]:
     """Decodes in one compiled program (`lax.while_loop`); consumes the canvas."""
-    canvas, records, rows, count = _compiled(decoding, denoiser, params, canvas, buckets, limit)
+    canvas, records, rows, count = _compiled(setup, denoiser, params, canvas, buckets, limit)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
@@ -128,11 +128,11 @@ def compiled_loop(
 
 @partial(jax.jit, donate_argnames="canvas")
 def _decide(
-    decoding: Decoding, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
+    setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
 ) -> tuple[Canvas, StepRecord, StepPlan]:
     """Decides a step, and plans the next one in the same program."""
-    canvas, record = decide(decoding, canvas, plan, counts, scores)
-    return canvas, record, plan_step(decoding, canvas)
+    canvas, record = decide(setup, canvas, plan, counts, scores)
+    return canvas, record, plan_step(setup, canvas)
 
 
 _plan = jax.jit(plan_step)
@@ -147,7 +147,7 @@ _by_position = jax.jit(by_position)
 
 
 def host_loop(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
@@ -166,23 +166,23 @@ def host_loop(
     if refresher is not None:
         refresher = refresher._replace(denoiser=_callable(refresher.denoiser))
     records, rows_run, seconds = [], [], []
-    plan = _plan(decoding, canvas)
+    plan = _plan(setup, canvas)
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
         needed = int(plan.n_rows.max())
         assert needed <= buckets[-1], f"a step needs {needed} rows; programs for {buckets}"
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
-        job = _start_refresh(decoding, canvas, plan, refresher)
-        rows = _rows(decoding, canvas, plan, n_rows)
+        job = _start_refresh(setup, canvas, plan, refresher)
+        rows = _rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
         keep = _absorb if job is None else _absorb_copy
-        canvas, denoised = keep(decoding, canvas, plan, rows, out)
-        scores = _score(decoding, denoiser, params, plan, denoised)
+        canvas, denoised = keep(setup, canvas, plan, rows, out)
+        scores = _score(setup, denoiser, params, plan, denoised)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
             canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
-        canvas, record, plan = _decide(decoding, canvas, plan, denoised.counts, scores)
+        canvas, record, plan = _decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -203,17 +203,17 @@ def _callable(denoiser: Denoiser) -> Denoiser:
 
 
 def _start_refresh(
-    decoding: Decoding, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
+    setup: Setup, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
 ) -> RefreshJob | None:
     """Gives the worker what is to be refreshed, if anything is."""
-    if refresher is None or not decoding.config.has_worker or not bool(plan.refreshed.any()):
+    if refresher is None or not setup.config.has_worker or not bool(plan.refreshed.any()):
         return None
-    job, cache = _refresh_job(decoding, canvas, plan), canvas.cache
+    job, cache = _refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
 
     def refresh() -> tuple[RowsOut, Scores]:
         out = denoiser.forward_rows(params, job.rows, cache)
-        states = _refreshed_states(decoding, out.hidden, job)
+        states = _refreshed_states(setup, out.hidden, job)
         return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
 
     worker.submit(refresh)
@@ -221,10 +221,10 @@ def _start_refresh(
 
 
 def _score(
-    decoding: Decoding, denoiser: Denoiser, params: Params, plan: StepPlan, denoised: Denoised
+    setup: Setup, denoiser: Denoiser, params: Params, plan: StepPlan, denoised: Denoised
 ) -> StepScores:
     """Returns the scores of what was asked, from the smallest head that holds it."""
-    sizes = decoding.head_sizes(plan.query.rescored.shape[1])
+    sizes = setup.head_sizes(plan.query.rescored.shape[1])
     asked = int(denoised.counts.head_rows.max())
     size = next(size for size in sizes if size >= asked)
     keys = denoised.noise_keys

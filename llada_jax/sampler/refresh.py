@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, take
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
 from llada_jax.sampler.guidance import guide, with_unconditional
 from llada_jax.sampler.record import StepScores, spread
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.step_rows import rows_beside
 from llada_jax.sampler.windows.base import Span
@@ -27,23 +27,23 @@ class RefreshJob(NamedTuple):
     row: Int[Array, "B F"]  # the rows that score them
 
 
-def refresh_job(decoding: Decoding, canvas: Canvas, plan: StepPlan) -> RefreshJob:
+def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     """Returns what a worker runs beside the forward: it sees the cache as it is now."""
-    chosen, shadow = plan.refreshed, decoding.rule.rescore == "shadow"
+    chosen, shadow = plan.refreshed, setup.rule.rescore == "shadow"
     extra = extra_rows(refresh=chosen, probe=chosen if shadow else None, like=canvas.tokens)
     nothing = Span(canvas.settled, canvas.settled)
-    n_tokens = decoding.rule.refresh_rows
-    rows = rows_beside(decoding, canvas, plan, extra, nothing, (1 + shadow) * n_tokens)
+    n_tokens = setup.rule.refresh_rows
+    rows = rows_beside(setup, canvas, plan, extra, nothing, (1 + shadow) * n_tokens)
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    return RefreshJob(with_unconditional(decoding, canvas, rows), at, row)
+    return RefreshJob(with_unconditional(setup, canvas, rows), at, row)
 
 
 def refreshed_states(
-    decoding: Decoding, hidden: Float[Array, "BB F D"], job: RefreshJob
+    setup: Setup, hidden: Float[Array, "BB F D"], job: RefreshJob
 ) -> Float[Array, "B F D"]:
     """Returns the states that score the tokens of a job."""
-    return take(guide(decoding, hidden), job.row)
+    return take(guide(setup, hidden), job.row)
 
 
 def merge(
@@ -61,5 +61,3 @@ def merge(
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
     return canvas, plan._replace(query=query), scores._replace(here=here)
-
-

@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, in_span, take
 from llada_jax.sampler.commit import step_keys
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.record import StepCounts, StepScores, spread
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import Query, StepPlan
 from llada_jax.sampler.step_rows import step_rows
 from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
@@ -29,13 +29,13 @@ class Denoised(NamedTuple):
 
 
 def absorb(
-    decoding: Decoding, canvas: Canvas, plan: StepPlan, rows: Rows, out: RowsOut
+    setup: Setup, canvas: Canvas, plan: StepPlan, rows: Rows, out: RowsOut
 ) -> tuple[Canvas, Denoised]:
     """Returns the canvas with the forward's keys and values, and what the decision needs of it."""
-    config, cache = decoding.config, canvas.cache
+    config, cache = setup.config, canvas.cache
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
-    settled = decoding.window.settled(canvas, config, plan.window)
+    settled = setup.window.settled(canvas, config, plan.window)
     alive = (~canvas.done).astype(canvas.nfe.dtype)
     counts = _counts(canvas, plan, rows)
     canvas = canvas._replace(
@@ -44,13 +44,13 @@ def absorb(
         nfe=canvas.nfe + alive,
         step=canvas.step + alive,
     )
-    hidden = take(guide(decoding, out.hidden), plan.query.row)
+    hidden = take(guide(setup, out.hidden), plan.query.row)
     keys = _noise_keys(canvas, plan.query.at) if config.temperature > 0 else None
     return canvas, Denoised(hidden, keys, counts)
 
 
 def denoise(
-    decoding: Decoding,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
@@ -58,8 +58,8 @@ def denoise(
     n_rows: int,
 ) -> tuple[Canvas, Denoised]:
     """Returns the canvas after one forward of `n_rows` rows, at least those that are planned."""
-    rows = step_rows(decoding, canvas, plan, n_rows)
-    return absorb(decoding, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
+    rows = step_rows(setup, canvas, plan, n_rows)
+    return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
 
 def score(
@@ -68,9 +68,7 @@ def score(
     """Returns the scores of what was asked, from a head of `n_heads` rows."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
-    return by_position(
-        plan.query, denoiser.score_rows(params, denoised.hidden[:, :n_heads], keys)
-    )
+    return by_position(plan.query, denoiser.score_rows(params, denoised.hidden[:, :n_heads], keys))
 
 
 def by_position(query: Query, scores: Scores) -> StepScores:

@@ -16,7 +16,6 @@ from llada_jax.sampler.canvas import (
     positions_of,
     take,
 )
-from llada_jax.sampler.decoding import Decoding
 from llada_jax.sampler.extra_rows import (
     BRANCH,
     PROBE,
@@ -26,6 +25,7 @@ from llada_jax.sampler.extra_rows import (
     extra_rows,
     packed,
 )
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.windows.base import Span, block_stop
 
 
@@ -53,11 +53,11 @@ class StepPlan(NamedTuple):
         return self.span.length + self.extra.count
 
 
-def plan_step(decoding: Decoding, canvas: Canvas) -> StepPlan:
+def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     """Returns the plan of the next forward."""
-    config, rule = decoding.config, decoding.rule
-    window = decoding.window.span(canvas, config, decoding.shift)
-    start = jnp.maximum(window.start - decoding.shift, 0)
+    config, rule = setup.config, setup.rule
+    window = setup.window.span(canvas, config, setup.shift)
+    start = jnp.maximum(window.start - setup.shift, 0)
     span = Span(start, jnp.where(canvas.done, start, window.stop))
     visible = (canvas.state == VISIBLE) & ~canvas.done[:, None]
     refreshed = jnp.zeros(visible.shape, bool)
@@ -66,7 +66,7 @@ def plan_step(decoding: Decoding, canvas: Canvas) -> StepPlan:
         refreshed = _least_confident(canvas, left, rule.refresh_rows)
     by_rows = config.refreshes and not config.has_worker
     extra = extra_rows(
-        shadow=visible & in_span(canvas, *span) if decoding.shadows else None,
+        shadow=visible & in_span(canvas, *span) if setup.shadows else None,
         refresh=refreshed if by_rows else None,
         probe=refreshed if by_rows and rule.rescore == "shadow" else None,
         branch=None if canvas.hypothesis is None else canvas.hypothesis.rows,
@@ -74,13 +74,11 @@ def plan_step(decoding: Decoding, canvas: Canvas) -> StepPlan:
     )
     blocks = block_of(canvas, positions_of(canvas)[None], config.block_length)
     draft = (canvas.state == MASKED) & (blocks > canvas.block[:, None])
-    query = _query(decoding, canvas, span, extra, visible)
+    query = _query(setup, canvas, span, extra, visible)
     return StepPlan(window, span, extra, refreshed, draft, query)
 
 
-def _least_confident(
-    canvas: Canvas, tokens: Bool[Array, "B L"], most: int
-) -> Bool[Array, "B L"]:
+def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> Bool[Array, "B L"]:
     doubt = jnp.where(tokens, -canvas.confidence, -jnp.inf)
     best, index = jax.lax.top_k(doubt, min(most, tokens.shape[1]))
     batch = jnp.arange(tokens.shape[0])[:, None]
@@ -88,32 +86,32 @@ def _least_confident(
 
 
 def _query(
-    decoding: Decoding, canvas: Canvas, span: Span, extra: ExtraRows, visible: Bool[Array, "B L"]
+    setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, visible: Bool[Array, "B L"]
 ) -> Query:
     slots = extra.slots + span.length[:, None, None]
-    row = jnp.maximum(positions_of(canvas) - decoding.shift - span.start[:, None], 0)
-    for kind in (SHADOW, PROBE) if decoding.shadows else (REFRESH,):
+    row = jnp.maximum(positions_of(canvas) - setup.shift - span.start[:, None], 0)
+    for kind in (SHADOW, PROBE) if setup.shadows else (REFRESH,):
         row = jnp.where(extra.at(kind), slots[:, kind], row)
-    if decoding.shadows:
+    if setup.shadows:
         rescored = extra.at(SHADOW) | extra.at(PROBE)
-    elif decoding.rule.revises:
+    elif setup.rule.revises:
         rescored = (visible & in_span(canvas, *span)) | extra.at(REFRESH)
     else:
         rescored = jnp.zeros(visible.shape, bool)
     expected = extra.at(BRANCH)
     if canvas.hypothesis is not None:
-        expected &= canvas.hypothesis.tokens == decoding.mask_id
-    asked = _open_positions(decoding, canvas, span) | rescored
+        expected &= canvas.hypothesis.tokens == setup.mask_id
+    asked = _open_positions(setup, canvas, span) | rescored
     flags = jnp.concatenate([asked, expected], axis=1)
-    at = packed(flags, decoding.most_asked(canvas.tokens.shape[1]))
+    at = packed(flags, setup.most_asked(canvas.tokens.shape[1]))
     rows = take(jnp.concatenate([row, slots[:, BRANCH]], axis=1), at)
     return Query(at, jnp.maximum(rows, 0), rescored)
 
 
-def _open_positions(decoding: Decoding, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:
+def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:
     """Returns the positions of the current block, and drafts: the masked ones, or all."""
-    config = decoding.config
+    config = setup.config
     start = block_start(canvas, config.block_length)
-    stop = span.stop if decoding.window.drafts else block_stop(canvas, config)
+    stop = span.stop if setup.window.drafts else block_stop(canvas, config)
     positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
     return positions & (canvas.state == MASKED) if config.selective_logits else positions

@@ -3,16 +3,16 @@
 import jax.numpy as jnp
 
 from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, positions_of
-from llada_jax.sampler.decoding import Decoding
+from llada_jax.sampler.setup import Setup
 
 
-def stop_rows(decoding: Decoding, canvas: Canvas) -> Canvas:
+def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     """Returns the canvas whose rows are done once an EOS has no mask before it, if `eos_early_stop`
     says so; what follows the EOS becomes EOS (LLaDA2).
 
     Where tokens are still visible, a row first has the steps that may follow a last mask.
     """
-    config = decoding.config
+    config = setup.config
     if not config.eos_early_stop:
         return canvas
     assert config.eos_id is not None
@@ -27,5 +27,5 @@ def stop_rows(decoding: Decoding, canvas: Canvas) -> Canvas:
         tokens=jnp.where(fill, jnp.int32(config.eos_id), canvas.tokens),
         state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
         filled=canvas.filled | fill,
-        done=canvas.done | (stopped & decoding.rule.may_end(canvas, canvas.steady_steps)),
+        done=canvas.done | (stopped & setup.rule.may_end(canvas, canvas.steady_steps)),
     )

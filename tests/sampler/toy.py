@@ -6,8 +6,8 @@ so the sampler is tested against it without one.
 
 import jax
 import jax.numpy as jnp
-from llada_jax.build.denoisers import score_rules
 
+from llada_jax.build.denoisers import score_rules
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.head import ScoreRules, gumbel_noise
 from llada_jax.sampler.generate import Result, decode

@@ -1,5 +1,6 @@
 """What every rule is: numbers, and the functions that read them, in one value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -57,7 +58,7 @@ class Rule:
     that change nothing. Numbers are leaves of the pytree: in a program they are arrays.
     """
 
-    chosen_by: ClassVar[dict[str, Any]]
+    chosen_by: ClassVar[Mapping[str, Any]]
     """The flat setting that names the rule."""
     source: ClassVar[str]
     """Where the rule is published."""
@@ -135,9 +136,7 @@ class RevisingRule(Rule):
             config.temperature == 0,
             f"temperature is {config.temperature} and {rule}; allowed: 0",
         )
-        require(
-            not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False"
-        )
+        require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
 
 
 def rule_of(config: SamplerConfig) -> Rule:

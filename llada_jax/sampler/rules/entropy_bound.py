@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.config import require
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rule
@@ -20,7 +21,7 @@ class EntropyBound(Rule):
         it (nats).
     """
 
-    chosen_by = {"accept": "entropy_bound"}
+    chosen_by = flat_choice("rule", accept="entropy_bound")
     source = "EB-Sampler, arXiv 2505.24857"
     spread = True
     no_drafts = "accepts the best draft however unsure it is"

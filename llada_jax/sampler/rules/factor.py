@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.config import require
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rule
@@ -19,7 +20,7 @@ class Factor(Rule):
       factor: Commit the n best tokens while confidence_n >= 1 - factor / (n + 1) (Fast-dLLM).
     """
 
-    chosen_by = {"accept": "factor"}
+    chosen_by = flat_choice("rule", accept="factor")
     source = "Fast-dLLM, arXiv 2505.22618"
 
     factor: float

@@ -3,6 +3,7 @@
 from jaxtyping import Array, Bool
 
 from llada_jax.config import SamplerConfig
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rule, scheduled
@@ -12,7 +13,7 @@ from llada_jax.sampler.rules.base import Rule, scheduled
 class Quota(Rule):
     """Commits as many tokens as the linear schedule of `steps` says, best first."""
 
-    chosen_by = {"accept": "quota"}
+    chosen_by = flat_choice("rule", accept="quota")
     source = "LLaDA, arXiv 2502.09992"
     forces_progress = False  # the schedule may give a step nothing to do
     no_drafts = "accepts no draft"

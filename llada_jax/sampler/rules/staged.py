@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
 from llada_jax.sampler.policy import policy
@@ -35,7 +36,7 @@ class Staged(RevisingRule):
         visible.
     """
 
-    chosen_by = {"accept": "staged"}
+    chosen_by = flat_choice("rule", accept="staged")
     source = "llada.cpp, arXiv 2606.13740"
 
     theta_visible: float = 0.7

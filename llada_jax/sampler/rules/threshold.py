@@ -2,6 +2,7 @@
 
 from jaxtyping import Array, Bool
 
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rule, require_probability
@@ -15,7 +16,7 @@ class Threshold(Rule):
       threshold: Commit every token whose confidence reaches it (Fast-dLLM).
     """
 
-    chosen_by = {"accept": "threshold"}
+    chosen_by = flat_choice("rule", accept="threshold")
     source = "Fast-dLLM, arXiv 2505.22618"
 
     threshold: float

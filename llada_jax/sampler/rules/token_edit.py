@@ -3,6 +3,7 @@
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.policy import policy
@@ -21,7 +22,7 @@ class TokenEdit(RevisingRule):
         tokens.
     """
 
-    chosen_by = {"accept": "token_edit"}
+    chosen_by = flat_choice("rule", accept="token_edit")
     source = "LLaDA2.1, arXiv 2602.08676"
 
     edit_unmask: float = 0.7

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.config import require
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import MASKED, Canvas
 from llada_jax.sampler.policy import policy
@@ -23,7 +24,7 @@ class Wino(RevisingRule):
       wino_verify: `wino`: mask committed tokens again whose probability has fallen below it.
     """
 
-    chosen_by = {"accept": "wino"}
+    chosen_by = flat_choice("rule", accept="wino")
     source = "WINO, arXiv 2507.18578"
 
     wino_accept: float = 0.6

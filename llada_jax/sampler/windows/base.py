@@ -4,6 +4,7 @@ A window is one span of positions for each batch row. Spans of different length 
 forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class Window:
     is a part, and `shift`, how many positions before a token its prediction stands.
     """
 
-    chosen_by: ClassVar[dict[str, Any]]
+    chosen_by: ClassVar[Mapping[str, Any]]
     """The flat settings that name the window."""
     source: ClassVar[str]
     """Where the window is published."""

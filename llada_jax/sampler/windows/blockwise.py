@@ -3,6 +3,7 @@
 from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.base import Span, Window, block_stop, doubling
@@ -16,7 +17,7 @@ class Blockwise(Window):
     have not been fed yet; at the very first step, the prompt. No masked suffix exists.
     """
 
-    chosen_by = {"window": "by_cache", "cache": "blockwise", "lossless": False}
+    chosen_by = flat_choice("window", cache="blockwise")
     source = "llada.cpp, arXiv 2606.13740"
     leaves_tokens = True
 

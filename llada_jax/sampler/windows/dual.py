@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from llada_jax.config import SamplerConfig
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.base import Span, Window, block_stop
@@ -12,7 +13,7 @@ from llada_jax.sampler.windows.base import Span, Window, block_stop
 class DualCache(Window):
     """Runs the whole canvas once a block, then the block alone."""
 
-    chosen_by = {"window": "by_cache", "cache": "dual", "lossless": False}
+    chosen_by = flat_choice("window", cache="dual")
     source = "Fast-dLLM §3.2, arXiv 2505.22618"
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:

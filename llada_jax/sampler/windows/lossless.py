@@ -1,6 +1,7 @@
 """Block-wise decoding that computes the step after the next one beside it."""
 
 from llada_jax.config import SamplerConfig, require
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.blockwise import Blockwise
 from llada_jax.sampler.windows.multi_block import require_trigger
@@ -16,7 +17,7 @@ class Lossless(Blockwise):
         blocks, or a branch is computed; 0 for never.
     """
 
-    chosen_by = {"window": "multi_block", "cache": "blockwise", "lossless": True}
+    chosen_by = flat_choice("window", window="multi_block", cache="blockwise", lossless=True)
     source = "this package, after llada.cpp §3.2 and SSD, arXiv 2510.04147"
     branches = True
 

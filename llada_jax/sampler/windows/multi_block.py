@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import LatencyTable, SamplerConfig, require, require_choice
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import (
     MASKED,
     PROMPT,
@@ -43,7 +44,7 @@ class Growth(NamedTuple):
 
 @policy
 class MultiBlock(Window):
-    """Slides with the committed tokens, and reaches into later blocks, whose predictions are drafts.
+    """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
 
     It keeps its size, `block_length` positions from the first one that is not settled, also while
     tokens of the block before are still to be fed. Only where that would leave out tokens of the
@@ -67,7 +68,7 @@ class MultiBlock(Window):
         None: those that the accept rule takes, without the progress that it forces.
     """
 
-    chosen_by = {"window": "multi_block", "cache": "blockwise", "lossless": False}
+    chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
     source = "llada.cpp §3.2, arXiv 2606.13740"
     leaves_tokens = True
     drafts = True
@@ -210,17 +211,13 @@ def require_trigger(trigger: int, config: SamplerConfig) -> None:
 def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     """Returns one past the current block's last token, and the masks that a step has to commit."""
     due = rule_of(config).most_due(config)
-    in_block = in_span(
-        canvas, block_start(canvas, config.block_length), block_stop(canvas, config)
-    )
+    in_block = in_span(canvas, block_start(canvas, config.block_length), block_stop(canvas, config))
     masked = in_block & (canvas.state == MASKED)
     held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
     return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
 
 
-def _rows_beside(
-    canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig
-) -> Int[Array, " B"]:
+def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
     """Returns how many rows stand beside the window, however much it grows: in later blocks,
     nothing is visible.
 

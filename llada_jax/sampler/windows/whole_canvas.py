@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.config import SamplerConfig
+from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.windows.base import Span, Window
@@ -13,7 +14,7 @@ from llada_jax.sampler.windows.base import Span, Window
 class WholeCanvas(Window):
     """Runs every position, every time. Caches nothing."""
 
-    chosen_by = {"window": "by_cache", "cache": "none", "lossless": False}
+    chosen_by = flat_choice("window")
     source = "LLaDA, arXiv 2502.09992"
     caches = False
 

@@ -1,10 +1,10 @@
 """Who reads the tiles that a run asks for."""
 
 import pytest
-from llada_jax.build.denoisers import has_tiles
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles, models_for
+from llada_jax.build.denoisers import has_tiles
 
 pytest.importorskip("llvmlite")
 

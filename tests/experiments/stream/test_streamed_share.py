@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from llada_jax.build.streaming import staging_of
 
 from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights
 from experiments.stream import __main__ as stream
 from experiments.stream.streamed_share import Share, Source, run_share
 from llada_jax.backend.layer_file import write_layers
+from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig
 
 SHAPE = ModelConfig(

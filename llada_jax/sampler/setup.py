@@ -1,4 +1,4 @@
-"""What a run decodes with: the shape of a model and a sampler's settings, as one value."""
+"""The set-up of a run: the shape of a model and a sampler's settings, as one value."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from llada_jax.sampler.windows.base import Window, window_of
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Decoding:
+class Setup:
     """A model's shape, which is static, and settings whose numbers are leaves."""
 
     model: ModelConfig = field(metadata={"static": True})
