@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from inspect import cleandoc
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
@@ -63,10 +64,15 @@ def policy_types() -> dict[str, Any]:
     return {**types, "lossless": bool}
 
 
-def described(kinds: Iterable[str] = CHOICES) -> str:
-    """Returns the `Attributes:` of every policy's docstring, one after the other."""
-    parts = [_attributes_of(policy) for kind in kinds for policy in _registered[kind]]
-    return "\n".join(part for part in dict.fromkeys(parts) if part)
+def described(parts: Iterable[type] = ()) -> str:
+    """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
+    policies = (policy for kind in CHOICES for policy in _registered[kind])
+    entries: dict[str, str] = {}
+    for part in (*parts, *policies):
+        _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
+        for entry in re.findall(r"^  \w.*(?:\n    .*)*", attributes, re.MULTILINE):
+            entries.setdefault(entry.partition(":")[0], entry)
+    return "\n".join(entries.values())
 
 
 def take_policy(kind: str, settings: dict[str, Any]) -> Any:
@@ -92,8 +98,8 @@ def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
     for name, value in settings.items():
         if name not in defaults:
             close = difflib.get_close_matches(name, [*own, *defaults], 1)
-            hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(own)}"
-            raise ValueError(f"{name}: {hint}")
+            allowed = f"allowed: {', '.join([*own, *defaults])}"
+            raise ValueError(f"{name}: " + (f"did you mean {close[0]}?" if close else allowed))
         require(
             value == defaults[name],
             f"{name} is {value!r}, which nothing reads; allowed: {defaults[name]!r}, or another "
@@ -175,11 +181,6 @@ def _owners(name: str) -> list[str]:
                 unusual.pop("cache", None) if "window" in unusual else None
                 owners.append(" and ".join(f"{k} is {v!r}" for k, v in unusual.items()))
     return owners
-
-
-def _attributes_of(policy: type) -> str:
-    _, _, attributes = (policy.__doc__ or "").partition("\n    Attributes:\n")
-    return re.split(r"\n\s*\n", attributes)[0].rstrip()
 
 
 def plain(value: Any) -> Any:

@@ -124,15 +124,12 @@ class SamplerConfig:
         """Returns a setting by its flat name: of a policy in use, or the default of another one."""
         if name.startswith("_"):
             raise AttributeError(name)
-        for part in (self.parity, self.rule, self.window):
-            if name in (field.name for field in fields(part)):
-                return getattr(part, name)
-            if name in getattr(part, "chosen_by", ()):
-                return part.chosen_by[name]
-        defaults = policy_settings()
-        if name not in defaults:
+        if name in _PARITY:
+            return getattr(self.parity, name)
+        settings = {**policy_settings(), **flat(self.rule), **flat(self.window)}
+        if name not in settings:
             raise AttributeError(f"SamplerConfig has no setting {name!r}")
-        return defaults[name]
+        return settings[name]
 
     @property
     def n_blocks(self) -> int:

@@ -3,11 +3,13 @@
 Rules and windows are imported here, since they are what a `SamplerConfig` names.
 """
 
+from inspect import cleandoc
+
+from llada_jax.config.parity import Parity
 from llada_jax.config.policies import described
 from llada_jax.config.sampler import SamplerConfig
 from llada_jax.sampler import rules, windows
 
 __all__ = ["rules", "windows"]
 
-if "theta_stable: " not in (SamplerConfig.__doc__ or ""):
-    SamplerConfig.__doc__ = f"{(SamplerConfig.__doc__ or '').rstrip()}\n{described()}\n"
+SamplerConfig.__doc__ = f"{cleandoc(SamplerConfig.__doc__ or '')}\n{described([Parity])}"

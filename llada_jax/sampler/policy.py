@@ -20,7 +20,7 @@ _STATIC = "static"
 def policy(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree, whose leaves are its fields of type `float` or
     `float | None`."""
-    made = dataclass(frozen=True, kw_only=True)(cls)
+    made: Any = dataclass(frozen=True, kw_only=True)(cls)
     hints = get_type_hints(made)
     numbers = [
         each.name
