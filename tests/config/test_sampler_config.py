@@ -254,7 +254,7 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
 
 
 def test_help_describes_every_setting():
-    described = pydoc.render_doc(lj.SamplerConfig, renderer=pydoc.plaintext)
+    described = pydoc.plain(pydoc.render_doc(lj.SamplerConfig))
     for name in (*SamplerConfig.setting_types(), "rule", "parity"):
         found = re.findall(rf"^ *\|? *{name}: \w", described, re.MULTILINE)
         found += re.findall(rf"^ *\|? *{name}: `", described, re.MULTILINE)
