@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, get_args
 
-import hydra
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.harness.calibration import record_forwards
+from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax import build
-from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.emulated import EmulatedNpu
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn import SOCS
+from llada_jax.backend.qnn.context import SOCS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice
@@ -67,7 +65,7 @@ class Decoded(NamedTuple):
 
 
 def emulate(config: EmulateConfig, run: Run) -> None:
-    """Every precision on every SoC."""
+    """Emulates every precision on every SoC."""
     model = lj.load(config.model)
     require(model.tokenizer is not None, f"{config.model} has no tokenizer")
     run.begin()
@@ -85,7 +83,7 @@ def emulate(config: EmulateConfig, run: Run) -> None:
 
 
 def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
-    """Inputs of float32 forwards on problems of the training split."""
+    """Records inputs of float32 forwards on problems of the training split."""
     prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
     return record_forwards(model, prompts, config.sampler, config.calibration_forwards)
 
@@ -150,7 +148,7 @@ def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
 
 
 def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:
-    """All outputs of some recorded forwards."""
+    """Returns all outputs of some recorded forwards."""
     step = _compared_step(model, samples)
     executable = npu.compile([step], InMemory(model.params))[step.name]
     rows, width = step.inputs["bias"]
@@ -183,7 +181,7 @@ def _decode(
 def _agreement(
     wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], eos_id: int | None
 ) -> float:
-    """Share of the wanted tokens that are found in their place, up to each text's first EOS."""
+    """Returns the share of wanted tokens found in their place, up to each text's first EOS."""
     equal = total = 0
     for ours, theirs in zip(wanted, found, strict=True):
         (ends,) = np.nonzero(ours == eos_id)
@@ -193,9 +191,7 @@ def _agreement(
     return equal / total
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="emulate")
-def main(config: DictConfig) -> None:
-    launch(emulate, EmulateConfig, config)
+main = entry_point("emulate", emulate, EmulateConfig)
 
 
 if __name__ == "__main__":

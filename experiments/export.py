@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
-from experiments.harness.calibration import record_forwards
+from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax import build
-from llada_jax.backend.calibration import Inputs
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import word_problems
 
@@ -99,7 +96,7 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
 
 
 def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequence[int]]:
-    """One prompt a line of the file, or word problems of the training split."""
+    """Returns one prompt a line of the file, or word problems of the training split."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: phones.precision fp16 or int8")
@@ -112,9 +109,7 @@ def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequen
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="export")
-def main(config: DictConfig) -> None:
-    launch(export, ExportRunConfig, config)
+main = entry_point("export", export, ExportRunConfig)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,8 @@ def _section(schema: Any, values: Any, path: str) -> Any:
     names = list(hints) if flat else [field.name for field in fields(schema)]
     for key in values:
         close = get_close_matches(str(key), names, 1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        require(key in names, f"{prefix}{key} is no setting{meant}; allowed: {', '.join(names)}")
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        require(key in names, f"{prefix}{key} is no setting; allowed: {', '.join(names)}{hint}")
     for field in () if flat else fields(schema):
         optional = field.default is not MISSING or field.default_factory is not MISSING
         require(optional or field.name in values, f"{prefix}{field.name} is missing")

@@ -17,26 +17,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_figure import draw
 from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import load_profile
+from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
+from llada_jax.swap.address_plan import Plan, Planner
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
-from llada_jax.swap.check import problems
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph, Operator, model_graph
-from llada_jax.swap.greedy import Greedy
-from llada_jax.swap.plan import Plan, Planner
-from llada_jax.swap.planners import planner
-from llada_jax.swap.schedule import startup_ns, unfold
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.greedy_planner import Greedy
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.unfolding import startup_ns, unfold
 
 SCALE_BYTES = 2
 """float16, one for each group or row of a quantized weight."""
@@ -233,9 +230,7 @@ def table_of(planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
     )
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="plan")
-def main(config: DictConfig) -> None:
-    launch(plan, PlanConfig, config)
+main = entry_point("plan", plan, PlanConfig)
 
 
 if __name__ == "__main__":

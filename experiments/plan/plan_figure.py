@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from llada_jax import atomic
-from llada_jax.swap.budget import MIB
+from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.schedule import unfold
+from llada_jax.swap.unfolding import unfold
 
 WARM_UP = 8
 COMPUTES, STAGES, STALLS = "#4c78a8", "#f58518", "#e45756"

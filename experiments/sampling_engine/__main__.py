@@ -14,38 +14,36 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import get_args
 
-import hydra
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.sampling_engine.flips import FlipsConfig, flip_rows, load_model
 from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
 from experiments.sampling_engine.plots import draw
 from llada_jax.config import require
-from llada_jax.sampling_engine import published
+from llada_jax.sampling_engine import paper_results
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
 from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
 from llada_jax.sampling_engine.assembly import render
-from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
-from llada_jax.sampling_engine.instructions import COLUMNS
-from llada_jax.sampling_engine.layout import Mode, Sampling
-from llada_jax.sampling_engine.machine import run_sampler, store_logits
-from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
-from llada_jax.sampling_engine.reference import reference_sampler
-from llada_jax.sampling_engine.timing import (
+from llada_jax.sampling_engine.cycles import (
     FITTED_TO,
     Timing,
     TimingConfig,
     fitted_hbm,
     time_program,
 )
+from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
+from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.instructions import COLUMNS
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.reference import reference_sampler
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-TABLE = f"{published.PAPER}, table of results"
+TABLE = f"{paper_results.PAPER}, table of results"
 ENOUGH_MEMORY = 1 << 30
 
 
@@ -66,9 +64,9 @@ class SweepsConfig:
 class SamplingEngineConfig:
     """What to model and measure. The comments are in conf/sampling_engine.yaml."""
 
-    batch: int = published.BATCH
-    rows: int = published.ROWS
-    vocab: int = published.VOCAB
+    batch: int = paper_results.BATCH
+    rows: int = paper_results.ROWS
+    vocab: int = paper_results.VOCAB
     vlens: tuple[int, ...] = (512, 1024, 2048)
     chunk_rows: int = 4
     sweeps: SweepsConfig = field(default_factory=SweepsConfig)
@@ -100,11 +98,11 @@ class SamplingEngineConfig:
     @property
     def is_published_case(self) -> bool:
         shape = (self.batch, self.rows, self.vocab)
-        return shape == (published.BATCH, published.ROWS, published.VOCAB)
+        return shape == (paper_results.BATCH, paper_results.ROWS, paper_results.VOCAB)
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
-    """All rows, the programs as text, and pictures."""
+    """Yields all rows, writes the programs as text, and draws pictures."""
     programs: Programs = {}
     for mode, vlen in product(MODES, config.vlens):
         programs[mode, vlen] = compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
@@ -137,7 +135,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def _timed(program: Program) -> Timing:
+def _timed(program: SamplerProgram) -> Timing:
     return time_program(program, TimingConfig(hbm=fitted_hbm()))
 
 
@@ -146,19 +144,19 @@ def _modelled(name: str, value: float, unit: str, **more) -> ResultRow:
 
 
 def fit_rows() -> Iterator[ResultRow]:
-    """The two constants that were fitted."""
+    """Yields the two constants that were fitted."""
     hbm = fitted_hbm()
-    source = f"fitted to {FITTED_TO} of {published.PAPER}"
+    source = f"fitted to {FITTED_TO} of {paper_results.PAPER}"
     yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", source=source)
     yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", source=source)
 
 
-Programs = dict[tuple[Mode, int], Program]
+Programs = dict[tuple[Mode, int], SamplerProgram]
 
 
 def latency_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """The published rows and breakdown, then the other programs at the same vector lengths."""
-    table = {row.vlen: row for row in published.RESULTS} if config.is_published_case else {}
+    """Yields the published rows and breakdown, then the other programs at the same lengths."""
+    table = {row.vlen: row for row in paper_results.RESULTS} if config.is_published_case else {}
     for vlen in config.vlens:
         cycles = _timed(programs["performance", vlen]).cycles
         row = table.get(vlen)
@@ -166,8 +164,8 @@ def latency_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[R
         yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", **said)
         if row:
             yield _modelled(
-                f"vlen{vlen}/speedup_vs_a6000", published.A6000_MS / cycles.ms, "x faster",
-                reference=published.A6000_MS / row.latency_ms, source=TABLE,
+                f"vlen{vlen}/speedup_vs_a6000", paper_results.A6000_MS / cycles.ms, "x faster",
+                reference=paper_results.A6000_MS / row.latency_ms, source=TABLE,
             )  # fmt: skip
         if vlen == 2048 and row:
             yield from _breakdown_rows(cycles._asdict())
@@ -181,7 +179,7 @@ def latency_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[R
 
 
 def _role(vlen: int) -> str:
-    """What a published latency is to the model."""
+    """Says what a published latency is to the model."""
     return {512: "fitted", 1024: "predicted"}.get(vlen, "predicted but for its memory cycles")
 
 
@@ -192,13 +190,13 @@ def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
             f"vlen2048/{unit}_cycles",
             value,
             "cycles",
-            reference=getattr(published.BREAKDOWN, unit),
-            source=f"{published.PAPER}, breakdown; {role[unit]}",
+            reference=getattr(paper_results.BREAKDOWN, unit),
+            source=f"{paper_results.PAPER}, breakdown; {role[unit]}",
         )
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """What the published numbers leave out: other latency columns, and all scales of MX."""
+    """Yields what the published numbers leave out: other latency columns, and all scales of MX."""
     for vlen in config.vlens:
         for column in COLUMNS[1:]:
             for mode in ("performance", "one_pass_overlapped"):
@@ -211,30 +209,30 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: Programs) -> Iterat
 
 
 def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """What the same sampling costs on GPUs at the least, unfused and fused."""
+    """Yields what the same sampling costs on GPUs at the least, unfused and fused."""
     logits = config.batch * config.rows * config.vocab
-    for gpu in (published.A6000, published.H100):
+    for gpu in (paper_results.A6000, paper_results.H100):
         for name, passes in BASELINES.items():
             more = {}
-            if (gpu, name) == (published.A6000, "unfused_float64") and config.is_published_case:
-                more = dict(reference=published.A6000_MS, source=f"{TABLE}: the A6000")
+            if (gpu, name) == (paper_results.A6000, "unfused_float64") and config.is_published_case:
+                more = dict(reference=paper_results.A6000_MS, source=f"{TABLE}: the A6000")
             ms = roofline_ms(gpu, passes, logits)
             yield _modelled(f"gpu/{gpu.name}/{name}/latency_ms", ms, "ms", **more)
 
 
 def footprint_rows(programs: Programs) -> Iterator[ResultRow]:
-    """Bytes of each memory that a program uses."""
+    """Yields bytes of each memory that a program uses."""
     for (mode, vlen), program in programs.items():
         for domain in ("vector", "fp", "int"):
-            size = program.layout.size(domain, program.engine)
+            size = program.memory_map.size(domain, program.engine)
             yield _modelled(f"memory/{mode}/vlen{vlen}/{domain}_bytes", size, "bytes")
 
 
 def area_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[ResultRow]:
-    """Area, power, and the energy of one block's step."""
-    table = {row.vlen: row for row in published.SYNTHESIS}
+    """Yields area, power, and the energy of one block's step."""
+    table = {row.vlen: row for row in paper_results.SYNTHESIS}
     for vlen in config.vlens:
-        row, source = table.get(vlen), f"{published.PAPER}, Table IV; the slope is fitted to it"
+        row, source = table.get(vlen), f"{paper_results.PAPER}, Table IV; the slope is fitted to it"
         area = dict(reference=row.area_mm2, source=source) if row else {}
         power = dict(reference=row.power_mw, source=source) if row else {}
         yield _modelled(f"area/vlen{vlen}/mm2", area_mm2(vlen), "mm2", **area)
@@ -245,7 +243,7 @@ def area_rows(config: SamplingEngineConfig, programs: Programs) -> Iterator[Resu
 
 
 def sweep_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """One axis at a time, with memory enough for all."""
+    """Yields one axis at a time, with memory enough for all."""
     sweeps = config.sweeps
     base = replace(config.sampling("edge"), rows=sweeps.rows)
     axes: Sequence[tuple[str, str, tuple[int, ...]]] = (
@@ -272,7 +270,7 @@ def _sweep_row(point: str, sampling: Sampling, vlen: int) -> ResultRow:
 
 
 def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """The functional machine at full size: its time, and its decisions in float32."""
+    """Yields the functional machine at full size: its time, and its decisions in float32."""
     inputs = random_inputs(
         config.seed, 1, config.batch, config.rows, config.vocab, config.rows // 4
     )
@@ -296,9 +294,7 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
         )
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="sampling_engine")
-def main(config: DictConfig) -> None:
-    launch(sampling_engine, SamplingEngineConfig, config)
+main = entry_point("sampling_engine", sampling_engine, SamplingEngineConfig)
 
 
 if __name__ == "__main__":

@@ -24,25 +24,23 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import hydra
 import numpy as np
-from llada_jax.build.streaming import staging_of
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.stream.streamed_share import Share, Source, Subject, run_share
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import Staging, StreamedWeights
+from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.plan import Plan
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
 
 WARM_UP = 2
 """Forwards that compile, or start with empty slots; they do not count."""
@@ -249,9 +247,7 @@ def _expected_memory(graph: Graph, plan: Plan) -> int:
     return plan.resident_bytes(graph) + staging_of(plan).area_bytes * bool(plan.transfers)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="stream")
-def main(config: DictConfig) -> None:
-    launch(stream, StreamConfig, config)
+main = entry_point("stream", stream, StreamConfig)
 
 
 if __name__ == "__main__":

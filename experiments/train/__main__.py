@@ -17,14 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-from tqdm import tqdm
 
-from experiments.evaluate.answers import answer_items, batched
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, launch, stored_settings
+from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
 from experiments.harness.schema import read_config
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
@@ -34,6 +30,7 @@ from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
+from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -41,8 +38,8 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.export import CARD_FILE, export_model, read_log
 from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
+from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 TOKENIZER_TEXTS = 20_000
@@ -76,13 +73,13 @@ class ScoreConfig:
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
-        """Of one token a step."""
+        """Returns the two samplers of one token a step."""
         length = task.gen_length
         plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
         return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
 
     def probe_sampler(self, task: Task) -> SamplerConfig:
-        """Confident tokens in parallel, which takes a fraction of the time."""
+        """Commits confident tokens in parallel, which takes a fraction of the time."""
         blockwise = self.samplers(task)["blockwise"]
         return blockwise.replace(threshold=self.probe_threshold)
 
@@ -116,7 +113,7 @@ class RunConfig:
 
 
 def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The model's configuration with the tokenizer's ids."""
+    """Returns the model's configuration with the tokenizer's ids."""
     return model.replace(
         mask_id=tokenizer.mask_id,
         eos_id=tokenizer.eos_id,
@@ -126,7 +123,7 @@ def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig
 
 
 def tokenizer_folder(config: RunConfig, run: Run) -> Path:
-    """The folder of the tokenizer, which is learnt first where there is none."""
+    """Returns the folder of the tokenizer, which is learnt first where there is none."""
     source = config.parent or config.tokenizer.source
     if source is not None:
         return model_path(source)
@@ -143,22 +140,19 @@ def exact_match(
     model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
 ) -> TaskScore:
     """Counts the test items whose generated answer passes the task's verifier."""
-    right = 0
-    batches = list(batched(range(config.items), config.batch_size))
-    for indices in tqdm(batches, desc=f"{task.name}, {name}", unit="batch"):
-        items = {index: task.item(config.seed, index, "test") for index in indices}
-        answers = answer_items(model, items, sampler)[0].generations
-        right += sum(task.verify(answer.item, answer.text) for answer in answers)
-    return TaskScore(task.name, name, sampler, right, config.items)
+    found = evaluate(
+        model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
+    )
+    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
 
 
 def scored_tasks(config: RunConfig) -> list[Task]:
-    """Each task of the mixture once, in its order."""
+    """Returns each task of the mixture once, in its order."""
     return list(map(load_task, dict.fromkeys(share.name for share in config.data.tasks)))
 
 
 def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evaluate:
-    """What a model that is being trained can do by now, for `metrics.jsonl`."""
+    """Makes the function that tells what a model in training can do by now."""
     tasks = scored_tasks(config)
     score = config.score
 
@@ -195,7 +189,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
 
 
 def parent_params(name: str, model: ModelConfig) -> ModelParams:
-    """Float32 parameters of a model of this shape. Raises ValueError for another shape."""
+    """Returns float32 parameters of a model of this shape. Raises ValueError for another shape."""
     config, params, tokenizer = load_params(name, "float32")
     require(tokenizer is not None, f"parent {name!r} has no tokenizer; allowed: one that has")
     found, wanted = asdict(config), asdict(model)
@@ -212,8 +206,8 @@ def training_of(config: RunConfig) -> Training:
 
 
 def earlier_training(folder: Path) -> Training | None:
-    """The training that a folder holds, also one of a version that wrote nothing but `config.yaml`,
-    which then says all but the tasks' versions."""
+    """Reads the training that a folder holds. Where a version wrote nothing but `config.yaml`, that
+    says all but the tasks' versions."""
     path = folder / CONFIG
     if (folder / TRAINING).exists() or not path.exists():
         return Training.load(folder)
@@ -291,16 +285,14 @@ def parent_of(name: str) -> Parent:
 
 
 def _command() -> str:
-    """That this run was started by, with its folder, on which other commands went on."""
+    """Returns the command that started this run, with the folder where other commands went on."""
     name, overrides = HydraConfig.get().job.config_name, HydraConfig.get().overrides
     named = [] if name == "train" else ["--config-name", str(name)]
     folder = [each for each in overrides.hydra if each.startswith("hydra.run.dir=")]
     return shlex.join(["python", "-m", "experiments.train", *named, *overrides.task, *folder])
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="train")
-def main(config: DictConfig) -> None:
-    launch(train_and_export, RunConfig, config)
+main = entry_point("train", train_and_export, RunConfig)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.train.mixture import MixtureConfig, Stage, TaskShare
 from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.reliability import Reliability
+from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import param_count
 
@@ -124,7 +124,7 @@ class Parent(NamedTuple):
 
     @property
     def training(self) -> str:
-        """What its card says of its own training, and of those before."""
+        """Returns what its card says of its own training, and of those before."""
         return self.card.partition(TRAINING_HEADING)[2]
 
 
@@ -154,7 +154,7 @@ def model_card(
     calibration: Mapping[str, Reliability],
     parent: Parent | None = None,
 ) -> str:
-    """Markdown with the front matter that the Hugging Face hub reads."""
+    """Writes Markdown with the front matter that the Hugging Face hub reads."""
     minutes = _minutes(metrics)
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     commit = f"commit {environment['git_sha']}" + (", changed" if environment["git_dirty"] else "")
@@ -278,7 +278,7 @@ def _curve(metrics: Sequence[Mapping[str, Any]], minutes: Sequence[float]) -> st
 
 
 def _probes(metrics: Sequence[Mapping[str, Any]], probe: str) -> str:
-    """Exact match by step, where training measured it."""
+    """Returns exact match by step, where training measured it."""
     measured = [row for row in metrics if any(name.endswith(EXACT_MATCH) for name in row)]
     if not measured:
         return ""

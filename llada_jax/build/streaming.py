@@ -1,7 +1,7 @@
 """A planner's plan, as the runtime that streams weights takes it."""
 
 from llada_jax.backend.streamed_weights import StagedLayers, Staging
-from llada_jax.swap.plan import Plan
+from llada_jax.swap.address_plan import Plan
 
 
 def staging_of(plan: Plan) -> Staging:

@@ -14,8 +14,8 @@ Progress = Literal["top1", "quota"]
 class Parity:
     """What a reference sampler does that is a choice of its code, not of its method.
 
-    The defaults are this package's own. `LLADA` and `FAST_DLLM` copy those two token for token,
-    which `tests/sampler/test_goldens.py` holds.
+    The defaults are this package's own. The presets `llada` and `fast_dllm` copy those two token for
+    token, which `tests/sampler/test_goldens.py` holds.
 
     Attributes:
       confidence_dtype: In which logits become probabilities: `float32`, or `float64` as Fast-dLLM
@@ -49,5 +49,3 @@ class Parity:
 
 HOUSE = Parity()
 """This package's own choices."""
-LLADA = Parity(predict_mask=True)
-FAST_DLLM = Parity(predict_mask=True, confidence_dtype="float64")

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice
 from llada_jax.config.latency_table import LatencyTable
-from llada_jax.config.parity import FAST_DLLM, HOUSE, LLADA, Parity
+from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
     flat,
@@ -208,21 +208,30 @@ class SamplerConfig:
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
         """
-        require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
-        return cls(**{**_PRESETS[name], **overrides})
+        require(name in PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, PRESETS))}")
+        return cls(**{**PRESETS[name], **overrides})
 
 
 _PARITY = tuple(field.name for field in fields(Parity))
 
-_PRESETS: dict[str, dict[str, Any]] = {
-    "llada": {"parity": LLADA},
-    "fast_dllm": {"parity": FAST_DLLM, "cache": "dual", "threshold": 0.9},
+PRESETS: dict[str, dict[str, Any]] = {
+    "llada": {"predict_mask": True},
+    "threshold": {"threshold": 0.9},
+    "blockwise": {"cache": "blockwise", "threshold": 0.9},
+    "fast_dllm": {
+        "predict_mask": True,
+        "confidence_dtype": "float64",
+        "cache": "dual",
+        "threshold": 0.9,
+    },
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
     "staged": {"cache": "blockwise", "accept": "staged"},
     "wino": {"accept": "wino"},
     "token_edit": {"cache": "blockwise", "accept": "token_edit", "rescore": "token"},
 }
+"""What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
+cache, and with llada.cpp's cache of finished tokens."""
 
 
 def _own_fields() -> list[dataclasses.Field[Any]]:

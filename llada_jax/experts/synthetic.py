@@ -77,7 +77,7 @@ def denoising_trace(
     block_length: int = 32,
     tokens_per_step: float,
 ) -> RoutingTrace:
-    """Block after block is denoised; all rows of a block run in each of its steps.
+    """Denoises block after block; all rows of a block run in each of its steps.
 
     Each step commits `tokens_per_step` rows of the block on average, at least one; a row's own
     preferences change in the step after its commit, which feeds the token and no mask.
@@ -108,7 +108,7 @@ def denoising_trace(
 def decoding_trace(
     shape: MoEShape, statistics: RoutingStatistics, *, seed: int, tokens: int
 ) -> RoutingTrace:
-    """An autoregressive model decodes: one row a step, a new token each time."""
+    """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     rng = np.random.default_rng(seed)
     state = _fresh(rng, shape, 1)
@@ -128,7 +128,7 @@ def prefill_trace(
     prompts: int,
     tokens: int,
 ) -> RoutingTrace:
-    """A step is the prefill of a prompt: each row draws its topic's correlate of the row before."""
+    """Prefills a prompt a step: each row draws its topic's correlate of the row before."""
     require(prompts > 0 and tokens > 0, f"prompts, tokens are {prompts}, {tokens}; allowed: 1 up")
     rng = np.random.default_rng(seed)
     state = _fresh(rng, shape, 1)
@@ -229,7 +229,7 @@ def _scores(shape: MoEShape, logits: np.ndarray) -> np.ndarray:
 
 
 def _best(logits: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the largest entries, best first."""
+    """Returns the indices of the largest entries, best first."""
     part = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
     order = np.argsort(-np.take_along_axis(logits, part, axis=-1), axis=-1, kind="stable")
     return np.take_along_axis(part, order, axis=-1)
@@ -238,7 +238,7 @@ def _best(logits: np.ndarray, count: int) -> np.ndarray:
 def _foreseen(
     rng: np.random.Generator, shape: MoEShape, likely: Int[np.ndarray, "N R 2k"]
 ) -> Int[np.ndarray, "N A R k"]:
-    """Experts of the layers ahead, seen with errors: a wrong guess is a runner-up."""
+    """Foresees the layers ahead with errors: a wrong guess is a runner-up."""
     n, rows, found = likely.shape
     k = shape.experts_per_token
     seen = np.full((n, LOOK_AHEAD, rows, k), ABSENT, np.int16)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
-from llada_jax.phone.profile import CpuKernels, Memory, NpuKernels
+from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
 
 MIB = 1 << 20
 MATRIX_TILE = 32
@@ -71,6 +71,11 @@ class PartCost(NamedTuple):
     dram_bytes: float
     by_engine: dict[Engine, float]
 
+    def times(self, count: float) -> "PartCost":
+        """Returns the cost of so many of them, one after the other."""
+        by_engine = {engine: count * seconds for engine, seconds in self.by_engine.items()}
+        return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
+
 
 class StepCost(NamedTuple):
     """A lowered step on one processor, without the call from the host."""
@@ -92,8 +97,8 @@ class StepCost(NamedTuple):
         return {engine: sum(part.by_engine[engine] for part in self.parts) for engine in ENGINES}
 
 
-def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepCost:
-    """A step on the NPU."""
+def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
+    """Prices a step on the NPU."""
 
     def product(operation: Operation) -> OperationCost:
         if operation.weight is None:
@@ -104,8 +109,8 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepC
     return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
 
 
-def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: Memory) -> StepCost:
-    """A step on the CPU. A product takes the faster of the kernels for many and for few rows, and
+def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
+    """Prices a step on the CPU. A product takes the faster of the kernels for many and for few rows, and
     at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
@@ -124,12 +129,12 @@ class _VectorRates(NamedTuple):
 
 
 def _is_free(operation: Operation) -> bool:
-    """Fused, or a change of layout at the step's edge: caches are kept as the kernels read them."""
+    """Whether it is fused, or changes a layout at the step's edge: caches lie as kernels read them."""
     return operation.name in FREE or (operation.name in MOVES and not operation.scope)
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
+    """Returns batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
 
     Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
     """
@@ -147,7 +152,7 @@ def stored_bits(weight: LoweredWeight) -> float:
 
 
 def _product(
-    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     numbers = inputs * outputs
@@ -182,8 +187,8 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
     return rate * 1e9 if rate and weight.bits < 16 else math.inf
 
 
-def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
-    """What the kernels take at one time; less where the activations exceed half of VTCM."""
+def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
+    """Returns what the kernels take at one time; less where the activations exceed half of VTCM."""
     fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
     return max(
         kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows)
@@ -191,7 +196,7 @@ def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCost:
-    """One of the two products of attention: the cached side is read from memory."""
+    """Prices one of the two products of attention: the cached side is read from memory."""
     batch, left, inputs, right = matrix_shape(operation)
     macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12
@@ -202,7 +207,7 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCo
 
 
 def _cpu_product(
-    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12
@@ -295,7 +300,7 @@ def _unknown(operation: Operation) -> UnknownOperation:
 
 
 def _elements(operation: Operation) -> int:
-    """Of the largest tensor that it reads or writes."""
+    """Counts the largest tensor that it reads or writes."""
     return max((t.size for t in (*operation.inputs, *operation.outputs)), default=0)
 
 

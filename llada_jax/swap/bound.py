@@ -16,7 +16,7 @@ step, so with W bytes of weights in a room of M bytes:
 
 import numpy as np
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph
 
 _PIECES = 64

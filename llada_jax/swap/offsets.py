@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph
 
 

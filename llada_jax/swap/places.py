@@ -10,11 +10,11 @@ from fractions import Fraction
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import assemble, room_for_weights
+from llada_jax.swap.address_plan import Plan, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.layout import assemble, room_for_weights
-from llada_jax.swap.plan import Plan, Transfer
-from llada_jax.swap.timing import Waits, last_users, prefix_sums, steady_stall
+from llada_jax.swap.stall_times import Waits, last_users, prefix_sums, steady_stall
 
 Cost = tuple[Fraction, int]
 """Stall of a step, and time of its transfers, ns; smaller is better."""

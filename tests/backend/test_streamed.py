@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from llada_jax.build.streaming import staging_of
 
 import llada_jax as lj
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
@@ -20,13 +19,14 @@ from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_program import StreamedProgram, first_layers_alike
 from llada_jax.backend.streamed_weights import StagedLayers, Staging, StreamedWeights
 from llada_jax.backend.weights import InMemory
+from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import score_rows
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray
-from llada_jax.swap.budget import Budget
+from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.planners import planner
+from llada_jax.swap.planner_registry import planner
 from tests.backend.models import GQA, MOE, quantized, random_inputs, random_params
 
 SETTINGS = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")

@@ -3,9 +3,9 @@ planners."""
 
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator, chain
-from llada_jax.swap.planners import planner
-from llada_jax.swap.timing import stall_of
-from tests.swap.graphs import one_buffer
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
+from tests.swap.small_graphs import one_buffer
 
 
 def test_compute_alone_where_all_fits():

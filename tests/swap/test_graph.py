@@ -5,7 +5,7 @@ import math
 import pytest
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.swap.budget import MIB
+from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.graph import Graph, Operator, chain, model_graph
 
 LLADA_8B = ModelConfig(

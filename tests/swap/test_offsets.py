@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.offsets import Lifetime, pack, share, temporaries
-from tests.swap.graphs import one_buffer
+from tests.swap.small_graphs import one_buffer
 
 LIFETIMES = st.lists(
     st.builds(

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 
 from llada_jax.phone.mapping import mapping_path
+from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.budget import MIB, Budget, PlanError, kv_bytes_per_token
-from llada_jax.swap.check import problems
 from llada_jax.swap.graph import Graph, Operator, chain, model_graph
-from llada_jax.swap.greedy import Greedy, ResidentRegion, alternate
-from llada_jax.swap.planners import PLANNERS, planner
-from llada_jax.swap.steady import Steady
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.greedy_planner import Greedy, ResidentRegion, alternate
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.planner_registry import PLANNERS, planner
+from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.steady_planner import Steady
 from tests.phone.small import PHONE
-from tests.swap.graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
 
 QUICK = {**PLANNERS, "steady": Steady(evaluations=150)}

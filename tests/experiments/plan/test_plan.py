@@ -6,7 +6,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.bench import __main__ as bench
-from experiments.bench import planning
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan

@@ -7,16 +7,17 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.harness import phone_pictures
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.reproduce import __main__ as reproduce
-from experiments.reproduce import claims
+from experiments.reproduce import chapter_pictures, fig11, fig13, table6, triggers
+from experiments.reproduce.chapter import LENGTHS, TASKS
+from experiments.reproduce.chapters import CHAPTERS
 from experiments.simulate import __main__ as simulate
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 
 RUNS = 8
 NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml"))
@@ -44,15 +45,15 @@ def errors(chapter, **kinds) -> list[float]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_claim_composes(name):
     config = composed("reproduce", reproduce.ReproduceConfig, f"experiment={name}")
-    assert config.chapters == (tuple(claims.CHAPTERS) if name == "all" else (name,))
+    assert config.chapters == (tuple(CHAPTERS) if name == "all" else (name,))
 
 
 def test_every_chapter_has_a_file():
-    assert set(NAMES) == {"all", *claims.CHAPTERS}
+    assert set(NAMES) == {"all", *CHAPTERS}
 
 
 def test_table6_is_met_in_its_order(world):
-    chapter = claims.table6(world)
+    chapter = CHAPTERS["table6"](world)
     assert len(chapter.rows) == 9
     assert [row.fitted for row in chapter.rows] == [True, *[False] * 7, True]
     assert max(errors(chapter)) <= 0.15
@@ -66,21 +67,19 @@ def test_table6_is_met_in_its_order(world):
 
 
 def test_figure_11_is_met_where_it_was_promised(world):
-    chapter = claims.fig11(world)
+    chapter = CHAPTERS["fig11"](world)
     rows = {row.name: row for row in chapter.rows}
 
     def within(columns, lengths, bound) -> int:
-        names = [
-            f"fig11/SM8750/{t}/{n}/{c}" for t in claims.TASKS for n in lengths for c in columns
-        ]
+        names = [f"fig11/SM8750/{t}/{n}/{c}" for t in TASKS for n in lengths for c in columns]
         return sum(abs(rows[name].error) <= bound for name in names)
 
-    assert within(["cpu_cache", "npu"], claims.LENGTHS, 0.15) >= 18
+    assert within(["cpu_cache", "npu"], LENGTHS, 0.15) >= 18
     assert within(["llada_cpp"], (32, 64), 0.20) >= 6
     assert rows["fig11/SM8750/speedup_min"].value == pytest.approx(17, rel=0.2)
     assert rows["fig11/SM8750/speedup_max"].value == pytest.approx(42, rel=0.25)
     fitted = {row.name for row in chapter.rows if row.fitted}
-    cells = {f"fig11/SM8750/{t}/128/{c}" for t in claims.TASKS for c in ("cpu", "llada_cpp")}
+    cells = {f"fig11/SM8750/{t}/128/{c}" for t in TASKS for c in ("cpu", "llada_cpp")}
     assert fitted - cells <= {"fig11/SM8750/speedup_min", "fig11/SM8750/speedup_max"}
     assert cells <= fitted
     assert len(rows) == len(chapter.rows) == 3 * 4 * (3 * 4 + 2) + 2
@@ -91,7 +90,7 @@ UNDECIDED = "table7/no_somr/256"
 
 
 def test_the_address_space_is_met_where_its_limit_does_not_matter(world):
-    memory = claims.table7(world)
+    memory = CHAPTERS["table7"](world)
     words = dict(zip([row.name for row in memory.rows], memory.words, strict=False))
     for row in memory.rows:
         assert (row.value == row.reference) == (": fails, as" in words[row.name] or
@@ -103,22 +102,22 @@ def test_the_address_space_is_met_where_its_limit_does_not_matter(world):
 
 
 def test_the_staging_is_met(world):
-    staging = claims.fig13c(world)
+    staging = CHAPTERS["fig13c"](world)
     assert max(errors(staging, fitted=False)) <= 0.15
     assert max(errors(staging, fitted=True)) <= 0.01
 
 
 def test_other_systems_are_met(world):
-    assert max(errors(claims.genie(world), fitted=False)) <= 0.15
-    fc = [row for row in claims.platform(world).rows if row.name.startswith("fc/")]
+    assert max(errors(CHAPTERS["genie"](world), fitted=False)) <= 0.15
+    fc = [row for row in CHAPTERS["platform"](world).rows if row.name.startswith("fc/")]
     assert max(abs(row.error) for row in fc) <= 0.15
-    predicted = [row for row in claims.ledger3b(world).rows if not row.fitted]
+    predicted = [row for row in CHAPTERS["ledger3b"](world).rows if not row.fitted]
     met = [row for row in predicted if row.name.startswith("ledger3b/") and abs(row.error) <= 0.15]
     assert len(met) >= 3
 
 
 def test_what_is_not_met_is_said(world):
-    chapter = claims.fig13a(world)
+    chapter = CHAPTERS["fig13a"](world)
     optimum = chapter.rows[0]
     assert optimum.reference == 4
     assert (optimum.error != 0) == chapter.words[0].startswith("Not met")
@@ -126,7 +125,7 @@ def test_what_is_not_met_is_said(world):
     assert relative["fig13a/relative/4"].value == 1
     low, high = relative["fig13a/relative/8"].interval or (0, 0)
     assert low < relative["fig13a/relative/8"].value < high
-    ratio, time_base, powers = claims.fig14(world).rows
+    ratio, time_base, powers = CHAPTERS["fig14"](world).rows
     assert ratio.reference and powers.reference and time_base.reference is None
     assert {row.n for row in (ratio, time_base, powers)} == {world.runs}
 
@@ -147,7 +146,7 @@ def test_a_flat_step_is_no_agreement(values, told):
                   reference=reference, source="a test")
         for name, value, reference in zip("abc", values, (6, 4, 3), strict=True)
     ]  # fmt: skip
-    assert claims._order(rows) == told
+    assert table6._order(rows) == told
 
 
 SLOWER = [10.0 + run for run in range(8)]
@@ -157,18 +156,20 @@ AS_FAST = [each + (-1) ** run for run, each in enumerate(FASTER)]
 
 def test_what_runs_do_not_tell_apart_is_not_told():
     curve = {0: SLOWER, 2: [each + 0.01 for each in AS_FAST], 4: FASTER}
-    assert claims._best(curve) == (4, [2])
+    assert triggers.best_of_curve(curve) == (4, [2])
     said = "The best trigger is 4; 2 is not told apart from it (paired, 8 runs, 95 %)."
-    assert claims._told_apart(curve) == said
-    assert "all others are slower" in claims._told_apart({0: SLOWER, 4: FASTER})
-    assert claims._met(4, [], 4) == "Met"
-    assert claims._met(4, [2], 4).startswith("Met, though not told apart")
-    assert claims._met(0, [4], 4).startswith("Not met, but")
-    assert claims._met(0, [], 4) == "Not met"
+    assert triggers.told_apart(curve) == said
+    assert "all others are slower" in triggers.told_apart({0: SLOWER, 4: FASTER})
+    assert fig13._met(4, [], 4) == "Met"
+    assert fig13._met(4, [2], 4).startswith("Met, though not told apart")
+    assert fig13._met(0, [4], 4).startswith("Not met, but")
+    assert fig13._met(0, [], 4) == "Not met"
 
 
 def test_means_of_runs_have_intervals_and_single_runs_none(world):
-    rows = {row.name: row for row in (*claims.table6(world).rows, *claims.whatif(world).rows)}
+    rows = {
+        row.name: row for row in (*CHAPTERS["table6"](world).rows, *CHAPTERS["whatif"](world).rows)
+    }
     for row in rows.values():
         assert (row.interval is not None) == (row.n == RUNS), row.name
         assert row.n in (1, RUNS)
@@ -177,7 +178,7 @@ def test_means_of_runs_have_intervals_and_single_runs_none(world):
 
 
 def test_the_largest_speed_up_is_explained_by_the_cells(world):
-    chapter = claims.fig11(world)
+    chapter = CHAPTERS["fig11"](world)
     rows = {row.name: row for row in chapter.rows}
     (said,) = [words for words in chapter.words if words.startswith("`speedup_max`")]
     assert f"is {rows['fig11/SM8750/speedup_max'].value:.1f}, of " in said
@@ -186,10 +187,14 @@ def test_the_largest_speed_up_is_explained_by_the_cells(world):
 
 
 def test_every_row_says_what_it_is(world):
-    for chapter in (claims.table2(world), claims.dynamics(world), claims.whatif(world)):
+    for chapter in (
+        CHAPTERS["table2"](world),
+        CHAPTERS["dynamics"](world),
+        CHAPTERS["whatif"](world),
+    ):
         for row in chapter.rows:
             assert row.kind == "modelled" and row.fitted is not None
-    names = [row.name for row in claims.table2(world).rows]
+    names = [row.name for row in CHAPTERS["table2"](world).rows]
     assert names == [f"table2/{p}/{n}" for n in (32, 64, 128) for p in ("cpu", "npu")]
 
 
@@ -201,13 +206,13 @@ PLACES = ("resident_mib", "inputs", "outputs")
 
 def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
     """Every validation figure is raised: the references of fitted rows stay, the others move."""
-    monkeypatch.setattr(claims, "SOCS", ("SM8750",))  # nothing is fitted to the other phones
+    monkeypatch.setattr(fig11, "SOCS", ("SM8750",))  # nothing is fitted to the other phones
     as_it_is, raised = (PublishedTasks(graphs_of("llada_8b"), 1) for _ in range(2))
     monkeypatch.setitem(vars(raised), "published", higher(as_it_is.published))
     chapters = ("table2", "dynamics", "table6", "fig11", "fig13c", "genie", "ledger3b", "platform")
     fitted = 0
     for name in chapters:
-        rows = zip(claims.CHAPTERS[name](as_it_is).rows, claims.CHAPTERS[name](raised).rows,
+        rows = zip(CHAPTERS[name](as_it_is).rows, CHAPTERS[name](raised).rows,
                    strict=True)  # fmt: skip
         for before, after in rows:
             if before.name not in DERIVED:
@@ -215,7 +220,7 @@ def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
                 fitted += bool(before.fitted)
     assert fitted > 30
     for name in ("table7", "fig14"):
-        assert not any(row.fitted for row in claims.CHAPTERS[name](as_it_is).rows)
+        assert not any(row.fitted for row in CHAPTERS[name](as_it_is).rows)
 
 
 def higher(figure):
@@ -257,14 +262,18 @@ def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
 def test_whatever_has_a_trace_names_its_source(world, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(
-        phone_pictures,
+        chapter_pictures,
         "save",
         lambda drawn, path: titles.append(" ".join(drawn.get_suptitle().split())),
     )
-    for chapter in (claims.dynamics(world), claims.table6(world), claims.fig13c(world)):
+    for chapter in (
+        CHAPTERS["dynamics"](world),
+        CHAPTERS["table6"](world),
+        CHAPTERS["fig13c"](world),
+    ):
         sources = [row.trace_source for row in chapter.rows if row.trace_source]
         assert len(sources) == (0 if chapter.name == "fig13c" else len(chapter.rows))
-        phone_pictures.draw(chapter, tmp_path)
+        chapter_pictures.draw(chapter, tmp_path)
         assert all(source in titles[-1] for source in sources)
         assert ("traces: " in titles[-1]) == bool(sources)
 

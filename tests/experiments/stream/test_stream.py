@@ -11,7 +11,7 @@ from experiments.harness.schema import read_config
 from experiments.stream import __main__ as stream
 from experiments.stream.streamed_share import Ran
 from llada_jax.backend.layer_file import PAGE, StoredLayer
-from llada_jax.swap.timing import stall_of
+from llada_jax.swap.stall_times import stall_of
 
 SHORT = ["sampler.gen_length=8", "sampler.block_length=8", "sampler.steps=8"]
 

@@ -1,0 +1,253 @@
+"""The paper's planner: alternating groups of residents and of temporaries (llada.cpp, section 3.4).
+
+A group of residents fills the resident region; then come operators whose transfers together take
+less than the group's compute time, so that they hide behind it; then the next residents, and so on.
+Operators that depend on nothing skipped may be taken before their turn. Where there are several
+groups of residents, they share the region: each is mapped when the one before it has run.
+
+The paper leaves open what a step leaves to the next one. Here weights that nothing displaces stay:
+residents that no other group overlaps, and temporaries if the two slots hold all of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from llada_jax.config import require
+from llada_jax.swap.address_budget import MIB, Budget, PlanError
+from llada_jax.swap.address_layout import Room, assemble, in_slots, regions, room_for_weights
+from llada_jax.swap.address_plan import Plan, Region, Transfer
+from llada_jax.swap.graph import Graph
+from llada_jax.swap.offsets import Packer
+
+Kind = Literal["resident", "temporary"]
+SLOTS = 2
+PUBLISHED_SLOT_BYTES = 128 * MIB
+"""Figure 13c stages through 256 MB, which is two slots."""
+
+
+class Group(NamedTuple):
+    """Operators that are treated alike, in order of use."""
+
+    kind: Kind
+    operators: tuple[int, ...]
+    offsets: tuple[int, ...]
+    """Of the residents' weights in the region; empty for temporaries."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The planner. `slot_bytes` is the size of each slot; default: the largest operator's."""
+
+    slot_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.slot_bytes
+        require(size is None or size > 0, f"slot_bytes is {size}; allowed: above 0, or None")
+
+    def __call__(self, graph: Graph, budget: Budget) -> Plan:
+        given = range(len(graph))
+        everything = in_slots(graph, budget, given, [], 0)
+        if everything is not None:
+            return everything
+        room = room_for_weights(graph, budget, given)
+        slot_bytes = self._slot(graph, budget, room)
+        for reorder in (True, False):
+            region = _region(budget, room, slot_bytes)
+            groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
+            order = [i for group in groups for i in group.operators]
+            room_then = room_for_weights(graph, budget, tuple(order))
+            if room_then.size >= room.size:
+                break
+        return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
+
+    def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
+        """Bytes of a slot (0: none): as wanted, if the largest operator then has a place."""
+        largest = budget.aligned(max(op.weight_bytes for op in graph.operators))
+        if room.buffers <= SLOTS:
+            return 0
+        limit = min(room.size // SLOTS, budget.max_buffer_bytes)
+        size = min(budget.aligned(self.slot_bytes or largest), limit)
+        if size < largest:
+            size = min(size, (room.size - largest) // SLOTS)
+        return size // budget.alignment * budget.alignment
+
+
+class ResidentRegion:
+    """Offsets for groups of residents. The first one fills buffers from the start; later ones fill
+    the same buffers from their ends, where they displace what was used last."""
+
+    def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
+        self._packer = Packer(room, max_buffers, max_buffer_bytes)
+        self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
+        self._gaps: list[Region] = []
+        self._groups = 0
+
+    def begin(self) -> None:
+        """Start the next group."""
+        self._groups += 1
+        if self._groups == 2:
+            self._take_the_rest()
+        self._gaps = regions(0, self.buffers)
+
+    def _take_the_rest(self) -> None:
+        sizes = self._packer.sizes
+        rest = self._room - self._packer.used
+        if sizes:
+            more = min(rest, self._max_bytes - sizes[-1])
+            sizes[-1] += more
+            rest -= more
+        while rest and len(sizes) < self._max_buffers:
+            sizes.append(min(rest, self._max_bytes))
+            rest -= sizes[-1]
+
+    @property
+    def buffers(self) -> list[int]:
+        """Bytes of each buffer."""
+        return self._packer.sizes
+
+    def add(self, size: int) -> int | None:
+        """Offset of one more tensor of the group, or None where it does not fit."""
+        if self._groups == 1:
+            return self._packer.add(size)
+        while self._gaps and self._gaps[-1].size < size:
+            self._gaps.pop()
+        if not self._gaps:
+            return None
+        start, free = self._gaps[-1]
+        self._gaps[-1] = Region(start, free - size)
+        return start + free - size
+
+
+def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
+    n_slots = SLOTS if slot_bytes else 0
+    max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
+    return ResidentRegion(room.size - n_slots * slot_bytes, room.buffers - n_slots, max_bytes)
+
+
+def alternate(
+    graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int, *, reorder: bool = True
+) -> list[Group]:
+    """The paper's walk through the operators; together the groups hold each of them once."""
+    left, done, groups = list(range(len(graph))), set[int](), []
+    while left:
+        region.begin()
+        offsets = list(_resident_offsets(graph, budget, region, left))
+        residents, left = left[: len(offsets)], left[len(offsets) :]
+        done.update(residents)
+        behind = sum(graph.operators[i].compute_ns for i in residents)
+        hidden = _hidden(graph, budget, left, done, behind, slot_bytes, reorder)
+        if not residents and not hidden:
+            hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
+            _require_slot(graph, budget, left[0], slot_bytes)
+        done.update(hidden)
+        left = [i for i in left if i not in done]
+        groups += [Group("resident", tuple(residents), tuple(offsets))] if residents else []
+        groups += [Group("temporary", tuple(hidden), ())] if hidden else []
+    return groups
+
+
+def _require_slot(graph: Graph, budget: Budget, index: int, slot_bytes: int) -> None:
+    operator = graph.operators[index]
+    if budget.aligned(operator.weight_bytes) > slot_bytes:
+        raise PlanError(
+            f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither into "
+            f"what the buffers of the residents leave, nor into a slot of {slot_bytes:,}"
+        )
+
+
+def _resident_offsets(
+    graph: Graph, budget: Budget, region: ResidentRegion, left: Sequence[int]
+) -> Iterator[int]:
+    for index in left:
+        offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
+        if offset is None:
+            return
+        yield offset
+
+
+def _hidden(
+    graph: Graph,
+    budget: Budget,
+    left: Sequence[int],
+    done: set[int],
+    behind_ns: int,
+    slot_bytes: int,
+    reorder: bool,
+) -> list[int]:
+    """Operators that could run now, and whose transfers together take less than some time."""
+    taken, spent, ran = [], 0, set(done)
+    for index in left:
+        operator = graph.operators[index]
+        needs = graph.transfer_ns([index]) if operator.weight_bytes else 0
+        fits = budget.aligned(operator.weight_bytes) <= slot_bytes and spent + needs < behind_ns
+        if fits and ran.issuperset(operator.depends):
+            taken.append(index)
+            ran.add(index)
+            spent += needs
+        elif not reorder:
+            break
+    return taken
+
+
+def _laid_out(
+    graph: Graph,
+    budget: Budget,
+    room: Room,
+    region: ResidentRegion,
+    groups: Sequence[Group],
+    slot_bytes: int,
+) -> Plan:
+    slots = regions(room.start + sum(region.buffers), [slot_bytes] * SLOTS) if slot_bytes else []
+    address = {
+        index: room.start + offset
+        for group in groups
+        for index, offset in zip(group.operators, group.offsets, strict=False)
+    }
+    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
+    chunks = list(_slot_chunks(groups, sizes, slot_bytes))
+    for rank, chunk in enumerate(chunks):
+        starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
+        address |= dict(zip(chunk, starts, strict=False))
+    staged = [Transfer(tuple(chunk), rank % SLOTS) for rank, chunk in enumerate(chunks)]
+    order = [i for group in groups for i in group.operators]
+    place = {index: position for position, index in enumerate(order)}
+    transfers = [*(staged if len(staged) > SLOTS else []), *_displaced(groups, sizes)]
+    transfers.sort(key=lambda transfer: place[transfer.operators[0]])
+    return assemble(graph, room, order, transfers, address, region.buffers, slots)
+
+
+def _slot_chunks(
+    groups: Sequence[Group], sizes: Sequence[int], slot_bytes: int
+) -> Iterator[list[int]]:
+    """Neighbours among the temporaries that one slot holds."""
+    for group in groups:
+        chunk: list[int] = []
+        for index in group.operators if group.kind == "temporary" else ():
+            if not sizes[index]:
+                continue
+            if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
+                yield chunk
+                chunk = []
+            chunk.append(index)
+        if chunk:
+            yield chunk
+
+
+def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transfer]:
+    """Residents that share their place with those of other groups: each is staged in every step."""
+    placed = sorted(
+        (offset, offset + sizes[index], number, index)
+        for number, group in enumerate(groups)
+        for index, offset in zip(group.operators, group.offsets, strict=False)
+        if sizes[index]
+    )
+    active: list[tuple[int, int, int]] = []
+    shared: set[int] = set()
+    for start, end, number, index in placed:
+        active = [other for other in active if other[0] > start]
+        others = [other for _, theirs, other in active if theirs != number]
+        shared.update([index, *others] if others else [])
+        active.append((end, number, index))
+    yield from (Transfer((index,), None) for index in sorted(shared))

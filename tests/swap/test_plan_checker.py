@@ -1,0 +1,138 @@
+"""The checker finds every kind of fault that is planted into a good plan."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import in_shared_places, in_slots
+from llada_jax.swap.address_plan import Plan, Region
+from llada_jax.swap.graph import Graph, Operator
+from llada_jax.swap.plan_checker import problems
+from llada_jax.swap.unfolding import UnfoldedSteps, unfold
+
+GRAPH = Graph(
+    (
+        Operator("a", 4, 3, 2, 5),
+        Operator("b", 3, 3, 2, 5, (0,)),
+        Operator("c", 4, 3, 2, 5, (1,)),
+        Operator("d", 2, 3, 2, 5, (0, 2)),
+        Operator("e", 4, 3, 2, 5),
+    )
+)
+BUDGET = Budget(
+    session_bytes=33, max_buffers=5, max_buffer_bytes=16, alignment=1, kv_bytes_per_token=1,
+    tokens=8,
+)  # fmt: skip
+SLOTTED = in_slots(GRAPH, BUDGET, range(5), [[0], [1], [2], [4]], 2)
+SHARED = in_shared_places(GRAPH, BUDGET, range(5), [[0], [2], [4]], {0: 0, 2: 1, 4: 0})
+
+
+def placed(plan: Plan, index: int, region: Region) -> Plan:
+    weights = list(plan.weights)
+    weights[index] = region
+    return plan._replace(weights=tuple(weights))
+
+
+def with_output(plan: Plan, index: int, region: Region) -> Plan:
+    outputs = list(plan.temporaries)
+    outputs[index] = region
+    return plan._replace(temporaries=tuple(outputs))
+
+
+def test_good_plans_pass():
+    assert SLOTTED.mapped_bytes == 33 and len(SLOTTED.transfers) == 4
+    assert problems(GRAPH, BUDGET, SLOTTED) == []
+    assert problems(GRAPH, BUDGET, SHARED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda p: p._replace(order=(1, 0, 2, 3, 4)), "cannot run in the order"),
+        (lambda p: p._replace(order=(0, 1, 2, 3)), "cannot run in the order"),
+        (lambda p: p._replace(transfers=p.transfers[:2]), "overlap"),
+        (lambda p: p._replace(transfers=(*p.transfers, p.transfers[0])), "staged twice"),
+        (lambda p: p._replace(transfers=p.transfers[::-1]), "not in the order of use"),
+        (
+            lambda p: p._replace(transfers=(*(t._replace(slot=0) for t in p.transfers),)),
+            "slots do not alternate",
+        ),
+        (
+            lambda p: p._replace(slots=(p.slots[0], p.slots[1]._replace(size=3))),
+            "slots differ in size",
+        ),
+        (lambda p: p._replace(slots=(p.slots[0], Region(30, 4))), "beyond the session"),
+        (lambda p: p._replace(slots=(p.slots[0], p.slots[0])), "overlap"),
+        (lambda p: p._replace(fixed=Region(0, 7)), "does not hold keys, values"),
+        (lambda p: p._replace(buffers=()), "lie in no buffer"),
+        (lambda p: p._replace(arena=Region(8, 14)), "outside of the arena"),
+        (lambda p: placed(p, 0, p.weights[3]), "too little room"),
+        (lambda p: placed(p, 1, p.weights[0]), "outside of its slot"),
+        (lambda p: with_output(p, 3, p.temporaries[0]), "the output of a and the output of d over"),
+        (lambda p: with_output(p, 3, Region(8, 4)), "too little room"),
+    ],
+)
+def test_a_planted_fault_is_found(change: Callable[[Plan], Plan], found: str):
+    assert any(found in problem for problem in problems(GRAPH, BUDGET, change(SLOTTED)))
+
+
+def test_residents_may_not_be_overwritten():
+    plan = SHARED._replace(transfers=SHARED.transfers[1:])
+    assert any("a and c of step 0 overlap" in each for each in problems(GRAPH, BUDGET, plan))
+
+
+def test_a_transfer_may_not_wait_for_what_waits_for_it():
+    """The first operator's transfer brings the second one too, whose place the first one has."""
+    plan = in_shared_places(GRAPH, BUDGET, range(5), [[0, 2], [4]], {0: 0, 2: 0, 4: 0})
+    (problem,) = problems(GRAPH, BUDGET, plan)
+    assert problem == "transfer 0 waits for an operator that waits for it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"session_bytes": 32}, "beyond the session"),
+        ({"max_buffers": 4}, "5 buffers; allowed: 4"),
+        ({"max_buffer_bytes": 8}, "larger than a buffer may be"),
+        ({"alignment": 2}, "is not aligned"),
+        ({"tokens": 9}, "does not hold keys, values"),
+    ],
+)
+def test_a_smaller_budget_is_too_small(settings: dict[str, int], found: str):
+    given = {"session_bytes": 33, "max_buffers": 5, "max_buffer_bytes": 16, "alignment": 1}
+    budget = Budget(**{**given, "kv_bytes_per_token": 1, "tokens": 8, **settings})
+    assert any(found in problem for problem in problems(GRAPH, budget, SLOTTED))
+
+
+def moved(lane: str, number: int, start: int = 0, end: int = 0) -> UnfoldedSteps:
+    """The steps with one event changed by so much."""
+    steps = unfold(GRAPH, SLOTTED, 3)
+    events = list(getattr(steps, lane))
+    event = events[number]
+    events[number] = event._replace(start=event.start + start, end=event.end + end)
+    return steps._replace(**{lane: events})
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (moved("operators", 0, -1, -1), "a runs before it is staged"),
+        (moved("operators", 1, -3, 0), "two operators run at once"),
+        (moved("operators", 3, 0, -1), "d ends too early in step 0"),
+        (moved("transfers", 2, 0, -1), "transfer 2 ends too early"),
+        (moved("transfers", 3, -1, 0), "overlap while both are needed"),
+        (moved("transfers", 1, -1, 0), "two transfers run at once"),
+    ],
+)
+def test_a_schedule_that_breaks_the_plan_is_found(steps: UnfoldedSteps, found: str):
+    assert problems(GRAPH, BUDGET, SLOTTED, unfold(GRAPH, SLOTTED, 3)) == []
+    assert any(found in problem for problem in problems(GRAPH, BUDGET, SLOTTED, steps))
+
+
+def test_a_schedule_in_another_order_is_found():
+    steps = unfold(GRAPH, SLOTTED, 2)
+    for lane in ("operators", "transfers"):
+        turned = steps._replace(**{lane: getattr(steps, lane)[::-1]})
+        (problem,) = problems(GRAPH, BUDGET, SLOTTED, turned)
+        assert "do not run in the plan's order" in problem

@@ -1,0 +1,80 @@
+"""The steady state against the plan as it unfolds, and against states worked out by hand."""
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from llada_jax.swap.address_budget import PlanError
+from llada_jax.swap.address_layout import in_shared_places, in_slots
+from llada_jax.swap.graph import chain
+from llada_jax.swap.planner_registry import PLANNERS
+from llada_jax.swap.stall_times import last_users, stall_of
+from llada_jax.swap.unfolding import startup_ns, unfold
+from tests.swap.small_graphs import budgets, graphs, one_buffer
+
+LONG = 2 * 60
+"""Steps in which cycles over 1 to 6 steps come out whole."""
+
+
+@settings(max_examples=40)
+@given(graphs(), budgets(), st.sampled_from(["paging", "greedy"]))
+def test_many_steps_take_what_the_steady_state_says(graph, budget, name):
+    try:
+        plan = PLANNERS[name](graph, budget)
+    except PlanError:
+        assume(False)
+    events = unfold(graph, plan, 3 * LONG).operators
+    ends = [event.end for event in events[len(graph) - 1 :: len(graph)]]
+    assert ends[-1] - ends[-1 - LONG] == LONG * (graph.compute_ns + stall_of(graph, plan))
+
+
+def test_transfers_as_long_as_the_compute_hide_in_two_slots():
+    """Each transfer runs while the operator before computes; with one slot it cannot."""
+    graph = chain([1] * 4, [5] * 4, [5] * 4)
+    groups = [[0], [1], [2], [3]]
+    two = in_slots(graph, one_buffer(2), range(4), groups, 2)
+    one = in_slots(graph, one_buffer(1), range(4), groups, 1)
+    assert stall_of(graph, two) == 0
+    assert stall_of(graph, one) == 20
+
+
+def test_transfers_longer_than_the_compute_set_the_pace():
+    graph = chain([1] * 4, [5] * 4, [8] * 4)
+    plan = in_slots(graph, one_buffer(2), range(4), [[0], [1], [2], [3]], 2)
+    assert stall_of(graph, plan) == 4 * 8 - 4 * 5
+
+
+def test_slots_change_roles_where_their_number_does_not_divide_the_transfers():
+    """The second transfer is as long as the two operators before it, and one cannot hide it."""
+    graph = chain([1] * 3, [2, 2, 1], [1, 4, 1])
+    plan = in_slots(graph, one_buffer(2), range(3), [[0], [1], [2]], 2)
+    assert [transfer.slot for transfer in plan.transfers] == [0, 1, 0]
+    assert stall_of(graph, plan) == 2
+    starts = [event.start for event in unfold(graph, plan, 3).transfers if event.index == 1]
+    assert starts == [1, 1 + 4 + 2 + 1, 8 + 7]
+
+
+def test_what_fits_into_the_slots_stays_there():
+    graph = chain([2, 1, 2], [1, 1, 1], [9, 9, 9])
+    plan = in_slots(graph, one_buffer(5), range(3), [[0], [2]], 2)
+    assert plan.transfers == () and stall_of(graph, plan) == 0
+    assert startup_ns(graph, plan) == 27
+
+
+def test_a_group_is_one_mapping_and_waits_for_all_of_its_place():
+    graph = chain([1, 1, 2, 4], [3, 3, 3, 3], [2, 2, 2, 0])
+    graph = type(graph)(graph.operators, map_ns=10)
+    plan = in_shared_places(graph, one_buffer(6), range(4), [[0, 1], [2]], {0: 0, 1: 1, 2: 0})
+    (first, second) = unfold(graph, plan, 1).transfers
+    assert first[2:] == (0, 14)
+    assert second[2:] == (14 + 6, 14 + 6 + 12)
+
+
+def test_who_used_bytes_last():
+    """The third one takes the end of the first and the start of the second."""
+    used = {0: (0, 4), 1: (4, 4), 2: (2, 4), 3: (20, 1)}
+    assert last_users(used, 5) == {0: 2 - 5, 1: 2 - 5, 2: 1, 3: 3 - 5}
+
+
+def test_bytes_that_the_next_one_leaves_are_still_the_ones_before():
+    used = {0: (0, 8), 1: (0, 2), 2: (4, 2)}
+    assert last_users(used, 3) == {0: 2 - 3, 1: 0, 2: 0}
