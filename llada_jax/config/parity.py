@@ -14,8 +14,8 @@ Progress = Literal["top1", "quota"]
 class Parity:
     """What a reference sampler does that is a choice of its code, not of its method.
 
-    The defaults are this package's own. The presets `llada` and `fast_dllm` copy those two token for
-    token, which `tests/sampler/test_goldens.py` holds.
+    The defaults are this package's own. The presets `llada` and `fast_dllm` copy those two
+    token for token, which `tests/sampler/test_goldens.py` holds.
 
     Attributes:
       confidence_dtype: In which logits become probabilities: `float32`, or `float64` as Fast-dLLM
