@@ -14,6 +14,7 @@ from llada_jax.config.policies import (
     plain,
     policy_settings,
     policy_types,
+    registered,
     require_read,
     take_policy,
 )
@@ -166,9 +167,10 @@ class SamplerConfig:
             del settings["steps"]
         if "window" not in changes or isinstance(changes["window"], str):
             settings |= flat(settings.pop("window"))
-        if hasattr(self.rule, "chosen_by"):
-            settings |= {} if "rule" in changes else flat(self.rule)
-        if "accept" in changes or hasattr(self.rule, "chosen_by"):
+        by_name = type(self.rule) in registered("rule")
+        if by_name and "rule" not in changes:
+            settings |= flat(self.rule)
+        if by_name or "accept" in changes:
             del settings["rule"]
         if chosen_by_number(self.rule):
             settings.pop("accept", None)

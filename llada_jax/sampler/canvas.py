@@ -6,7 +6,7 @@ RoPE, whatever the other rows of the batch hold, and every row decodes as it wou
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class Canvas(NamedTuple):
     step: Int[Array, " B"]  # decisions: forwards, and what was decided without one of its own
     latest: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
     hypothesis: Hypothesis | None
+    rule_state: Any  # what a user's own rule remembers; None for others
     done: Bool[Array, " B"]
     key: Key[Array, " B"]
     cache: KVCache
@@ -115,7 +116,7 @@ def new_canvas(
         hypothesis=_no_hypothesis(tokens) if config.window.branches else None,
         done=~masked.any(axis=1),
     )
-    return Canvas(**jax.device_put(fields), key=keys, cache=cache)
+    return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
 
 
 def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:

@@ -19,7 +19,7 @@ def block_candidates(
       where: batch rows that have candidates at all.
     """
     config = setup.config
-    positions = _block_positions(setup, canvas)
+    positions = block_positions(setup, canvas)
     scores = Scores(*(take(array, positions) for array in scores))
     state = take(canvas.state, positions)
     is_open = (state == MASKED) & (positions < canvas.end[:, None]) & (scores.token >= 0)
@@ -51,7 +51,7 @@ def commit_block(
     if ahead and rule.revises:
         stable = jnp.zeros_like(stable)
     states = jnp.where(stable, jnp.int8(STABLE), jnp.int8(VISIBLE))
-    positions = _block_positions(setup, canvas)
+    positions = block_positions(setup, canvas)
     confidence = scores.confidence
     return commit(canvas, positions, scores.token, confidence, transfer_mask, states, setup.mask_id)
 
@@ -67,6 +67,7 @@ def step_keys(
     return jax.vmap(in_row)(canvas.key, jnp.broadcast_to(step, positions.shape), positions)
 
 
-def _block_positions(setup: Setup, canvas: Canvas) -> Int[Array, "B C"]:
+def block_positions(setup: Setup, canvas: Canvas) -> Int[Array, "B C"]:
+    """Returns the positions of the current block."""
     start = block_start(canvas, setup.config.block_length)
     return start[:, None] + jnp.arange(setup.config.block_length, dtype=jnp.int32)

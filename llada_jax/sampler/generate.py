@@ -14,8 +14,10 @@ from jaxtyping import Int
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
+from llada_jax.sampler.own_decision import new_state, require_numbers
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
+from llada_jax.sampler.rules.own import OwnRule, Sizes
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.base import buckets_for
@@ -110,6 +112,7 @@ def decode(
         began = time.perf_counter()
         canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
         canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
+        require_numbers(setup.rule, canvas)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -140,6 +143,11 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+    )
+    require(
+        not setup.needs_logits or denoiser.logits_rows is not None,
+        f"rule {type(setup.rule).__name__} needs logits, which the backend keeps to itself; "
+        "allowed: a backend that gives them (xla)",
     )
     if config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
@@ -176,7 +184,14 @@ def _start(
     guided = 2 if setup.config.cfg_scale else 1
     cached = layout.length if setup.window.caches else 0
     cache = denoiser.empty_cache(params, guided * len(prompts), cached)
-    return new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
+    canvas = new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
+    sizes = Sizes(
+        batch=len(prompts),
+        block=setup.config.block_length,
+        canvas=layout.length,
+        vocab=setup.model.vocab_size,
+    )
+    return canvas._replace(rule_state=new_state(setup.rule, sizes))
 
 
 def _run(
@@ -225,6 +240,7 @@ def _settings(
 ) -> dict[str, Any]:
     return {
         "sampler": config.as_dict(),
+        "rule_sha256": config.rule.source_hash if isinstance(config.rule, OwnRule) else None,
         "model": asdict(model),
         "seeds": [list(seed) for seed in seeds],
         "loop": loop,

@@ -18,7 +18,7 @@ from llada_jax.sampler.decide import decide
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, score
+from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, run_head, score
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
 from llada_jax.types import Denoiser, Params, RowsOut, Scores
@@ -82,14 +82,14 @@ def _compiled(
     bodies = [partial(denoise, setup, denoiser, n_rows=n_rows) for n_rows in buckets]
     head_buckets = setup.head_sizes(canvas.tokens.shape[1])
     head_sizes = jnp.asarray(head_buckets, jnp.int32)
-    heads = [partial(score, denoiser, n_heads=n_heads) for n_heads in head_buckets]
+    heads = [partial(score, setup, denoiser, n_heads=n_heads) for n_heads in head_buckets]
 
     def one_step(canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
         canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
-        scores = jax.lax.switch(head, heads, params, plan, denoised)
+        scores = jax.lax.switch(head, heads, params, canvas, plan, denoised)
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 
@@ -178,7 +178,7 @@ def host_loop(
         out = denoiser.forward_rows(params, rows, canvas.cache)
         keep = _absorb if job is None else _absorb_copy
         canvas, denoised = keep(setup, canvas, plan, rows, out)
-        scores = _score(setup, denoiser, params, plan, denoised)
+        scores = _score(setup, denoiser, params, canvas, plan, denoised)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
             canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
@@ -199,6 +199,7 @@ def _callable(denoiser: Denoiser) -> Denoiser:
     return denoiser._replace(
         forward_rows=partial(_call, denoiser.forward_rows),
         score_rows=partial(_call, denoiser.score_rows),
+        logits_rows=denoiser.logits_rows and partial(_call, denoiser.logits_rows),
     )
 
 
@@ -221,16 +222,19 @@ def _start_refresh(
 
 
 def _score(
-    setup: Setup, denoiser: Denoiser, params: Params, plan: StepPlan, denoised: Denoised
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    plan: StepPlan,
+    denoised: Denoised,
 ) -> StepScores:
     """Returns the scores of what was asked, from the smallest head that holds it."""
     sizes = setup.head_sizes(plan.query.rescored.shape[1])
     asked = int(denoised.counts.head_rows.max())
     size = next(size for size in sizes if size >= asked)
-    keys = denoised.noise_keys
-    keys = None if keys is None else keys[:, :size]
-    scores = denoiser.score_rows(params, denoised.hidden[:, :size], keys)
-    return _by_position(plan.query, scores)
+    head = run_head(denoiser, params, denoised, size, logits=setup.needs_logits)
+    return _by_position(setup, canvas, plan.query, head)
 
 
 def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:

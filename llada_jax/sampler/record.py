@@ -32,6 +32,7 @@ class StepScores(NamedTuple):
 
     here: Scores
     ahead: Scores  # in the branch
+    logits: Float[Array, "B C V"] | None = None  # of the block, where the rule needs them
 
     def over(self, old: Scores) -> Scores:
         """Returns the last scores of each position; those of the branch where the forward had no

@@ -6,6 +6,7 @@ import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.rules.base import Rule, rule_of
+from llada_jax.sampler.rules.own import OwnRule
 from llada_jax.sampler.windows.base import Window, window_of
 
 
@@ -34,6 +35,11 @@ class Setup:
     def shift(self) -> int:
         """How many positions before a token its prediction stands."""
         return int(self.model.shift_logits)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the rule reads all logits of the block."""
+        return isinstance(self.rule, OwnRule) and "logits" in self.rule.needs
 
     @property
     def shadows(self) -> bool:

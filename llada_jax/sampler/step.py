@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, in_span, take
+from llada_jax.sampler.canvas import Canvas, block_start, in_span, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
@@ -62,23 +62,62 @@ def denoise(
     return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
 
-def score(
-    denoiser: Denoiser, params: Params, plan: StepPlan, denoised: Denoised, n_heads: int
-) -> StepScores:
-    """Returns the scores of what was asked, from a head of `n_heads` rows."""
+class HeadOut(NamedTuple):
+    """What the head says of the positions that a query asks about, in its order."""
+
+    scores: Scores
+    logits: Float[Array, "B Q V"] | None  # where the rule needs them
+
+
+def run_head(
+    denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int, *, logits: bool
+) -> HeadOut:
+    """Returns the head's output for the first `n_heads` positions that are asked."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
-    return by_position(plan.query, denoiser.score_rows(params, denoised.hidden[:, :n_heads], keys))
+    hidden = denoised.hidden[:, :n_heads]
+    scores = denoiser.score_rows(params, hidden, keys)
+    if not logits:
+        return HeadOut(scores, None)
+    assert denoiser.logits_rows is not None
+    return HeadOut(scores, denoiser.logits_rows(params, hidden))
 
 
-def by_position(query: Query, scores: Scores) -> StepScores:
-    """Returns the scores of a query by position."""
+def score(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    plan: StepPlan,
+    denoised: Denoised,
+    n_heads: int,
+) -> StepScores:
+    """Returns the scores of what was asked, from a head of `n_heads` rows."""
+    head = run_head(denoiser, params, denoised, n_heads, logits=setup.needs_logits)
+    return by_position(setup, canvas, plan.query, head)
+
+
+def by_position(setup: Setup, canvas: Canvas, query: Query, head: HeadOut) -> StepScores:
+    """Returns the scores of a query by position, and logits by position of the block."""
     length = query.rescored.shape[1]
-    whole = spread(query.at[:, : scores.token.shape[1]], scores, 2 * length)
+    at = query.at[:, : head.scores.token.shape[1]]
+    whole = spread(at, head.scores, 2 * length)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
         Scores(*(array[:, length:] for array in whole)),
+        None if head.logits is None else _of_block(setup, canvas, at, head.logits),
     )
+
+
+def _of_block(
+    setup: Setup, canvas: Canvas, at: Int[Array, "B Q"], logits: Float[Array, "B Q V"]
+) -> Float[Array, "B C V"]:
+    length = setup.config.block_length
+    offset = at - block_start(canvas, length)[:, None]
+    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
+    batch = jnp.arange(at.shape[0])[:, None]
+    empty = jnp.zeros((at.shape[0], length, logits.shape[2]), logits.dtype)
+    return empty.at[batch, slots].set(logits, mode="drop")
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:

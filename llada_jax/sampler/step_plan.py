@@ -94,7 +94,7 @@ def _query(
         row = jnp.where(extra.at(kind), slots[:, kind], row)
     if setup.shadows:
         rescored = extra.at(SHADOW) | extra.at(PROBE)
-    elif setup.rule.revises:
+    elif setup.rule.revises and setup.rule.rescore == "token":
         rescored = (visible & in_span(canvas, *span)) | extra.at(REFRESH)
     else:
         rescored = jnp.zeros(visible.shape, bool)

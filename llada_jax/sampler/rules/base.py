@@ -13,6 +13,7 @@ from llada_jax.sampler.canvas import Canvas
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
+NoRescore = Literal["none"]
 Refresh = Literal["none", "rows", "worker"]
 
 
@@ -70,7 +71,8 @@ class Rule:
     """Whether the rule reads entropies."""
     no_drafts: ClassVar[str] = ""
     """Why the rule cannot say which drafts are to be taken over; empty where it can."""
-    rescore: Rescore = "shadow"
+    rescore: Rescore | NoRescore = "shadow"
+    """What scores a visible token again."""
     refresh: Refresh = "none"
     refresh_rows: int = 0
     end_steps: int = 0
@@ -127,16 +129,19 @@ class RevisingRule(Rule):
     revises = True
 
     def check(self, config: SamplerConfig) -> None:
-        rule = f"accept is {self.chosen_by['accept']!r}"
-        require(
-            config.window.chosen_by["cache"] in ("none", "blockwise"),
-            f"cache is {config.cache!r} and {rule}; allowed: 'none', 'blockwise'",
-        )
-        require(  # a sampled token is not the preferred one
-            config.temperature == 0,
-            f"temperature is {config.temperature} and {rule}; allowed: 0",
-        )
-        require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
+        require_for_revision(config, f"accept is {self.chosen_by['accept']!r}")
+
+
+def require_for_revision(config: SamplerConfig, rule: str) -> None:
+    """Raises ValueError where a rule that changes committed tokens cannot work."""
+    require(
+        config.window.chosen_by["cache"] in ("none", "blockwise"),
+        f"cache is {config.cache!r} and {rule}; allowed: 'none', 'blockwise'",
+    )
+    require(  # a sampled token is not the preferred one
+        config.temperature == 0, f"temperature is {config.temperature} and {rule}; allowed: 0"
+    )
+    require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
 
 
 def rule_of(config: SamplerConfig) -> Rule:
