@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
@@ -19,6 +19,17 @@ from llada_jax.sampler.commit import block_positions
 from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, Sizes, State
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
+
+
+class FullDecision(NamedTuple):
+    """A `Decision` with all its parts."""
+
+    commit: Bool[Array, "B C"]
+    token: Int[Array, "B C"]
+    confidence: Float[Array, "B C"]
+    replace: Bool[Array, "B C"]
+    remask: Bool[Array, "B C"]
+    end: Bool[Array, " B"]
 
 
 class RuleState(NamedTuple):
@@ -66,30 +77,30 @@ def decide_by_own_rule(
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     seen = _seen(canvas, plan, candidates, positions, alive, logits)
     decision, state = rule.decide(seen, memory.state)
-    decision = _checked(rule, decision, seen)
+    full = _checked(rule, decision, seen)
     _require_same_state(rule, memory.state, state)
     keep = partial(_where, canvas.done)
     state = jax.tree.map(keep, memory.state, state)
 
     remasks = take(memory.remasks, positions)
     may_remask = seen.committed & (remasks < rule.most_remasks)
-    remask = may_remask & rule.revises & decision.remask
-    replace = seen.committed & rule.revises & decision.replace & ~remask
-    wanted = seen.masked & decision.commit
+    remask = may_remask & rule.revises & full.remask
+    replace = seen.committed & rule.revises & full.replace & ~remask
+    wanted = seen.masked & full.commit
     best = candidates.ranks(candidates.priority) == 0
     commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
 
-    token = jnp.where(decision.token >= 0, decision.token, seen.predicted)
+    token = jnp.where(full.token >= 0, full.token, seen.predicted)
     final = jnp.int8(VISIBLE if rule.revises else STABLE)
     states = jnp.where(commits, final, take(canvas.state, positions))
     write = commits | replace
-    canvas = commit(canvas, positions, token, decision.confidence, write, states, setup.mask_id)
+    canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
     mask = jnp.full_like(token, setup.mask_id)
     canvas = _remasked(canvas, positions, remask, mask)
     batch = jnp.arange(token.shape[0])[:, None]
     remasks = memory.remasks.at[batch, positions].add(remask.astype(jnp.int32), mode="drop")
     canvas = canvas._replace(rule_state=RuleState(state, remasks, memory.at_start))
-    return _ended(setup, canvas, decision.end)
+    return _ended(setup, canvas, full.end)
 
 
 def new_block(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
@@ -140,14 +151,14 @@ def _seen(
     )
 
 
-def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> Decision:
+def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> FullDecision:
     """Returns the decision with all its parts. Raises ValueError for other shapes and types."""
     name, (batch, block) = type(rule).__name__, seen.masked.shape
     require(
         isinstance(decision, Decision), f"rule {name} decides {decision!r}; allowed: lj.Decision"
     )
     nothing = jnp.zeros((batch, block), bool)
-    given = Decision(
+    full = FullDecision(
         decision.commit,
         seen.predicted if decision.token is None else decision.token,
         seen.confidence if decision.confidence is None else decision.confidence,
@@ -156,7 +167,7 @@ def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> Decision:
         jnp.zeros(batch, bool) if decision.end is None else decision.end,
     )
     kinds = {"token": jnp.integer, "confidence": jnp.floating}
-    for part, value in zip(Decision._fields, given, strict=True):
+    for part, value in zip(FullDecision._fields, full, strict=True):
         shape = (batch,) if part == "end" else (batch, block)
         kind = kinds.get(part, jnp.bool_)
         require(
@@ -164,7 +175,7 @@ def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> Decision:
             f"rule {name}: {part} is {jnp.asarray(value).dtype}{list(jnp.shape(value))}; allowed: "
             f"{kind.__name__}{list(shape)}",
         )
-    return given
+    return full
 
 
 def _require_same_state(rule: OwnRule, old: State, new: State) -> None:

@@ -80,6 +80,7 @@ def test_a_threshold_above_one_is_one_token_a_forward():
 class Restless:
     """Masks everything again in every step."""
 
+    most_remasks = 2
     revises = True
     rescore = "none"
 
