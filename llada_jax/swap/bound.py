@@ -6,7 +6,7 @@ step, so with W bytes of weights in a room of M bytes:
 1. Compute alone takes its time.
 2. While the largest staged operator runs, the residents lie beside it: W - M + its size must be
    staged at the least, which takes the time of a fractional knapsack, and the mappings of as many
-   transfers as the place that the residents leave makes necessary.
+   transfers as the place that the residents leave, and the size of a buffer, make necessary.
 3. Weights that are staged occupy their bytes at least while they are staged and used, and residents
    do so all the time; all of that has to fit into M bytes times the step, while the transfers fit
    into the step.
@@ -34,7 +34,7 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
         return graph.compute_ns
     used = sizes > 0
     sizes, staging, compute = sizes[used], staging[used], compute[used]
-    lane = _least_staging(sizes, staging, graph.map_ns, excess)
+    lane = _least_staging(sizes, staging, graph.map_ns, excess, budget.max_buffer_bytes)
     occupied = staging + compute + graph.map_ns
     area = _least_area(sizes, staging, occupied, excess)
     halves = occupied[2 * sizes > room]
@@ -51,8 +51,10 @@ def _least_arena(graph: Graph, budget: Budget) -> int:
     )
 
 
-def _least_staging(sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float) -> float:
-    """Argument 2, in the best case of which operator is the largest that is staged."""
+def _least_staging(
+    sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float, buffer_bytes: int
+) -> float:
+    """Returns argument 2's time, in the best case of which operator is the largest staged one."""
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
@@ -63,7 +65,8 @@ def _least_staging(sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: 
         # More staged bytes take longer, but leave room for fewer, larger transfers.
         edges = excess + np.geomspace(largest, most - excess, _PIECES + 1)
         edges[0], edges[-1] = least, most
-        transfers = np.ceil(edges[1:] / (edges[1:] - excess) * (1 - _SLACK))
+        in_buffers = np.maximum(edges[1:] / (edges[1:] - excess), edges[:-1] / buffer_bytes)
+        transfers = np.ceil(in_buffers * (1 - _SLACK))
         totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
         best = min(best, float(totals.min()))
     return best if np.isfinite(best) else 0.0

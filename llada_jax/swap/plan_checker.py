@@ -104,6 +104,10 @@ def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
             yield f"weights of {operator.name} at {weights} lie in no buffer"
         if output.size and not plan.arena.holds(output):
             yield f"output of {operator.name} at {output} lies outside of the arena"
+    for number, transfer in enumerate(plan.transfers):
+        places = [plan.weights[i] for i in transfer.operators if plan.weights[i].size]
+        if not any(all(map(home.holds, places)) for home in homes):
+            yield f"transfer {number} lies in more than one buffer"
 
 
 def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:

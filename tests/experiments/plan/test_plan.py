@@ -10,6 +10,7 @@ from experiments.bench import planning
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan
+from experiments.plan import plan_config
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 
 SMALL = [
@@ -26,7 +27,7 @@ def composed(name: str, *overrides: str):
 
 def planned(tmp_path, *overrides: str) -> dict:
     config = composed("plan", *overrides)
-    plan.plan(read_config(plan.PlanConfig, config), Run(tmp_path, config))
+    plan.plan(read_config(plan_config.PlanConfig, config), Run(tmp_path, config))
     return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
 
 
@@ -68,7 +69,7 @@ def lowered(weight: str = "second") -> Lowered:
 
 
 def test_a_lowered_step_is_planned_as_it_is(tmp_path):
-    graph = plan.graph_of(lowered(), step_ns=1000)
+    graph = plan_config.graph_of(lowered(), step_ns=1000)
     first, second = graph.operators
     assert (first.name, first.weight_bytes, first.compute_ns) == ("first", 128 + 8 * 2, 1000)
     assert (second.weight_bytes, second.compute_ns, second.depends) == (32, 0, (0,))
@@ -82,7 +83,7 @@ def test_a_lowered_step_is_planned_as_it_is(tmp_path):
 
 def test_a_weight_with_two_users_is_refused():
     with pytest.raises(ValueError, match="step uses first twice; allowed: once"):
-        plan.graph_of(lowered("first"), step_ns=1)
+        plan_config.graph_of(lowered("first"), step_ns=1)
 
 
 @pytest.mark.parametrize(
