@@ -42,7 +42,7 @@ class CheckedPlan(NamedTuple):
     name: str
     plan: Plan
     graph: Graph
-    """With all that the plan's transfers cost."""
+    """The step with all that the plan's transfers cost."""
     seconds: float
 
     @property

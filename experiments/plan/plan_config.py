@@ -1,4 +1,4 @@
-"""The settings of `python -m experiments.plan`, and the graph, budget and planners they stand for."""
+"""The settings of `python -m experiments.plan`: a graph, a budget and planners."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.planner_registry import planner
 
 SCALE_BYTES = 2
-"""float16, one for each group or row of a quantized weight."""
+"""Size of a scale in float16, of which each group or row of a quantized weight has one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ _SLACK = 1e-9  # of float64 sums, so that rounding never lifts the bound
 
 
 def least_step_ns(graph: Graph, budget: Budget) -> int:
-    """No plan's period, in the mean over a loop without end, is shorter."""
+    """Returns a time below which no plan's step is, in the mean over a loop without end."""
     sizes = np.array([budget.aligned(op.weight_bytes) for op in graph.operators], np.float64)
     staging = np.array([op.transfer_ns for op in graph.operators], np.float64)
     compute = np.array([op.compute_ns for op in graph.operators], np.float64)
@@ -43,7 +43,7 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
 
 
 def _least_arena(graph: Graph, budget: Budget) -> int:
-    """While an operator runs, its output and those that it reads exist."""
+    """Returns the most bytes that one operator's output and inputs take together."""
     outputs = [budget.aligned(operator.temporary_bytes) for operator in graph.operators]
     return max(
         outputs[index] + sum(outputs[other] for other in set(operator.depends))
@@ -73,7 +73,7 @@ def _least_staging(
 
 
 def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes and least time to stage them, at the corners of the fractional knapsack."""
+    """Returns bytes and the least time to stage them, at the corners of the fractional knapsack."""
     order = np.argsort(staging / sizes, kind="stable")
     zero = np.zeros(1)
     return (
@@ -85,7 +85,7 @@ def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray,
 def _least_area(
     sizes: np.ndarray, staging: np.ndarray, occupied: np.ndarray, excess: float
 ) -> float:
-    """Argument 3: the shortest step, by bisection, for which fractions of operators can be staged.
+    """Returns argument 3's shortest step, for which fractions of operators can be staged.
 
     Staging frees size * (step - occupied) of the bytes that residents would take; it must free
     excess * step, with transfers that take no longer than the step.

@@ -162,7 +162,7 @@ class SlotSearch:
         return state
 
     def _disturbed(self, state: SlotMarks, rng: Random) -> SlotMarks:
-        """A staged operator changes places with one that stays, or a mark changes."""
+        """Returns the state with two marks exchanged, or with one mark changed."""
         marks, n = list(state.marks), len(self._weighted)
         number = rng.randrange(n)
         one = self._weighted[number]

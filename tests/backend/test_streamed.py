@@ -17,7 +17,7 @@ from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_program import StreamedProgram, first_layers_alike
-from llada_jax.backend.streamed_weights import StagedLayers, Staging, StreamedWeights
+from llada_jax.backend.streamed_weights import LayerStaging, StagedLayers, StreamedWeights
 from llada_jax.backend.weights import InMemory
 from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig
@@ -32,7 +32,7 @@ from tests.backend.models import GQA, MOE, quantized, random_inputs, random_para
 SETTINGS = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
 
 
-def planned(file: LayerFile, share: float, name: str = "steady") -> Staging:
+def planned(file: LayerFile, share: float, name: str = "steady") -> LayerStaging:
     """A plan that keeps a share of the layers, and stages the others through two slots."""
     sizes = [layer.size for layer in file.layers]
     layers = tuple(
@@ -231,7 +231,7 @@ def test_nothing_is_overwritten_before_it_was_used(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (0,), in_slot=True) for layer in range(3))
-    with Watched(file, Staging(staged, 2 * size, (0, size))) as weights:
+    with Watched(file, LayerStaging(staged, 2 * size, (0, size))) as weights:
         run_layers(weights, 4, 3)
     places = [entry.split() for entry in weights.log]
     order = [int(layer) for what, layer in places if what == "staged"]
@@ -247,7 +247,7 @@ def test_without_prefetch_a_transfer_waits_until_its_layer_is_due(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (layer * size,), in_slot=False) for layer in range(3))
-    with Watched(file, Staging(staged, 3 * size, (), prefetch=False)) as weights:
+    with Watched(file, LayerStaging(staged, 3 * size, (), prefetch=False)) as weights:
         run_layers(weights, 2, 3)
     one_by_one = [f"{what} {layer}" for layer in range(3) for what in ("staged", "released")]
     assert weights.log == 2 * one_by_one
@@ -257,11 +257,11 @@ def test_a_slower_path_makes_the_forward_wait(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (0,), in_slot=True) for layer in range(3))
-    with StreamedWeights(file, Staging(staged, 2 * size, (0, size)), size / 0.02) as weights:
+    with StreamedWeights(file, LayerStaging(staged, 2 * size, (0, size)), size / 0.02) as weights:
         run_layers(weights, 3, 3)
         assert weights.stalls[-1] > 0.05
     with pytest.raises(ValueError, match="bytes_per_second is 0; allowed: above 0, or None"):
-        StreamedWeights(file, Staging((), 0, ()), 0)
+        StreamedWeights(file, LayerStaging((), 0, ()), 0)
 
 
 def test_layers_of_equal_shapes_share_a_function():
@@ -272,6 +272,6 @@ def test_layers_of_equal_shapes_share_a_function():
 def test_a_quantized_layer_is_one_array_for_values_and_one_for_scales(tmp_path):
     params = quantized(random_params(GQA), 8)
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(params))
-    with StreamedWeights(file, Staging((), 0, ())) as weights:
+    with StreamedWeights(file, LayerStaging((), 0, ())) as weights:
         query = weights.acquire(0)["layers.0.attention.query"]
         assert isinstance(query, QuantArray) and query.values.dtype == np.int8
