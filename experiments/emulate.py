@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, get_args
 
-import hydra
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.harness.calibration import record_forwards
+from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
-from llada_jax import build
-from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.emulated import EmulatedNpu
+from experiments.harness.run import Run, entry_point
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn import SOCS
+from llada_jax.backend.qnn.context import SOCS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import Precision, SamplerConfig, require, require_choice
@@ -44,13 +41,13 @@ class EmulateConfig:
     seed: int = 9001
     items: int = 100
     difficulty: int = 0
-    calibration_forwards: int = 64
+    recorded_forwards: int = 64
     socs: tuple[str, ...] = tuple(SOCS)
     precisions: tuple[str, ...] = get_args(Precision)
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        for name in ("items", "calibration_forwards"):
+        for name in ("items", "recorded_forwards"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
         for soc in self.socs:
@@ -59,7 +56,7 @@ class EmulateConfig:
             require_choice("precision", precision, Precision)
 
 
-class Decoded(NamedTuple):
+class DecodedProblems(NamedTuple):
     """What became of the problems."""
 
     tokens: list[np.ndarray]
@@ -67,7 +64,7 @@ class Decoded(NamedTuple):
 
 
 def emulate(config: EmulateConfig, run: Run) -> None:
-    """Every precision on every SoC."""
+    """Emulates every precision on every SoC."""
     model = lj.load(config.model)
     require(model.tokenizer is not None, f"{config.model} has no tokenizer")
     run.begin()
@@ -85,9 +82,9 @@ def emulate(config: EmulateConfig, run: Run) -> None:
 
 
 def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
-    """Inputs of float32 forwards on problems of the training split."""
-    prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
-    return record_forwards(model, prompts, config.sampler, config.calibration_forwards)
+    """Records inputs of float32 forwards on problems of the training split."""
+    prompts = _prompts(model, config, "train", range(config.recorded_forwards // 4 + 1))
+    return record_forwards(model, prompts, config.sampler, config.recorded_forwards)
 
 
 def _prompts(
@@ -112,9 +109,9 @@ def _one_precision(
     config: EmulateConfig,
     precision: str,
     samples: Sequence[Inputs],
-    wanted: Decoded,
+    wanted: DecodedProblems,
 ) -> Iterator[ResultRow]:
-    seen: dict[str, tuple[list[np.ndarray], Decoded]] = {}
+    seen: dict[str, tuple[list[np.ndarray], DecodedProblems]] = {}
     for soc in config.socs:
         npu = EmulatedNpu(soc, precision, samples)
         bits = _forwards(model, npu, samples)
@@ -150,7 +147,7 @@ def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
 
 
 def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:
-    """All outputs of some recorded forwards."""
+    """Returns all outputs of some recorded forwards."""
     step = _compared_step(model, samples)
     executable = npu.compile([step], InMemory(model.params))[step.name]
     rows, width = step.inputs["bias"]
@@ -168,22 +165,22 @@ def _equal(theirs: list[np.ndarray], ours: list[np.ndarray]) -> bool:
 
 def _decode(
     model: lj.Model, config: EmulateConfig, backend: str | EmulatedNpu, label: str
-) -> Decoded:
+) -> DecodedProblems:
     assert model.tokenizer is not None
     prompts = _prompts(model, config, "test", range(config.items))
-    generate = partial(build.generate, model, config=config.sampler, backend=backend)
+    generate = partial(lj.generate, model, config=config.sampler, backend=backend)
     tokens = [
         generate([prompt]).generated[0] for prompt in tqdm(prompts, desc=label, unit="problem")
     ]
     problems = _problems(config, "test", range(config.items))
     texts = map(model.tokenizer.decode, tokens)
-    return Decoded(tokens, sum(map(word_problems.verify, problems, texts)))
+    return DecodedProblems(tokens, sum(map(word_problems.verify, problems, texts)))
 
 
 def _agreement(
     wanted: Sequence[np.ndarray], found: Sequence[np.ndarray], eos_id: int | None
 ) -> float:
-    """Share of the wanted tokens that are found in their place, up to each text's first EOS."""
+    """Returns the share of wanted tokens found in their place, up to each text's first EOS."""
     equal = total = 0
     for ours, theirs in zip(wanted, found, strict=True):
         (ends,) = np.nonzero(ours == eos_id)
@@ -193,9 +190,7 @@ def _agreement(
     return equal / total
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="emulate")
-def main(config: DictConfig) -> None:
-    launch(emulate, EmulateConfig, config)
+main = entry_point("emulate", emulate, EmulateConfig)
 
 
 if __name__ == "__main__":

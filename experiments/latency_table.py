@@ -11,17 +11,13 @@ budget of rows, as settings of a sampler on the command line of any experiment t
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import hydra
-from omegaconf import DictConfig
-
 import llada_jax as lj
 from experiments.harness.results import Kind, ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require_choice
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.simulate import ForwardTimer, System
+from llada_jax.phone.system import System
 
 MeasuredOn = Literal["xla", "litert"]
 """Backends whose time is this machine's own, not an emulator's."""
@@ -82,14 +78,14 @@ def tabulate(config: LatencyTableConfig, run: Run) -> None:
 
 
 def modelled(config: LatencyTableConfig, soc: str) -> Growth:
-    """On a phone."""
-    graphs = graphs_of(config.shape, config.quant)
-    phone = ForwardTimer(graphs, load_profile(soc), config.system, config.canvas)
-    return Growth(phone.latency_table(config.rows), phone.row_budget(), "modelled")
+    """Models the table and the budget of a phone."""
+    phone = lj.Phone(load_profile(soc), config.system, config.quant)
+    table = phone.latency_table(config.shape, config.rows, canvas=config.canvas)
+    return Growth(table, phone.row_budget(config.shape, canvas=config.canvas), "modelled")
 
 
 def measured(config: LatencyTableConfig) -> Growth:
-    """On this machine, which says nothing of a budget."""
+    """Measures the table on this machine, which says nothing of a budget."""
     table = lj.latency_table(
         lj.load(config.model, config.dtype),
         config.rows,
@@ -100,9 +96,7 @@ def measured(config: LatencyTableConfig) -> Growth:
     return Growth(table, None, "measured")
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="latency_table")
-def main(config: DictConfig) -> None:
-    launch(tabulate, LatencyTableConfig, config)
+main = entry_point("latency_table", tabulate, LatencyTableConfig)
 
 
 if __name__ == "__main__":

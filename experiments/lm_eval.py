@@ -22,14 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import hydra
 import numpy as np
 from jaxtyping import Int
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from experiments.harness.run import REPOSITORY, Run, launch
+from experiments.harness.run import REPOSITORY, Run, entry_point
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 
@@ -209,9 +208,7 @@ def _has_fields(item: Any, example: Any) -> bool:
     )
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="lm_eval")
-def main(config: DictConfig) -> None:
-    launch(score, LmEvalConfig, config)
+main = entry_point("lm_eval", score, LmEvalConfig)
 
 
 if __name__ == "__main__":

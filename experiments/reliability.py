@@ -14,24 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import hydra
 import jax
 import jax.numpy as jnp
 import numpy as np
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.pictures import reliability_diagram, save
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.evaluation.reliability import Reliability, reliability
+from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
-from llada_jax.training.data import Batch, Example, batch_at
+from llada_jax.training.data import Example, TrainingBatch, batch_at
 from llada_jax.training.loss import corrupt
 
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
@@ -125,7 +123,7 @@ def _predictions(
 
 def _batches(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     tokenizer = model.tokenizer
     assert tokenizer is not None and model.config.eos_id is not None
     end = tokenizer.encode("<|eot_id|>")
@@ -152,7 +150,7 @@ def _batches(
 
 
 def _predict(
-    params: ModelParams, model: ModelConfig, key: jax.Array, batch: Batch
+    params: ModelParams, model: ModelConfig, key: jax.Array, batch: TrainingBatch
 ) -> tuple[np.ndarray, np.ndarray]:
     """Confidence of the masked answer tokens' predictions, and which are right."""
     assert model.mask_id is not None
@@ -170,9 +168,7 @@ def _most_likely(
     return jnp.argmax(probability, axis=-1), probability.max(axis=-1)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="reliability")
-def main(config: DictConfig) -> None:
-    launch(measure, ReliabilityConfig, config)
+main = entry_point("reliability", measure, ReliabilityConfig)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def save_archive(
 def load_archive(
     path: str | os.PathLike[str], names: Iterable[str], version: int, *, kind: str, short: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of these names, and the settings, of a file that `save_archive` wrote.
+    """Returns the arrays of these names, and the settings, of a file of `save_archive`.
 
     Raises ValueError, which names the file and the `kind` of record (or, for another version, what
     it is called in `short`), for anything else.

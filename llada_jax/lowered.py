@@ -61,6 +61,14 @@ class Operation:
         """Multiply-adds of a matrix product, else 0."""
         return self.contraction * sum(output.size for output in self.outputs)
 
+    @property
+    def types(self) -> str:
+        """What it takes and gives, for messages: `f32[4, 8], f32[8] -> f32[4, 8]`."""
+        return " -> ".join(
+            ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -85,14 +93,14 @@ class Lowered:
         return sum(math.prod(w.shape) * w.bits // 8 for w in self.weights.values())
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the record as JSON; the file appears once it is complete."""
+        """Writes the record as JSON; the file appears once it is complete."""
         record = {"format": FORMAT, **asdict(self)}
         record["module"] = base64.b64encode(self.module).decode()
         atomic.write_text(path, json.dumps(record))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Lowered":
-        """Read what `save` wrote. Raises ValueError where the file is something else."""
+        """Reads what `save` wrote. Raises ValueError where the file is something else."""
         try:
             record = json.loads(Path(path).read_text())
             found = record["format"]

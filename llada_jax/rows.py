@@ -19,7 +19,7 @@ def make_rows(
     row_order: Int[Array, "B R"] | None = None,
     cache_order: Int[Array, "B L"] | None = None,
 ) -> Rows:
-    """Rows that see each other and the `cached` positions, except where a live row replaces them.
+    """Returns rows that see each other and the `cached` positions that no live row replaces.
 
     With `row_order` and `cache_order` a row sees only positions of its own order or lower.
     """
@@ -43,13 +43,13 @@ def make_rows(
 def empty_cache(
     n_layers: int, batch: int, length: int, n_kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> KVCache:
-    """A cache of zeros, [N, B, L, K, Dh] twice."""
+    """Returns a cache of zeros, [N, B, L, K, Dh] twice."""
     shape = (n_layers, batch, length, n_kv_heads, head_dim)
     return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:
-    """The cache with the written rows' keys and values at their positions."""
+    """Returns the cache with the written rows' keys and values at their positions."""
     batch = jnp.arange(rows.tokens.shape[0])[:, None]
     length = cache.keys.shape[2]
     slots = jnp.where(rows.written, rows.positions, length)  # out of range: dropped

@@ -51,7 +51,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included; a model's embedding may have more rows."""
+        """Counts tokens, special ones included; a model's embedding may have more rows."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -75,17 +75,17 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text; the spelling of a special token becomes that token."""
+        """Returns token ids of a text; the spelling of a special token becomes that token."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids (a list or a one-dimensional array)."""
+        """Returns the text of token ids (a list or a one-dimensional array)."""
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self, messages: Messages, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The text of a chat as the model was trained to read it.
+        """Renders a chat as the model was trained to read it.
 
         Args:
             messages: each with `"role"` and `"content"`.
@@ -113,7 +113,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Messages, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """Token ids of `apply_chat_template` with the same arguments."""
+        """Returns token ids of `apply_chat_template` with the same arguments."""
         return self.encode(self.apply_chat_template(messages, add_generation_prompt, **variables))
 
 
@@ -137,7 +137,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own `tojson`, leaves `<`, `>`, `&` and non-ASCII letters as they are."""
+    """Leaves `<`, `>`, `&` and non-ASCII letters as they are, unlike Jinja's own `tojson`."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -165,7 +165,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in an optional file, empty where there is no file."""
+    """Reads the object in an optional file, empty where there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -192,7 +192,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _default_template(template: str | Sequence[Mapping[str, str]] | None) -> str | None:
-    """The template itself, or the one named `default` where a config lists several."""
+    """Returns the template itself, or the one named `default` where a config lists several."""
     if template is None or isinstance(template, str):
         return template
     return {entry["name"]: entry["template"] for entry in template}.get("default")

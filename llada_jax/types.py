@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     @property
     def written(self) -> Bool[Array, "B R"]:
-        """Live rows whose keys and values enter the cache."""
+        """Marks live rows whose keys and values enter the cache."""
         return self.live if self.writes is None else self.live & self.writes
 
 

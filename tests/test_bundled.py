@@ -3,11 +3,9 @@
 import pytest
 from scipy.stats import binom
 
-import llada_jax as lj
-from experiments.evaluate.answers import answer_items, batched
 from llada_jax.checkpoint import bundled_folder, bundled_names
+from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
-from llada_jax.evaluation.tasks import load_task
 from tests.model_cards import StatedScore, outdated_tasks, stated_scores
 
 LIMIT = 12 * 2**20
@@ -63,11 +61,7 @@ def test_it_scores_what_its_card_states(name, score):
 
 
 def right(name: str, score: StatedScore, items: int) -> int:
-    model, task = lj.load(name), load_task(score.task)
-    count = 0
-    for places in batched(range(items), 50):
-        asked = {place: task.item(score.seed, place, "test") for place in places}
-        answers = answer_items(model, asked, score.sampler)[0].generations
-        count += sum(task.verify(answer.item, answer.text) for answer in answers)
+    found = evaluate(name, score.task, score.sampler, items=items, seed=score.seed)
+    count = sum(found.right.values())
     print(f"{name}: {count} of {items} {score.task}, {score.name}; stated {score.share:.1%}")
     return count

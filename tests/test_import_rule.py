@@ -27,7 +27,16 @@ EVERYTHING = {
         "phone",
         "swap",
     ),
-    *("sampling_engine", "hdl", "experts", "training", "evaluation", "tasks", "build"),
+    *(
+        "sampling_engine",
+        "hdl",
+        "experts",
+        "experts_decoding",
+        "training",
+        "evaluation",
+        "tasks",
+        "build",
+    ),
 }
 
 ALLOWED = {
@@ -50,6 +59,7 @@ ALLOWED = {
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
+    "experts_decoding": {"experts", "model", *DATA},
     "tasks": {"config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
@@ -75,8 +85,11 @@ ROOM_OF_MODULE = {
     **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
     "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
-    "llada_jax.build_experts": "build",
-    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},  # lower steps: JAX
+    "llada_jax.experts.decoding.generation": "build",
+    "llada_jax.experts.decoding": "experts_decoding",
+    # They lower steps, which takes JAX.
+    **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},
+    **{f"llada_jax.evaluation.{name}": "build" for name in ("answers", "harness")},  # decode
 }
 """Files and folders of one room that belong to another one."""
 
@@ -163,6 +176,8 @@ def test_the_table_names_rooms_that_exist_or_are_planned():
         ("sampling_engine/machine.py", "import jax.numpy as jnp"),
         ("sampling_engine/machine.py", "from llada_jax.sampling_engine.hdl import top_k"),
         ("experts/cache.py", "import jax"),
+        ("experts/cache.py", "from llada_jax.experts.decoding import expert_store"),
+        ("experts/decoding/expert_store.py", "from llada_jax import build"),
         ("experts/cache.py", "from llada_jax.swap import planner"),
         ("evaluation/tasks/sums.py", "from llada_jax.text import Tokenizer"),
         ("helpers.py", "import os"),

@@ -11,94 +11,46 @@ What is compared takes turns on the machine, and the best of several times count
 then hits both sides, and neither is charged for it.
 """
 
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Literal
 
-import hydra
 import jax
-import jax.numpy as jnp
-import numpy as np
-from omegaconf import DictConfig
-from tqdm import tqdm
 
 import llada_jax as lj
+from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
-from experiments.bench.planning import time_planning
+from experiments.bench.planner_bench import time_planning
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
-from experiments.harness.timers import best_times
-from llada_jax.config import Cache, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
-from llada_jax.model.forward import cache_for, forward, forward_rows
-from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from experiments.harness.run import Run, entry_point
+from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import init_params
-from llada_jax.rows import make_rows
-from llada_jax.types import Scores
 
-BATCH = 8
-PATTERNS = 32
-"""Of masks, for one likelihood."""
 Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling", "revision"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(HotPathsConfig):
     """What to time. The comments are in conf/bench.yaml."""
 
     suite: Suite = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
-    prompt_length: int = 64
-    gen_length: int = 128
-    block_length: int = 32
-    steps: int = 128
-    repeats: int = 5
-    seed: int = 0
     llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_choice("suite", self.suite, Suite)
-        for name in ("prompt_length", "repeats"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
-        _ = self.sampler
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        return SamplerConfig(
-            gen_length=self.gen_length, block_length=self.block_length, steps=self.steps
-        )
 
 
 def bench(config: BenchConfig, run: Run) -> None:
-    """One suite: hot paths of a small model, LLaDA-8B's step, planners, sampling, or revision."""
-    if config.suite == "hot_paths":
-        run.finish(list(time_hot_paths(config, run)))
-        return
-    if config.suite == "planning":
-        run.begin()
-        run.finish(list(time_planning(config.repeats)))
-        return
-    model = config.architecture
-    if model is None:
-        needed = {"sampling": "medium"}.get(config.suite, "llada_8b")
-        raise ValueError(f"suite={config.suite} needs architecture={needed}")
+    """Runs one suite, and records each row as soon as it is there."""
+    timed = timed_rows(config)
     run.begin()
-    if config.suite == "sampling":
-        timed = time_sampling(model_of(config), config.sampling, config.repeats, config.seed)
-    elif config.suite == "revision":
-        timed = time_revision(model, config.revision, config.repeats, config.seed)
-    else:
-        timed = time_llada8b(model, config.llada8b_step, config.repeats)
     rows = []
     for row in timed:
         run.record(row.as_dict())
@@ -106,188 +58,41 @@ def bench(config: BenchConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def time_hot_paths(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
-    """Decoding, batches, loops, forwards, heads, likelihoods and imports."""
-    model = model_of(config)
-    length = config.prompt_length + config.gen_length
-    require(
-        length <= model.config.max_length,
-        f"prompt_length + gen_length is {length}; allowed: up to {model.config.max_length}",
-    )
-    run.begin()
-    suites = (decoding, batches, loops, backends, forwards, heads, likelihoods, imports)
-    for suite in tqdm(suites, desc="bench", unit="suite"):
-        yield from suite(model, config)
+def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
+    """Returns the rows of the suite, which times each when it is asked for.
+
+    Raises ValueError, before any work, where the suite needs another model.
+    """
+    model = config.architecture
+    if config.suite == "hot_paths":
+        loaded = model_of(config)
+        longest = loaded.config.max_length
+        require(
+            config.length <= longest,
+            f"prompt_length + gen_length is {config.length}; allowed: up to {longest}",
+        )
+        return time_hot_paths(loaded, config)
+    if config.suite == "planning":
+        return time_planning(config.repeats)
+    if model is None:
+        needed = {"sampling": "medium"}.get(config.suite, "llada_8b")
+        raise ValueError(f"suite={config.suite} needs architecture={needed}")
+    if config.suite == "sampling":
+        return time_sampling(model_of(config), config.sampling, config.repeats, config.seed)
+    if config.suite == "revision":
+        return time_revision(model, config.revision, config.repeats, config.seed)
+    return time_llada8b(model, config.llada8b_step, config.repeats)
 
 
 def model_of(config: BenchConfig) -> lj.Model:
-    """The model to time: random weights where an architecture is given."""
+    """Returns the model to time: random weights where an architecture is given."""
     if config.architecture is None:
         return lj.load(config.model)
     params = init_params(config.architecture, jax.random.key(config.seed))
     return lj.Model(config.architecture, params, None)
 
 
-def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
-    """A row with the milliseconds of each, and how many times faster than the baseline it is."""
-    for name, seconds in times.items():
-        yield ResultRow(name=f"{unit_name}: {name}", value=seconds * 1e3, unit="ms")
-        if name != baseline:
-            ratio = times[baseline] / seconds
-            yield ResultRow(name=f"{unit_name}: {name} vs {baseline}", value=ratio, unit="x faster")
-
-
-def prompt_of(model: lj.Model, config: BenchConfig) -> jax.Array:
-    """Random ids without the special ones at the vocabulary's ends."""
-    key = jax.random.key(config.seed)
-    low, high = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
-    return jax.random.randint(key, (1, config.prompt_length), low, high)
-
-
-def decoding(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """A whole run per window, with equal forwards, against the whole-canvas sampler."""
-    prompt = prompt_of(model, config)
-    candidates = {
-        f"cache={cache}": partial(
-            _decode, model, prompt, config.sampler.replace(cache=cache), "compiled"
-        )
-        for cache in get_args(Cache)
-    }
-    yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
-
-
-def batches(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """As `experiments.evaluate` decodes, many prompts at a time, against one after the other."""
-    prompts = jnp.tile(prompt_of(model, config), (BATCH, 1))
-    sampler = config.sampler.replace(cache="blockwise")
-    candidates = {
-        "one by one": lambda: [
-            _decode(model, prompt[None], sampler, "compiled") for prompt in prompts
-        ],
-        "one batch": partial(_decode, model, prompts, sampler, "compiled"),
-    }
-    yield from against(best_times(candidates, config.repeats), "one by one", f"{BATCH} prompts")
-
-
-def loops(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """The compiled loop against the host loop, block-wise."""
-    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
-    candidates = {
-        f"{loop} loop": partial(_decode, model, prompt, sampler, loop)
-        for loop in ("host", "compiled")
-    }
-    yield from against(best_times(candidates, config.repeats), "host loop", "decode")
-
-
-def _decode(
-    model: lj.Model, prompt: jax.Array, sampler: SamplerConfig, loop: Any, backend: str = "xla"
-) -> Any:
-    return lj.generate(model, prompt, sampler, loop=loop, backend=backend).tokens
-
-
-def backends(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """The host loop with each backend that is installed, block-wise, against XLA."""
-    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
-    names = ["xla", *(["litert"] if find_spec("ai_edge_litert") else [])]
-    candidates = {
-        f"{name} backend": partial(_decode, model, prompt, sampler, "host", name) for name in names
-    }
-    yield from against(best_times(candidates, config.repeats), "xla backend", "decode")
-
-
-def forwards(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """One forward of some rows against a cache of the canvas, and of the whole canvas."""
-    length = config.prompt_length + config.gen_length
-    sizes = {config.block_length, 2 * config.block_length, config.gen_length, length}
-    candidates = {}
-    for size in sorted(size for size in sizes if size <= length):
-        cache = cache_for(model.params, model.config, 1, 0 if size == length else length)
-        positions = length - size + jnp.arange(size, dtype=jnp.int32)[None]
-        cached = jnp.ones((1, cache.keys.shape[2]), bool)
-        live = jnp.ones(positions.shape, bool)
-        rows = make_rows(jnp.ones_like(positions), positions, live, cached)
-        candidates[f"{size} rows"] = partial(_forward, model.params, model.config, rows, cache)
-    yield from against(best_times(candidates, config.repeats), f"{length} rows", "forward")
-
-
-_forward = jax.jit(forward_rows, static_argnums=1)
-
-
-def heads(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """Scores of a block: the vocabulary in chunks, against all logits and a softmax over them."""
-    shape = (1, config.block_length, model.config.width)
-    hidden = jax.random.normal(jax.random.key(config.seed), shape).astype(
-        model.params.embedding.dtype
-    )
-    streamed = jax.jit(partial(score_rows, noise_keys=None, rules=ScoreRules()))
-    materialised = jax.jit(_scores_of_all_logits)
-    candidates = {
-        "all logits": partial(materialised, model.params, hidden),
-        "streamed": partial(streamed, model.params, hidden),
-    }
-    yield from against(best_times(candidates, config.repeats), "all logits", "scores")
-
-
-def _scores_of_all_logits(params: Any, hidden: jax.Array) -> Scores:
-    logits = logits_of(params, hidden)
-    share = jax.nn.softmax(logits, axis=-1)
-    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    best = jax.lax.top_k(share, 2)[0]
-    return Scores(
-        token=token,
-        confidence=jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0],
-        entropy=-jnp.where(share > 0, share * jnp.log(share), 0).sum(-1),
-        margin=best[..., 0] - best[..., 1],
-    )
-
-
-def likelihoods(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """LLaDA's bound of a block after the prompt: the vocabulary streamed for the masked tokens
-    alone, against all logits of the canvases."""
-    prompt = prompt_of(model, config)[0]
-    pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
-    candidates = {
-        name: partial(bounds, score, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH)
-        for name, score in (
-            ("all logits", partial(_masked_of_all_logits, model)),
-            ("masked tokens", model_scorer(model.params, model.config)),
-        )
-    }
-    yield from against(best_times(candidates, config.repeats), "all logits", "likelihood")
-
-
-def _masked_of_all_logits(
-    model: lj.Model, tokens: np.ndarray, live: np.ndarray, masked: Masked
-) -> np.ndarray:
-    log_p = _all_log_probabilities(model.params, model.config, tokens, live)
-    return np.asarray(log_p)[masked.row, masked.position, masked.token]
-
-
-@partial(jax.jit, static_argnums=1)
-def _all_log_probabilities(
-    params: Any, config: ModelConfig, tokens: jax.Array, live: jax.Array
-) -> jax.Array:
-    return jax.nn.log_softmax(forward(params, config, tokens, live))
-
-
-def imports(model: lj.Model, config: BenchConfig) -> Iterator[ResultRow]:
-    """`import llada_jax` in a fresh interpreter, against `import jax`."""
-    candidates = {
-        f"import {name}": partial(
-            subprocess.run, [sys.executable, "-c", f"import {name}"], check=True
-        )
-        for name in ("jax", "llada_jax")
-    }
-    times = best_times(candidates, config.repeats)
-    for name, seconds in times.items():
-        yield ResultRow(name=name, value=seconds, unit="s")
-    ratio = times["import llada_jax"] / times["import jax"]
-    yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
-
-
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="bench")
-def main(config: DictConfig) -> None:
-    launch(bench, BenchConfig, config)
+main = entry_point("bench", bench, BenchConfig)
 
 
 if __name__ == "__main__":

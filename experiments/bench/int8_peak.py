@@ -38,7 +38,7 @@ class Int8Peak(NamedTuple):
 
 
 def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak:
-    """The peak of that many threads at once, from times that add up to `seconds` or more.
+    """Measures the peak of that many threads at once, from times that add up to `seconds` or more.
 
     A C kernel measures it; without a C compiler, the best JAX int8 dot is a lower bound.
     """
@@ -56,7 +56,7 @@ def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak:
 
 
 def find_compiler() -> str | None:
-    """The path of a C compiler, or None."""
+    """Returns the path of a C compiler, or None."""
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
@@ -79,7 +79,7 @@ def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Int8Pe
 
 
 def seconds_at_once(work: Callable[[], object], threads: int) -> float:
-    """From the moment when all threads are ready until the last one is done with its own `work`.
+    """Times from when all threads are ready until the last one is done with its own `work`.
 
     They run at once only where `work` lets go of Python's lock, as foreign functions do.
     """

@@ -23,11 +23,12 @@ from experiments.bench.int8_peak import measure_int8_peak
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.backend.export import Export, export
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model.forward import run_layers
-from llada_jax.model.layers import rotation
+from llada_jax.model.layers import CachedLayer, rotation
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
@@ -56,7 +57,7 @@ class StepBenchConfig:
 
 
 def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     size = 3 * param_count(model)  # the exported weights, and once more in the kernels' order
     require_disk(Path(config.scratch), size, "an exported model")
     require_memory(int(1.25 * param_count(model)), "running the exported model")
@@ -82,7 +83,7 @@ def _exported(
             caches=(CACHE,),
         )
         weights = RandomWeights(model, settings.quant)
-        export(folder, Export(model, weights, settings, "random weights", verify=False))
+        write_export(folder, Export(model, weights, settings, "random weights", verify=False))
         _in_own_process(folder, "steps", "32")  # packs the weights for this CPU
         times = _in_own_process(folder, "steps", ",".join(map(str, config.rows)))
         for rows, parts in times.items():
@@ -97,7 +98,7 @@ def _exported(
 
 
 def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench.exported_run", str(folder), what, value]
+    command = [sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -136,7 +137,7 @@ def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[R
 
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
-    """One layer by XLA, against the same cache."""
+    """Times one layer by XLA, against the same cache."""
     one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
                         pad_id=None)  # fmt: skip
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)
@@ -146,13 +147,12 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
         wide.layers,
     )
     positions = jnp.arange(CACHE, CACHE + rows, dtype=jnp.int32)[None]
-    cached = (jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16),)
+    cached = jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16)
     arguments = (
         jax.random.normal(jax.random.key(1), (1, rows, one.width), jnp.bfloat16),
         rotation(one, positions),
         jnp.zeros((1, rows, CACHE + rows)),
-        cached,
-        cached,
+        [CachedLayer(cached, cached)],
     )
     layer = jax.jit(run_layers, static_argnums=1)
     candidates = {

@@ -23,8 +23,8 @@ from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision.forward import pack_params, tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache, Rows
@@ -53,7 +53,7 @@ class RevisionBenchConfig:
 def time_revision(
     model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
                         pad_id=None)  # fmt: skip
     forms = _forms(one, seed)
@@ -70,7 +70,7 @@ def time_revision(
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
-    """The parameters of one layer; the matrices stand for the same numbers in all but float16."""
+    """Makes the parameters of one layer, of the same numbers in all forms but float16."""
     tiles = pack_params(init_params(config, jax.random.key(seed)), config)
 
     def integers(leaf: Any) -> Any:
@@ -91,7 +91,7 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
 
 
 def _bytes(params: ModelParams) -> int:
-    """Of the layer's matrices. XLA's int4 lies one in a byte."""
+    """Counts the bytes of the layer's matrices. XLA's int4 lies one in a byte."""
     matrices = jax.tree.leaves(
         (params.layers[0].attention, params.layers[0].ffn),
         is_leaf=lambda leaf: isinstance(leaf, QuantArray),

@@ -52,7 +52,7 @@ class SamplingBenchConfig:
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
 
 
-class Compiled(NamedTuple):
+class CompiledSampler(NamedTuple):
     """A program, and the bytes it needs beside its inputs and outputs."""
 
     call: Callable[[], Any]
@@ -60,7 +60,7 @@ class Compiled(NamedTuple):
 
 
 def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
-    """Fast-dLLM's rule: the best id, and its share of a softmax in float64. Needs
+    """Takes the best id, and its share of a softmax in float64, as Fast-dLLM; needs
     `jax.enable_x64`."""
     token = jnp.argmax(logits, axis=-1)
     share = jax.nn.softmax(logits.astype(jnp.float64), axis=-1)
@@ -68,7 +68,7 @@ def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
 
 
 def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
-    """What `score_rows` does with logits that are there already."""
+    """Does what `score_rows` does, with logits that are there already."""
     rules = ScoreRules(chunk=chunk)
 
     def absorb(seen, start, size):
@@ -83,9 +83,9 @@ def sample_in_one_pass(logits: Float[Array, "1 R V"], chunk: int) -> Sampled:
     return scores.token, scores.confidence
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) -> Compiled:
-    """The function for these arguments, as a user would run it: with 64-bit numbers allowed only
-    where they are asked for, for they slow down what does not need them."""
+def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) -> CompiledSampler:
+    """Compiles a function for these arguments, as a user would run it: 64-bit numbers, which slow
+    down what does not need them, are allowed only where they are asked for."""
     with jax.enable_x64(wide):
         program = jax.jit(function).lower(*arguments).compile()
 
@@ -95,21 +95,21 @@ def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) 
 
     memory = program.memory_analysis()
     assert memory is not None
-    return Compiled(call, memory.temp_size_in_bytes)
+    return CompiledSampler(call, memory.temp_size_in_bytes)
 
 
 def time_sampling(
     model: lj.Model, config: SamplingBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
-    """All rows of the suite."""
+    """Yields all rows of the suite."""
     for rows in config.rows:
         rules = _on_given_logits(model.config.vocab_size, rows, config.logits_chunk, seed)
         yield from _from_logits(rules, rows, repeats)
         yield from _in_a_step(model, rules, rows, config.chunk, repeats, seed)
 
 
-def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, Compiled]:
-    """Both samplers, without a head in front."""
+def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, CompiledSampler]:
+    """Returns both samplers, without a head in front."""
     logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
     return {
         "float64": compiled(sample_in_float64, logits, wide=True),
@@ -117,7 +117,7 @@ def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, 
     }
 
 
-def _from_logits(rules: dict[str, Compiled], rows: int, repeats: int) -> Iterator[ResultRow]:
+def _from_logits(rules: dict[str, CompiledSampler], rows: int, repeats: int) -> Iterator[ResultRow]:
     yield from _compared("score_rows", rules, rows, repeats)
     theirs, ours = (rule.call()[0] for rule in rules.values())
     same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
@@ -125,7 +125,7 @@ def _from_logits(rules: dict[str, Compiled], rows: int, repeats: int) -> Iterato
 
 
 def _compared(
-    name: str, programs: dict[str, Compiled], rows: int, repeats: int
+    name: str, programs: dict[str, CompiledSampler], rows: int, repeats: int
 ) -> Iterator[ResultRow]:
     """Times and temporary memory of both, and how many times better the second is."""
     calls = {key: program.call for key, program in programs.items()}
@@ -143,9 +143,14 @@ def _compared(
 
 
 def _in_a_step(
-    model: lj.Model, rules: dict[str, Compiled], rows: int, chunk: int, repeats: int, seed: int
+    model: lj.Model,
+    rules: dict[str, CompiledSampler],
+    rows: int,
+    chunk: int,
+    repeats: int,
+    seed: int,
 ) -> Iterator[ResultRow]:
-    """With the head in front; and the samplers on given logits, as shares of a step of the model's
+    """Times both with the head in front; and on given logits, as shares of a step of the model's
     body, head and sampler."""
     key = jax.random.key(seed)
     dtype = model.params.embedding.dtype
@@ -172,7 +177,7 @@ def _in_a_step(
 
 
 def _body(model: lj.Model, rows: int) -> Callable[[], Any]:
-    """A forward of the rows against a cache."""
+    """Returns a forward of the rows against a cache."""
     cache = cache_for(model.params, model.config, 1, CACHED + rows)
     positions = CACHED + jnp.arange(rows, dtype=jnp.int32)[None]
     cached = jnp.ones((1, cache.keys.shape[2]), bool)

@@ -66,7 +66,7 @@ class Cache(NamedTuple):
 
 
 def read(arguments: Sequence[str]) -> TorchLayerConfig:
-    """The configuration of `key=value` arguments; commas separate the parts of a tuple."""
+    """Reads the configuration of `key=value` arguments; commas separate the parts of a tuple."""
     defaults = dataclasses.asdict(TorchLayerConfig())
     settings = {}
     for argument in arguments:
@@ -87,7 +87,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def time_layers(config: TorchLayerConfig) -> list[dict[str, Any]]:
-    """A row for each dtype and number of rows."""
+    """Yields a row for each dtype and number of rows."""
     torch.manual_seed(0)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -106,7 +106,7 @@ def time_layers(config: TorchLayerConfig) -> list[dict[str, Any]]:
 
 
 def best_times(candidates: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Seconds of each, the best of many rounds in which all take turns, after two warm ones."""
+    """Times each: the best of many rounds in which all take turns, after two warm ones."""
     for call in [*candidates.values()] * 2:
         call()
     best = dict.fromkeys(candidates, float("inf"))
@@ -120,7 +120,7 @@ def best_times(candidates: dict[str, Callable[[], Any]], seconds: float) -> dict
 
 
 def layer_of(config: TorchLayerConfig, dtype: str) -> Layer:
-    """Random weights; int8 multiplies int8 weights by activations that it rounds as they come."""
+    """Makes random weights; int8 multiplies them by activations that it rounds as they come."""
     heads = config.n_heads * config.head_dim
     shapes = {
         **dict.fromkeys(("query", "key", "value"), (config.width, heads)),
@@ -142,12 +142,12 @@ def layer_of(config: TorchLayerConfig, dtype: str) -> Layer:
 
 
 def _activations(dtype: str) -> Any:
-    """PyTorch's dynamic int8 takes float32, and gives it back."""
+    """Returns the dtype of activations: PyTorch's dynamic int8 takes float32, and gives it back."""
     return torch.float32 if dtype == "int8" else torch.bfloat16
 
 
 def step_of(config: TorchLayerConfig, layer: Layer, rows: int) -> Callable[[], Any]:
-    """One call of the layer, on random rows behind a random cache."""
+    """Makes one call of the layer, on random rows behind a random cache."""
     dtype = layer.attention_norm.dtype
     hidden = torch.randn(1, rows, config.width, dtype=dtype)
     cache = Cache(*torch.randn(2, 1, config.n_heads, config.cached, config.head_dim, dtype=dtype))
@@ -158,7 +158,7 @@ def step_of(config: TorchLayerConfig, layer: Layer, rows: int) -> Callable[[], A
 
 
 def forward(layer: Layer, hidden: Any, cache: Cache, cos: Any, sin: Any) -> Any:
-    """Hidden states [1, rows, width] after attention and SwiGLU."""
+    """Returns hidden states [1, rows, width] after attention and SwiGLU."""
     matrices = layer.matrices
     x = rms_norm(hidden, layer.attention_norm)
 
@@ -177,13 +177,13 @@ def forward(layer: Layer, hidden: Any, cache: Cache, cos: Any, sin: Any) -> Any:
 
 
 def rms_norm(x: Any, weight: Any) -> Any:
-    """In float32, cast back before the weight multiplies."""
+    """Normalises in float32, cast back before the weight multiplies."""
     wide = x.float()
     return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(x.dtype) * weight
 
 
 def rotate(x: Any, cos: Any, sin: Any) -> Any:
-    """RoPE by half rotation, in float32."""
+    """Turns by RoPE's half rotation, in float32."""
     left, right = x.float().chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 

@@ -23,28 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
-from experiments.evaluate.cell import Cell, TaskConfig
-from experiments.evaluate.chosen import Chosen
-from experiments.evaluate.judged import (
-    CELLS,
-    GENERATIONS,
-    Judged,
-    comparison_rows,
-    decoder_rows,
-    judged,
-    require_same_items,
-)
+import llada_jax as lj
+from experiments.evaluate.chosen_samplers import ChosenSamplers
+from experiments.evaluate.decoder import CELLS, TaskConfig, TrialConfig
+from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteConfig, SuiteResult, evaluate_suite, rescore_suite
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.generations import Generation
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
@@ -120,11 +112,12 @@ class EvaluateConfig:
         )
 
     @property
-    def cell(self) -> Cell:
-        return Cell(
+    def trial(self) -> TrialConfig:
+        """Returns what is decoded; of a suite, what its decoders have in common."""
+        return TrialConfig(
             model=self.model,
             dtype=self.dtype,
-            task=self.task,
+            items=self.task.asked,
             sampler_name=sampler_name(),
             sampler=self.sampler,
             backend=self.backend,
@@ -143,9 +136,9 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
         result = _suite_result(config, run)
         run.finish(result.rows, result.tables)
         return
-    baseline = judged(Path(config.baseline)) if config.baseline else None
+    baseline = Evaluation.load(config.baseline) if config.baseline else None
     if config.rescore:
-        found = judged(Path(config.rescore))
+        found = Evaluation.load(config.rescore)
         rows = _rows(config, found, baseline)
         run.begin()
     else:
@@ -166,11 +159,11 @@ def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
     asked = any(name_of(change) == "task.difficulty" for change in changes)
     return evaluate_suite(
         config.suite,
-        config.cell,
+        config.trial,
         run,
         socs=config.phones,
         difficulty=config.task.difficulty if asked else None,
-        chosen=Chosen.load(Path(config.chosen)) if config.chosen else None,
+        chosen=ChosenSamplers.load(Path(config.chosen)) if config.chosen else None,
     )
 
 
@@ -212,18 +205,20 @@ def name_of(change: str) -> str:
     return change.partition("=")[0].lstrip("+~")
 
 
-def _rows(config: EvaluateConfig, found: Judged, baseline: Judged | None) -> list[ResultRow]:
+def _rows(
+    config: EvaluateConfig, found: Evaluation, baseline: Evaluation | None
+) -> list[ResultRow]:
     rows = decoder_rows(found.name, [found], config.phones)
     return rows + (comparison_rows(baseline, found) if baseline else [])
 
 
-def _decoded(config: EvaluateConfig, run: Run, baseline: Judged | None) -> Judged:
-    model = config.cell.load()
+def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> Evaluation:
+    trial = config.trial.trial(lj.load(config.model, config.dtype))
     if baseline:
-        require_same_items(baseline, config.task.settings, config.task.items)
-    store = config.cell.store(run.folder, model)
+        require_same_items(baseline, trial.items.settings, trial.items.count)
+    store = trial.store(run.folder)
     run.begin()
-    return config.cell.decode(model, store)
+    return trial.run(store)
 
 
 def sampler_name() -> str:
@@ -251,9 +246,7 @@ def _line(generation: Generation, is_right: bool) -> dict[str, Any]:
     }
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="evaluate")
-def main(config: DictConfig) -> None:
-    launch(evaluate, EvaluateConfig, config)
+main = entry_point("evaluate", evaluate, EvaluateConfig)
 
 
 if __name__ == "__main__":

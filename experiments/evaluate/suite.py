@@ -14,15 +14,19 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-from experiments.evaluate.cell import Cell, TaskConfig, fingerprint
-from experiments.evaluate.chosen import CHOSEN, Chosen
-from experiments.evaluate.judged import CELLS, Judged, decoder_rows, difference_rows, judged
+import llada_jax as lj
+from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
+from experiments.evaluate.decoder import CELLS, TrialConfig
+from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, stored_settings
 from experiments.harness.schema import read_config
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.harness import fingerprint
+from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.metrics import paired
 from llada_jax.evaluation.tasks import load_task
 
@@ -60,7 +64,7 @@ class SuiteConfig:
             for decoder in self.decoders:
                 _ = decoder.sampler_for(load_task(task).gen_length)  # which checks both
 
-    def with_chosen(self, chosen: Chosen) -> "SuiteConfig":
+    def with_chosen(self, chosen: ChosenSamplers) -> "SuiteConfig":
         """Each decoder also with what was chosen in the sweep of its name.
 
         Raises ValueError where no sweep has the name of a decoder.
@@ -73,7 +77,7 @@ class SuiteConfig:
         )
         return replace(self, decoders=tuple(self._and_chosen(chosen)))
 
-    def _and_chosen(self, chosen: Chosen) -> Iterator[DecoderConfig]:
+    def _and_chosen(self, chosen: ChosenSamplers) -> Iterator[DecoderConfig]:
         for decoder in self.decoders:
             yield decoder
             if decoder.name in chosen.samplers:
@@ -90,17 +94,17 @@ class SuiteResult(NamedTuple):
 
 def evaluate_suite(
     suite: SuiteConfig,
-    cell: Cell,
+    common: TrialConfig,
     run: Run,
     *,
     socs: Sequence[str] = (),
     difficulty: int | None = None,
-    chosen: Chosen | None = None,
+    chosen: ChosenSamplers | None = None,
 ) -> SuiteResult:
     """Each decoder's score over all tasks, then its score on each.
 
     Args:
-      cell: everything else, items included; its task and its sampler give way to the suite's.
+      common: everything else; its task and its sampler give way to the suite's.
       difficulty: of every task; None: the default of each.
       chosen: samplers to decode with besides.
 
@@ -110,21 +114,22 @@ def evaluate_suite(
     """
     if chosen is not None:
         suite = suite.with_chosen(chosen)
-    cells = {
-        (decoder.name, task): _cell(cell, decoder, task, difficulty)
+    configs = {
+        (decoder.name, task): _with(common, decoder, task, difficulty)
         for decoder in suite.decoders
         for task in suite.tasks
     }
-    model = cell.load()
+    model = lj.load(common.model, common.dtype)
     if chosen is not None:
-        chosen.require_for(fingerprint(model), cell.task.seed, cell.task.items)
-    stores = {key: each.store(_folder(run.folder, *key), model) for key, each in cells.items()}
+        chosen.require_for(fingerprint(model), common.items.seed, common.items.count)
+    trials = {key: each.trial(model) for key, each in configs.items()}
+    stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
     run.begin()
     if chosen is not None:
         run.write(CHOSEN, chosen.as_json())
     found = {
-        key: cells[key].decode(model, stores[key])
-        for key in tqdm(cells, desc=suite.name, unit="cell")
+        key: trials[key].run(stores[key])
+        for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
     return _result(suite, found, socs)
 
@@ -144,7 +149,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
     except (ValueError, TypeError, KeyError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {error}; allowed: a suite of this version") from error
     found = {
-        (decoder.name, task): judged(_folder(folder, decoder.name, task), items)
+        (decoder.name, task): Evaluation.load(_folder(folder, decoder.name, task), items)
         for decoder in suite.decoders
         for task in suite.tasks
     }
@@ -159,7 +164,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
 
 def _stored_suite(folder: Path, settings: DictConfig) -> SuiteConfig:
     suite = read_config(SuiteConfig, settings["suite"])
-    return suite.with_chosen(Chosen.load(folder)) if settings.get("chosen") else suite
+    return suite.with_chosen(ChosenSamplers.load(folder)) if settings.get("chosen") else suite
 
 
 def _folder(run: Path, decoder: str, task: str) -> Path:
@@ -167,7 +172,7 @@ def _folder(run: Path, decoder: str, task: str) -> Path:
 
 
 def _result(
-    suite: SuiteConfig, found: Mapping[tuple[str, str], Judged], socs: Sequence[str]
+    suite: SuiteConfig, found: Mapping[tuple[str, str], Evaluation], socs: Sequence[str]
 ) -> SuiteResult:
     baseline = suite.decoders[0].name
     rows: list[ResultRow] = []
@@ -183,22 +188,18 @@ def _result(
     return SuiteResult(rows, suite_tables(suite.name, samplers, suite.tasks, rows))
 
 
-def _cell(cell: Cell, decoder: DecoderConfig, name: str, difficulty: int | None) -> Cell:
-    task = load_task(name)
-    items = TaskConfig(
-        name=name,
-        seed=cell.task.seed,
-        items=cell.task.items,
-        difficulty=task.default_difficulty if difficulty is None else difficulty,
-        gen_length=task.gen_length,
-    )
+def _with(
+    common: TrialConfig, decoder: DecoderConfig, name: str, difficulty: int | None
+) -> TrialConfig:
+    task, asked = load_task(name), common.items
     sampler = decoder.sampler_for(task.gen_length)
-    check_tiles(cell.tiles, cell.backend, sampler)
-    return replace(cell, task=items, sampler=sampler, sampler_name=decoder.name)
+    check_tiles(common.tiles, common.backend, sampler)
+    items = TaskItems(task=task, count=asked.count, seed=asked.seed, difficulty=difficulty)
+    return replace(common, items=items, sampler=sampler, sampler_name=decoder.name)
 
 
 def _difference(
-    name: str, before: Sequence[Judged], after: Sequence[Judged]
+    name: str, before: Sequence[Evaluation], after: Sequence[Evaluation]
 ) -> tuple[ResultRow, ResultRow]:
     """Of exact match on the same questions, and whether it could be chance."""
     pairs = [

@@ -1,4 +1,4 @@
-"""Mixture-of-experts models that do not fit on the accelerator: who runs, keeps and moves experts.
+"""Compares policies that run, keep and move experts where not all of them fit.
 
     python -m experiments.experts
     python -m experiments.experts parts=[phones] phones.npu=vendor phones.cpu=tuned
@@ -11,19 +11,17 @@ phones, with mixture-of-experts dLLMs. The run folder also gets the recorded rou
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Literal
 
-import hydra
-from omegaconf import DictConfig
-
-from experiments.experts.paper import PaperConfig, predict_paper
-from experiments.experts.phones import PhonesConfig, simulate_phones
-from experiments.experts.pictures import draw_pictures
-from experiments.experts.recorded import RecordedConfig, run_recorded, trained_subject
-from experiments.experts.schedules import measure_schedules
+from experiments.experts.expert_pictures import draw_pictures
+from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
+from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
+from experiments.experts.recorded_routing import RecordedConfig, run_recorded, trained_model
+from experiments.experts.schedule_gaps import measure_schedules
 from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
 Part = Literal["paper", "phones", "schedules", "recorded"]
@@ -31,7 +29,7 @@ Part = Literal["paper", "phones", "schedules", "recorded"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """What is run. The comments are in conf/experts.yaml."""
+    """Says what is run. The comments are in conf/experts.yaml."""
 
     seed: int = 0
     parts: tuple[str, ...] = ("paper", "phones", "schedules", "recorded")
@@ -48,7 +46,7 @@ class ExpertsConfig:
 
 
 def experts(config: ExpertsConfig, run: Run) -> None:
-    """All parts, one after another."""
+    """Runs all parts, one after another."""
     parts: dict[str, Callable[[], Iterator[ResultRow]]] = {
         "paper": partial(predict_paper, config.paper, config.seed),
         "phones": partial(simulate_phones, config.phones, config.seed),
@@ -56,23 +54,20 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "recorded": partial(run_recorded, config.recorded, config.seed, run),
     }
     if "recorded" in config.parts and config.recorded.trained is not None:
-        _ = trained_subject(config.recorded.trained, config.seed)  # which checks the model
+        _ = trained_model(config.recorded.trained, config.seed)  # which checks the model
     if config.pictures:
         require_plots("pictures=true")
     run.begin()
     rows = []
-    for part in config.parts:
-        for row in parts[part]():
-            run.record(row.as_dict())
-            rows.append(row)
+    for row in chain.from_iterable(parts[part]() for part in config.parts):
+        run.record(row.as_dict())
+        rows.append(row)
     if config.pictures:
         draw_pictures(rows, run.folder)
     run.finish(rows)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="experts")
-def main(config: DictConfig) -> None:
-    launch(experts, ExpertsConfig, config)
+main = entry_point("experts", experts, ExpertsConfig)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Decodes one prompt, step by step on the screen, and says how fast that was.
 
-    python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=threshold
+    python -m experiments.generate
+    python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=llada
     python -m experiments.generate model=path/to/folder sampler.cache=blockwise pause=0.05
     python -m experiments.generate sampler=llada_cpp sampler.refresh=worker tiles=q4_0
     python -m experiments.generate infill=true prompt="2+2=<|mask|> and 3*3=<|mask|>"
@@ -9,7 +10,8 @@
 The run folder gets, besides what every run writes, `trace.npz` (`lj.Trace.load` reads it) and
 `answer.txt`. With `loop=both` a prompt is decoded three times: watched in the host loop, and, where
 the backend and the sampler allow it, twice in the compiled loop, of which the second run needs no
-compilation.
+compilation. At the end stands, beside the run's time here and on phones (modelled, for LLaDA-8B),
+what LLaDA's plain sampler would have taken.
 """
 
 import os
@@ -20,17 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import hydra
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 from jaxtyping import Int
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.generate.live_canvas import Page, printable, watcher_for
+from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
-from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.results import ResultRow, table, traces
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import SamplerConfig, require
 from llada_jax.phone.profile import load_profile
@@ -57,6 +58,7 @@ class GenerateConfig:
     loop: Loops = "both"
     pause: float = 0.0
     phones: tuple[str, ...] = ()
+    plain_sampler: bool = True
 
     def __post_init__(self) -> None:
         require(self.prompt.strip() != "", f"prompt is {self.prompt!r}; allowed: some text")
@@ -106,8 +108,11 @@ def generate(config: GenerateConfig, run: Run) -> None:
         speed += compiled_speed(first, second)
     assert result is not None
     answer = answer_ids(result.generated[0], model, config)
-    phones = [] if config.infill else on_phones(_trace(result), config.phones)
-    rows = [*_counts(result, len(answer)), *speed, *phones]
+    rows = [*_counts(result, len(answer)), *speed]
+    if not config.infill:
+        if config.plain_sampler and config.backend == "xla":
+            rows += plain_sampler_here(model, int(_trace(result).prompt_lengths[0]), config.sampler)
+        rows += on_phones(_trace(result), config.phones)
     _write(run, result, tokenizer.decode(answer), rows)
 
 
@@ -212,7 +217,8 @@ def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> N
     _trace(result).save(run.folder / "trace.npz")
     run.write("answer.txt", answer + "\n")
     print(f"\n{printable(answer)}\n")
-    run.finish(rows)
+    here = [row for row in rows if not row.name.startswith("phone/")]
+    run.finish(rows, "\n\n".join(filter(None, [table(here), side_by_side(rows), *traces(rows)])))
     print(f"\nrun folder: {os.path.relpath(run.folder)}")
 
 
@@ -235,9 +241,7 @@ def _quoted(argument: str) -> str:
     return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="generate")
-def main(config: DictConfig) -> None:
-    launch(generate, GenerateConfig, config)
+main = entry_point("generate", generate, GenerateConfig)
 
 
 if __name__ == "__main__":

@@ -1,82 +1,75 @@
 """What a decoding run would take on phones, for a model of LLaDA-8B's shape: all of it modelled."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from llada_jax.phone.graphs import graphs_of, unknown_so_far
-from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import ForwardTimer, System, simulate
+from llada_jax.model.architecture import architecture
+from llada_jax.phone.graphs import unknown_so_far
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
 
 SHAPE = "llada_8b"
 DOUBTED = 8
+SHOWN_PARTS = 4
 
 
 def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
-    """The first row of a trace on each phone, beside the paper's baselines for the same texts.
+    """Yields rows of a trace's first row on each phone, beside the paper's baselines for its text.
 
-    The same forwards, of a larger model: `as_if`. Raises ValueError for a phone that has no
-    profile, and where LLaDA-8B could not hold the canvas.
+    Raises ValueError for a phone that has no profile, and where LLaDA-8B could not hold the canvas.
     """
-    profiles = [load_profile(soc) for soc in socs]
-    workload = as_if_llada_8b(trace)
-    for profile in profiles:
-        yield from _on_phone(workload, profile)
+    for phone in [lj.phone(soc) for soc in socs]:
+        yield from _on_phone(trace, phone)
     for operation in unknown_so_far():
         print(f"warning: {operation}")
 
 
 def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:
-    """The forwards of one row of a trace, for a model of LLaDA-8B's shape."""
-    return from_trace(trace, graphs_of(SHAPE).model, row, as_if=True)
+    """Returns the forwards of one row of a trace, for a model of LLaDA-8B's shape."""
+    return from_trace(trace, architecture(SHAPE), row, as_if=True)
 
 
 def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:
-    """Seconds of a workload on a phone, on average, and their 95 % interval.
+    """Returns seconds of a workload on a phone, on average, and their 95 % interval.
 
     The interval is the device model's own doubt, measured on the first `DOUBTED` workloads.
     """
-    graphs, canvas = graphs_of(SHAPE), max(workload.canvas for workload in workloads)
+    phone, canvas = lj.phone(soc), max(workload.canvas for workload in workloads)
 
     def mean(profile: Profile, some: Sequence[Workload]) -> float:
-        phone = ForwardTimer(graphs, profile, System(), canvas)
-        return sum(map(phone.latency, some)) / len(some)
+        timer = replace(phone, profile=profile).timer(SHAPE, canvas)
+        return sum(map(timer.latency, some)) / len(some)
 
-    profile = load_profile(soc)
-    seconds = mean(profile, workloads)
-    doubt = with_uncertainty(profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
+    seconds = mean(phone.profile, workloads)
+    doubt = with_uncertainty(phone.profile, lambda moved: mean(moved, workloads[:DOUBTED])).relative
     return seconds, (seconds * max(0.0, 1 - 1.96 * doubt), seconds * (1 + 1.96 * doubt))
 
 
-def _on_phone(workload: Workload, profile) -> Iterator[ResultRow]:
-    graphs, system = graphs_of(SHAPE), System()
-    name = f"phone/{profile.soc}"
+def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
+    found = phone.time(trace, SHAPE)
 
     def row(what: str, value: float, **more) -> ResultRow:
         return ResultRow(
-            name=f"{name}/{what}", value=value, unit="s", kind="modelled",
-            trace_source=workload.source, **more,
+            name=f"phone/{found.soc}/{what}", value=value, unit="s", kind="modelled",
+            trace_source=found.source, **more,
         )  # fmt: skip
 
-    sure = with_uncertainty(
-        profile,
-        lambda moved: ForwardTimer(graphs, moved, system, workload.canvas).latency(workload),
-    )
-    spread = 1.96 * sure.deviation
-    bounds = max(0.0, sure.seconds - spread), sure.seconds + spread
-    yield row("this_run", sure.seconds, interval=bounds)
-    found = simulate(workload, graphs, profile, system)
-    largest = sorted(found.parts.items(), key=lambda item: -item[1])[:4]
-    for part, seconds in largest:
+    yield row("this_run", found.seconds, interval=found.interval)
+    for part, seconds in list(found.breakdown.items())[:SHOWN_PARTS]:
         yield row(f"this_run/{part}", seconds)
+    workload = found.simulated.workload
     prompt, tokens = workload.prompt_length, workload.tokens
+    gen_length = trace.settings["sampler"]["gen_length"]
     baselines = {
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),
         "cpu_with_cache": (blockwise(prompt, tokens), System(body="cpu")),
         "npu": (vanilla(prompt, tokens), System(runtime="remap")),
+        "plain_sampler": (vanilla(prompt, gen_length), phone.system),
     }
     for what, (baseline, software) in baselines.items():
-        phone = ForwardTimer(graphs, profile, software, baseline.canvas)
-        yield row(what, phone.latency(baseline))
+        timer = replace(phone, system=software).timer(SHAPE, baseline.canvas)
+        yield row(what, timer.latency(baseline))

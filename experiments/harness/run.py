@@ -1,8 +1,6 @@
 """A run of an experiment: from Hydra's configuration to a folder that says what happened.
 
-    @hydra.main(version_base="1.3", config_path="../conf", config_name="generate")
-    def main(config: DictConfig) -> None:
-        launch(generate, GenerateConfig, config)
+    main = entry_point("generate", generate, GenerateConfig)
 
 The folder gets `config.yaml` (resolved), `env.json`, `metrics.jsonl` and `results.json`. The last
 one is there exactly when the run finished.
@@ -11,17 +9,13 @@ one is there exactly when the run finished.
 import json
 import logging
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydra.conf import HydraConf
+import hydra
+from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -32,47 +26,68 @@ from experiments.harness.results import ResultRow, table
 from experiments.harness.schema import read_config
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
+from llada_jax.config.sampler import PRESETS
+from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
-OF_EXTRAS = (
-    *("litert-converter", "ai-edge-litert", "flatbuffers"),
-    *("onnxruntime-qnn", "onnx", "ai-edge-quantizer"),
-)
-"""What the backends are made of; named where it is installed."""
+CONF = REPOSITORY / "conf"
 
-# `sampler=default`: every setting, so that each can be overridden, and a file in conf/sampler/ has
-# to say only what differs.
-ConfigStore.instance().store("default", asdict(SamplerConfig()), group="sampler")
+# `sampler=default`, and one for each preset: every setting, so that each can be overridden.
+for _name, _changes in {"default": {}, **PRESETS}.items():
+    ConfigStore.instance().store(_name, {**asdict(SamplerConfig()), **_changes}, group="sampler")
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):
     ConfigStore.instance().store(_shape.stem, OmegaConf.load(_shape), group="architecture")
 
 
-def _without_files(hydra: HydraConf) -> HydraConf:
-    """Hydra's own settings, but that it writes nothing into the folder of a run, which is `Run`'s:
-    a copy of the settings and a log would be there, or be overwritten, before input is checked.
-
-    Of a sweep, Hydra's sweeper writes `multirun.yaml` whatever is set: not into the folder of a run
-    but into the one above (`hydra.sweep.dir`), which is the sweep's."""
-    defaults = [
-        {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
-        for each in hydra.defaults
-    ]
-    return replace(hydra, defaults=defaults, output_subdir=None)
-
-
-ConfigStore.instance().store("config", _without_files(HydraConf()), group="hydra")
-
 T = TypeVar("T")
 
 
-def launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
-    """Run an experiment in the folder that Hydra made for it.
+def entry_point(
+    verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
+) -> Callable[[], None]:
+    """Makes the command of a verb: its settings are `conf/<verb>.yaml`, and its runs go to
+    `outputs/<verb>/<date>/<time>`."""
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
+    def command(config: DictConfig) -> None:
+        _launch(experiment, schema, config)
+
+    def main() -> None:
+        ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
+        command()
+
+    return main
+
+
+def _hydra_settings(verb: str) -> HydraConf:
+    """Returns Hydra's own settings, with the folders of a verb.
+
+    Hydra writes nothing into the folder of a run, which is `Run`'s: a copy of the settings and a
+    log would be there, or be overwritten, before input is checked. Its sweeper writes
+    `multirun.yaml` whatever is set, into the folder above (`hydra.sweep.dir`).
+    """
+    folder = f"outputs/{verb}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S}}"
+    hydra = HydraConf()
+    return replace(
+        hydra,
+        defaults=[
+            {"job_logging": "stdout"} if isinstance(each, dict) and "job_logging" in each else each
+            for each in hydra.defaults
+        ],
+        output_subdir=None,
+        run=RunDir(folder),
+        sweep=SweepDir(folder, "${hydra.job.num}"),
+        help=replace(hydra.help, app_name=f"experiments.{verb}"),
+    )
+
+
+def _launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
+    """Runs an experiment in the folder that Hydra made for it.
 
     Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
     installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra
@@ -152,44 +167,3 @@ def stored_settings(path: Path) -> DictConfig:
 
 def _json(content: Any, indent: int | None = None) -> str:
     return json.dumps(content, indent=indent, allow_nan=False) + "\n"
-
-
-@cache
-def environment() -> dict[str, Any]:
-    """Versions, the machine, and the commit of the code, as a process finds them first: what is
-    committed while it goes on is not what it runs."""
-    status = _git("status", "--porcelain")
-    return {
-        "python": platform.python_version(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "processor": _processor(),
-        "packages": {name: version(name) for name in PACKAGES} | _versions_of_extras(),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": None if status is None else status != "",
-    }
-
-
-def _versions_of_extras() -> dict[str, str]:
-    versions = {}
-    for name in OF_EXTRAS:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def _processor() -> str:
-    """The CPU's name, where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _git(*arguments: str) -> str | None:
-    """What git prints, or None where there is no git or no repository."""
-    command = ["git", "-C", str(REPOSITORY), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None

@@ -18,11 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import hydra
-from omegaconf import DictConfig
-
 from experiments.harness.results import ResultRow, aligned
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_config import PlanConfig
 from experiments.plan.plan_figure import draw
@@ -170,9 +167,7 @@ def table_of(plans: Sequence[CheckedPlan], bound_ns: int, steps: int) -> str:
     return aligned([*lines, dict.fromkeys(columns, "") | bound], columns[1:])
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="plan")
-def main(config: DictConfig) -> None:
-    launch(plan, PlanConfig, config)
+main = entry_point("plan", plan, PlanConfig)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,14 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-import hydra
-from omegaconf import DictConfig
-
-from experiments.evaluate.judged import GENERATIONS, Judged, comparison_rows, judged, score_rows
+from experiments.evaluate.result_rows import comparison_rows, score_rows
 from experiments.harness.pictures import Share, parallelism_curves, save, scores, training_curve
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
+from experiments.report.environments import environment_file, environment_lines
 from experiments.report.labels import labels
-from experiments.report.provenance import environment_file, provenance
 from llada_jax.config import require
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation
 from llada_jax.evaluation.metrics import Point, area_under_parallelism
 from llada_jax.evaluation.stored import (
     parsed,
@@ -71,8 +69,8 @@ class Decoder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.judged: Judged = judged(folder)
-        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.judged)}
+        self.found = Evaluation.load(folder)
+        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.found)}
 
     @property
     def task(self) -> str:
@@ -82,7 +80,7 @@ class Decoder:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return self.judged.settings
+        return self.found.settings
 
     @property
     def sampler(self) -> str:
@@ -136,7 +134,7 @@ def report(config: ReportConfig, run: Run) -> None:
     for folder, results in others:
         _other_run(page, folder, results)
     page.add("## Runs")
-    page.add_table([line for folder in folders for line in provenance(folder)])
+    page.add_table([line for folder in folders for line in environment_lines(folder)])
     run.begin()
     page.write(run)
     run.finish(rows)
@@ -173,7 +171,7 @@ def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Ite
         for folder, decoder in here.items():
             rows, base = list(decoder.rows.values()), bases[folder]
             if base is not None and decoder is not base:
-                rows += comparison_rows(base.judged, decoder.judged)
+                rows += comparison_rows(base.found, decoder.found)
             yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
         families: dict[str, list[Decoder]] = {}
         for folder, decoder in here.items():
@@ -214,7 +212,7 @@ def _agreeing(decoders: Sequence[Decoder], decoder: Decoder, setting: str) -> li
 
 def _renamed(row: ResultRow, decoder: Decoder, name: str) -> ResultRow:
     """The row of a decoder under a name that no other of the page has."""
-    return replace(row, name=name + row.name.removeprefix(decoder.judged.name))
+    return replace(row, name=name + row.name.removeprefix(decoder.found.name))
 
 
 def _decoder_line(name: str, decoder: Decoder) -> dict[str, str]:
@@ -236,7 +234,7 @@ def _difference_cells(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
     if base is None or decoder is base:
         shown = "baseline" if decoder is base else "no baseline"
         return {"difference (95 %)": shown, "McNemar p": ""}
-    difference, *_, p_value = comparison_rows(base.judged, decoder.judged)
+    difference, *_, p_value = comparison_rows(base.found, decoder.found)
     low, high = (100 * bound for bound in difference.interval or (0, 0))
     shown = f"{100 * difference.value:+.1f} points ({low:+.1f} to {high:+.1f})"
     return {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
@@ -271,7 +269,7 @@ def _curves(
 def _points(decoders: Sequence[Decoder]) -> list[Share]:
     """A point for each setting of the sampler: of several runs of one, the run of most items."""
     points: dict[str, Share] = {}
-    for decoder in sorted(decoders, key=lambda each: len(each.judged.right)):
+    for decoder in sorted(decoders, key=lambda each: len(each.found.right)):
         points[json.dumps(decoder.settings.get("sampler", decoder.sampler))] = decoder.share
     return list(points.values())
 
@@ -329,9 +327,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     return [require_object(row, path, _RESULT) for row in rows]
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="report")
-def main(config: DictConfig) -> None:
-    launch(report, ReportConfig, config)
+main = entry_point("report", report, ReportConfig)
 
 
 if __name__ == "__main__":

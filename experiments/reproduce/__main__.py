@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import hydra
-from omegaconf import DictConfig
-
-from experiments.harness.phone_pictures import draw
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
-from experiments.reproduce.claims import CHAPTERS, CHOICES, SOCS, Chapter
+from experiments.harness.run import Run, entry_point
+from experiments.reproduce.chapter import SOCS, Chapter
+from experiments.reproduce.chapter_pictures import draw
+from experiments.reproduce.chapters import CHAPTERS, CHOICES
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -57,7 +55,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 def report(
     chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[str] = ()
 ) -> str:
-    """Markdown: a summary, warnings, then a section for each table or figure."""
+    """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
         "# llada.cpp on a modelled phone",
         "",
@@ -129,9 +127,7 @@ def _shown(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="reproduce")
-def main(config: DictConfig) -> None:
-    launch(reproduce, ReproduceConfig, config)
+main = entry_point("reproduce", reproduce, ReproduceConfig)
 
 
 if __name__ == "__main__":

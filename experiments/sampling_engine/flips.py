@@ -13,12 +13,12 @@ from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
-from llada_jax.sampling_engine.formats import LogitFormat, Stored
-from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.machine import store_logits
+from llada_jax.sampling_engine.formats import LogitFormat, StoredLogits
+from llada_jax.sampling_engine.host import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig, ScalarFormat
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,11 @@ class Case(NamedTuple):
 def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlens: tuple[int, ...], seed: int
 ) -> Iterator[ResultRow]:
-    """Per format of the logits, on BF16 vectors. `flips/<format>` is on random logits, at the
-    longest vectors with float32 scalars, and chooses by confidence as published; `odds` is ours."""
+    """Counts flips per format of the logits, on BF16 vectors.
+
+    `flips/<format>` is on random logits, at the longest vectors with float32 scalars, and chooses
+    by confidence as published; `odds` is ours.
+    """
     chance = [random_case(config, vocab, rows, seed)]
     real = model_cases(config, rows, seed)
     longest = EngineConfig(vlen=vlens[-1])
@@ -71,11 +74,11 @@ def flip_rows(
                 yield _row(name, _flips(chance, stored, engine))
 
 
-def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[Stored]:
+def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[StoredLogits]:
     return [store_logits(case.sampling, vlen, case.inputs.logits, format) for case in cases]
 
 
-def _flips(cases: list[Case], stored: list[Stored], engine: EngineConfig) -> Flips:
+def _flips(cases: list[Case], stored: list[StoredLogits], engine: EngineConfig) -> Flips:
     counts = [
         flips_of(compile_sampler(case.sampling, engine), case.inputs, hbm, case.wanted)
         for case, hbm in zip(cases, stored, strict=True)
@@ -95,14 +98,14 @@ def _row(name: str, flips: Flips) -> ResultRow:
 
 
 def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
-    """One step on random logits."""
+    """Returns one step on random logits."""
     sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
     inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
     return Case(sampling, inputs, reference_sampler(sampling, inputs))
 
 
 def load_model(config: FlipsConfig) -> lj.Model:
-    """The model whose logits are sampled. Raises ValueError for one without a tokenizer."""
+    """Returns the model whose logits are sampled. Raises ValueError for one without a tokenizer."""
     model = lj.load(config.model)
     require(
         model.tokenizer is not None,
@@ -112,7 +115,7 @@ def load_model(config: FlipsConfig) -> lj.Model:
 
 
 def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
-    """Every step of blocks that the reference decodes: answers to held-out word problems."""
+    """Returns every step of blocks that the reference decodes: answers to held-out problems."""
     model = load_model(config)
     mask_id = model.config.mask_id
     prompts = _prompts_of_one_length(model, config.batch, seed)
@@ -135,7 +138,7 @@ def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
 
 
 def _prompts_of_one_length(model: lj.Model, batch: int, seed: int) -> np.ndarray:
-    """The first held-out problems [batch, length] that have one length."""
+    """Returns the first held-out problems [batch, length] that have one length."""
     assert model.tokenizer is not None
     by_length: defaultdict[int, list[list[int]]] = defaultdict(list)
     for problem in word_problems.TASK.items(seed, "test"):

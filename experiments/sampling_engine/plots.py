@@ -17,7 +17,7 @@ AXES = {
 
 
 def draw(rows: Sequence[ResultRow], folder: Path) -> None:
-    """`latency.png`, `breakdown.png`, `sweeps.png` and `flips.png` in the run's folder."""
+    """Draws `latency.png`, `breakdown.png`, `sweeps.png` and `flips.png` in the run's folder."""
     from matplotlib.figure import Figure
 
     values = {row.name: row.value for row in rows}
@@ -35,7 +35,7 @@ def draw(rows: Sequence[ResultRow], folder: Path) -> None:
 
 
 def latency(figure, values: Mapping[str, float]) -> None:
-    """Every program and both GPU baselines, at the longest vectors."""
+    """Draws every program and both GPU baselines, at the longest vectors."""
     vlen = _longest(values)
     bars = {"performance (published)": values[f"vlen{vlen}/latency_ms"]}
     for name, value in values.items():
@@ -55,7 +55,7 @@ def latency(figure, values: Mapping[str, float]) -> None:
 
 
 def breakdown(figure, values: Mapping[str, float]) -> None:
-    """Where the cycles go, for each program."""
+    """Draws where the cycles go, for each program."""
     vlen = _longest(values)
     prefixes = {"performance": f"vlen{vlen}"} | {
         mode: f"{mode}/vlen{vlen}" for mode in ("edge", "one_pass", "one_pass_overlapped")
@@ -73,7 +73,7 @@ def breakdown(figure, values: Mapping[str, float]) -> None:
 
 
 def sweeps(figure, values: Mapping[str, float]) -> None:
-    """One axis a panel, one line a program."""
+    """Draws one axis a panel, one line a program."""
     panels = figure.subplots(1, len(AXES), sharey=True)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
         for mode, points in _sweep_points(values, axis).items():
@@ -99,7 +99,7 @@ def _sweep_points(values: Mapping[str, float], axis: str) -> dict[str, list[tupl
 
 
 def flips(figure, values: Mapping[str, float]) -> None:
-    """Shares of flipped decisions by format, on random and on real logits."""
+    """Draws shares of flipped decisions by format, on random and on real logits."""
     names = [name.split("/") for name in values if name.startswith("flips/")]
     formats = list(dict.fromkeys(words[1] for words in names))
     (model,) = {words[2] for words in names if len(words) == 4 and words[3] == "odds"}

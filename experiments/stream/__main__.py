@@ -24,14 +24,12 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import hydra
 import numpy as np
-from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, launch
+from experiments.harness.run import Run, entry_point
 from experiments.stream.streamed_share import ModelSource, ShareJob, StreamedModel, run_share
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
@@ -251,9 +249,7 @@ def _expected_memory(graph: Graph, plan: Plan) -> int:
     return plan.resident_bytes(graph) + staging_of(plan).area_bytes * bool(plan.transfers)
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="stream")
-def main(config: DictConfig) -> None:
-    launch(stream, StreamConfig, config)
+main = entry_point("stream", stream, StreamConfig)
 
 
 if __name__ == "__main__":

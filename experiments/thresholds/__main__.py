@@ -16,31 +16,31 @@ suite=decoding chosen=<run folder>` scores what was chosen.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import hydra
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.evaluate.cell import Cell, fingerprint, load_model
-from experiments.evaluate.chosen import CHOSEN, Chosen
-from experiments.evaluate.judged import Judged, rows_of_score, score_of
-from experiments.evaluate.score import Score
+from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
+from experiments.evaluate.decoder import CELLS, TrialConfig
+from experiments.evaluate.result_rows import tally_rows
 from experiments.evaluate.score_table import NUMBERS, score_cells
 from experiments.evaluate.suite import DecoderConfig
 from experiments.harness.pictures import Cost, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
-from experiments.harness.run import Run, launch
-from experiments.thresholds.sweep import (
+from experiments.harness.run import Run, entry_point
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.harness import fingerprint
+from llada_jax.evaluation.items import ValidationItems
+from llada_jax.evaluation.sweep import (
     Found,
     Revision,
     Setting,
-    SweepConfig,
+    Sweep,
     by_program,
-    chosen,
+    fewest_forwards,
     revisions,
 )
-from experiments.thresholds.validation_items import ValidationItems
-from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.evaluation.tasks import load_task
 
 PLAIN, ONE_AT_A_TIME = "plain", "one_at_a_time"
@@ -62,7 +62,7 @@ class ThresholdsConfig:
     points: float = 0
     plain: SamplerConfig
     one_at_a_time: SamplerConfig
-    sweeps: tuple[SweepConfig, ...]
+    sweeps: tuple[Sweep, ...]
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
@@ -73,7 +73,7 @@ class ThresholdsConfig:
         require(not twice, f"{twice[:1]} is there twice; allowed: each name once")
         for items in self.validation:
             for setting in self.settings:
-                _ = _lengthened(setting, items.gen_length)  # which checks both
+                _ = _lengthened(setting, items)  # which checks both
 
     @property
     def settings(self) -> list[Setting]:
@@ -84,14 +84,13 @@ class ThresholdsConfig:
 
     @property
     def validation(self) -> list[ValidationItems]:
-        """The items of each task."""
+        """Returns the items of each task."""
         return [
             ValidationItems(
-                name=task.name,
+                task=task,
                 seed=self.seed,
-                items=self.items,
-                difficulty=task.default_difficulty if self.difficulty is None else self.difficulty,
-                gen_length=task.gen_length,
+                count=self.items,
+                difficulty=self.difficulty,
                 scored_seed=self.scored_seed,
                 scored_items=self.scored_items,
             )
@@ -101,7 +100,7 @@ class ThresholdsConfig:
 
 def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     """Decodes every setting, and chooses."""
-    model = load_model(config.model, config.dtype)
+    model = lj.load(config.model, config.dtype)
     run.begin()
     found = {each.setting.name: each for each in _decoded(config, model, run)}
     everything = [found[setting.name] for setting in config.settings]
@@ -110,7 +109,8 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
         sweep.name: [found[setting.name] for setting in sweep.settings] for sweep in config.sweeps
     }
     choices = {
-        name: chosen(settings, plain.score, config.points) for name, settings in by_sweep.items()
+        name: fewest_forwards(settings, plain.tally, config.points)
+        for name, settings in by_sweep.items()
     }
     run.write(CHOSEN, _handed_on(choices, model, config).as_json())
     curves = {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}
@@ -120,51 +120,45 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     print(_table(everything, choices, scores), end="\n\n")
     run.finish([
         *scores,
-        *_choice_rows(choices, plain.score, slowest.score),
-        *(row for pair in revisions(swept, slowest.score) for row in _revision_rows(pair)),
+        *_choice_rows(choices, plain.tally, slowest.tally),
+        *(row for pair in revisions(swept, slowest.tally) for row in _revision_rows(pair)),
     ])  # fmt: skip
 
 
 def _decoded(config: ThresholdsConfig, model: lj.Model, run: Run) -> Iterator[Found]:
     validation = config.validation
-    cells = {
-        setting: [_cell(config, setting, items) for items in validation]
-        for setting in by_program(config.settings)
-    }
-    for setting, parts in tqdm(cells.items(), unit="setting"):
-        answered = [_judged(cell, model, run) for cell in parts]
-        score = score_of(answered)
+    for setting in tqdm(by_program(config.settings), unit="setting"):
+        answered = [_evaluated(config, setting, items, model, run) for items in validation]
+        found = joined([each.tally for each in answered])
         run.record({
-            "setting": setting.name, "exact_match": score.exact_match, "nfe": score.nfe,
-            "tpf": score.tpf,
+            "setting": setting.name, "exact_match": found.exact_match, "nfe": found.nfe,
+            "tpf": found.tpf,
         })  # fmt: skip
-        yield Found(setting, score, _refreshed(answered) if setting.sampler.refreshes else None)
+        yield Found(setting, found, _refreshed(answered) if setting.sampler.refreshes else None)
 
 
-def _judged(cell: Cell, model: lj.Model, run: Run) -> Judged:
-    folder = run.folder / "cells" / f"{cell.sampler_name}-{cell.task.name}"
-    return cell.decode(model, cell.store(folder, model))
-
-
-def _cell(config: ThresholdsConfig, setting: Setting, items: ValidationItems) -> Cell:
-    return Cell(
+def _evaluated(
+    config: ThresholdsConfig, setting: Setting, items: ValidationItems, model: lj.Model, run: Run
+) -> Evaluation:
+    trial = TrialConfig(
         model=config.model,
         dtype=config.dtype,
-        task=items,
+        items=items,
         sampler_name=setting.name,
-        sampler=_lengthened(setting, items.gen_length),
-        backend="xla",
-        seed=0,
+        sampler=_lengthened(setting, items),
         batch_size=config.batch_size,
+    ).trial(model)
+    return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
+
+
+def _lengthened(setting: Setting, items: ValidationItems) -> SamplerConfig:
+    return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(
+        items.task.gen_length
     )
 
 
-def _lengthened(setting: Setting, gen_length: int) -> SamplerConfig:
-    return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(gen_length)
-
-
-def _refreshed(parts: Sequence[Judged]) -> float:
-    """Tokens of an item that were refreshed."""
+def _refreshed(parts: Sequence[Evaluation]) -> float:
+    """Returns the mean number of tokens of an item that were refreshed."""
     counts = [
         int(trace.refreshed[:, row].sum())
         for part in parts
@@ -177,13 +171,13 @@ def _refreshed(parts: Sequence[Judged]) -> float:
 
 def _handed_on(
     choices: dict[str, Found | None], model: lj.Model, config: ThresholdsConfig
-) -> Chosen:
+) -> ChosenSamplers:
     samplers = {name: each.setting.sampler for name, each in choices.items() if each is not None}
-    return Chosen(samplers, fingerprint(model), config.scored_seed, config.scored_items)
+    return ChosenSamplers(samplers, fingerprint(model), config.scored_seed, config.scored_items)
 
 
 def _cost(found: Found) -> Cost:
-    return Cost(found.score.nfe, found.score.exact_match, *found.score.interval)
+    return Cost(found.tally.nfe, found.tally.exact_match, *found.tally.interval)
 
 
 def _table(
@@ -206,27 +200,27 @@ def _table(
 
 def _score_rows(found: Found) -> Iterator[ResultRow]:
     name = f"thresholds/{found.setting.name}"
-    yield from rows_of_score(name, found.score)
+    yield from tally_rows(name, found.tally)
     if found.refreshed is not None:
         yield ResultRow(name=f"{name}/refreshed", value=found.refreshed, unit="tokens an item")
 
 
 def _choice_rows(
-    choices: dict[str, Found | None], plain: Score, slowest: Score
+    choices: dict[str, Found | None], plain: Tally, slowest: Tally
 ) -> Iterator[ResultRow]:
     """What each chosen setting loses, and its share of the forwards of one token a forward."""
     for found in choices.values():
         if found is None:
             continue
         name = f"thresholds/{found.setting.sweep}/chosen/{found.setting.particular}"
-        loss = plain.exact_match - found.score.exact_match
+        loss = plain.exact_match - found.tally.exact_match
         yield ResultRow(name=f"{name}/lost", value=loss, unit="of questions", n=len(plain.right))
-        share = found.score.nfe / slowest.nfe
+        share = found.tally.nfe / slowest.nfe
         yield ResultRow(name=f"{name}/forwards", value=share, unit="of one token a forward")
 
 
 def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
-    name, n = f"thresholds/revision/{pair.staged.setting.name}", len(pair.staged.score.right)
+    name, n = f"thresholds/revision/{pair.staged.setting.name}", len(pair.staged.tally.right)
     yield ResultRow(name=f"{name}/threshold_loses", value=pair.lost, unit="of questions", n=n)
     yield ResultRow(name=f"{name}/recovered", value=pair.recovered, unit="of questions", n=n)
     if pair.lost > 0:
@@ -237,9 +231,7 @@ def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
         yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of questions")
 
 
-@hydra.main(version_base="1.3", config_path="../../conf", config_name="thresholds")
-def main(config: DictConfig) -> None:
-    launch(choose_thresholds, ThresholdsConfig, config)
+main = entry_point("thresholds", choose_thresholds, ThresholdsConfig)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,11 @@ class TaskShare:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The difficulties that are drawn."""
+        """Returns the difficulties that are drawn."""
         return self.difficulties or (load_task(self.name).default_difficulty,)
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
-        """Of the training split: the first of a place's endless items that has what it must."""
+        """Draws from the training split a place's first item that has what it must."""
         task = load_task(self.name)
         for place in count(index, FURTHER):
             item = (
@@ -123,7 +123,7 @@ class MixtureConfig:
 
     @property
     def task_names(self) -> list[str]:
-        """Of all tasks that are drawn from, in any stage."""
+        """Returns all tasks that are drawn from, in any stage."""
         shares = [*self.tasks]
         for stage in self.stages:
             shares += [*stage.tasks, *stage.drills]
@@ -136,7 +136,7 @@ class MixtureConfig:
 
 
 def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int) -> ExampleSource:
-    """Chats of one question; the answer ends with the token that ends a turn."""
+    """Makes chats of one question; the answer ends with the token that ends a turn."""
     end = tokenizer.encode("<|eot_id|>")
 
     def source(index: int) -> Example:
@@ -154,7 +154,7 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
 def _drawn(
     config: MixtureConfig, stage: Stage, rng: Random, index: int
 ) -> tuple[str, str, int | None]:
-    """A question, its answer, and how long an answer may be."""
+    """Returns a question, its answer, and how long an answer may be."""
     kind = rng.random() - stage.retell_share
     is_drill = 0 <= kind < stage.drill_share
     share = _one_of(stage.drills if is_drill else stage.tasks or config.tasks, rng)
@@ -182,7 +182,7 @@ def _one_of(shares: Sequence[TaskShare], rng: Random) -> TaskShare:
 
 
 def _some_sentences(rng: Random, text: str) -> str:
-    """In any order, so that each must be found by what is seen of it."""
+    """Returns some sentences in any order, so that each must be found by what is seen of it."""
     sentences = SENTENCE_END.split(text)
     count = rng.randint(1, len(sentences))
     if rng.random() < 0.5:

@@ -31,7 +31,7 @@ class Training(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], data: MixtureConfig, command: str) -> "Training":
-        """A training that begins.
+        """Begins a training.
 
         Args:
           config: sections of plain values.
@@ -43,7 +43,7 @@ class Training(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path) -> "Training | None":
-        """The one of a folder. Raises ValueError where it is damaged or of another format."""
+        """Reads the one of a folder. Raises ValueError where it is damaged or of another format."""
         path = folder / TRAINING
         if not path.exists():
             return None
@@ -67,5 +67,5 @@ class Training(NamedTuple):
         return Training(self.settings, list(dict.fromkeys([*earlier.commands, *self.commands])))
 
     def as_json(self) -> str:
-        """The content of its file."""
+        """Returns the content of its file."""
         return json.dumps({"format": FORMAT, **self._asdict()}, indent=2) + "\n"

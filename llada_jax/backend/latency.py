@@ -23,7 +23,7 @@ def time_steps(
     vocab_size: int,
     repeats: int,
 ) -> LatencyTable:
-    """Median milliseconds of forwards of the last rows of a canvas, each of which is scored.
+    """Times forwards of the last rows of a canvas, each of which is scored: median milliseconds.
 
     Args:
       rows: ascending, at most `canvas`. They take turns, so that a busy moment hits all of them.

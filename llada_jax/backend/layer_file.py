@@ -44,7 +44,7 @@ class StoredLayer(NamedTuple):
     arrays: tuple[StoredArray, ...]
 
     def views(self, memory: np.ndarray) -> dict[str, np.ndarray]:
-        """The arrays in some bytes that hold the layer."""
+        """Returns the arrays in some bytes that hold the layer."""
         found = {}
         for name, offset, shape, dtype in self.arrays:
             size = int(np.prod(shape)) * dtype.itemsize
@@ -53,7 +53,7 @@ class StoredLayer(NamedTuple):
 
 
 def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFile":
-    """Write all layers, tensor by tensor; the file has its name once it is complete."""
+    """Writes all layers, tensor by tensor; the file has its name once it is complete."""
     names = list(named_specs(config))
     layers = []
     with atomic.new_file(path) as part, part.open("wb") as file:
@@ -94,7 +94,7 @@ class LayerFile:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, index: int, into: np.ndarray) -> None:
-        """Copy a layer into some bytes."""
+        """Copies a layer into some bytes."""
         layer = self.layers[index]
         for start in range(0, layer.size, _PIECE):
             size, offset = min(_PIECE, layer.size - start), layer.offset + start
@@ -102,12 +102,12 @@ class LayerFile:
             self._memory.madvise(mmap.MADV_DONTNEED, offset, size)
 
     def close(self) -> None:
-        """Give the mapping back; reading is over."""
+        """Gives the mapping back; reading is over."""
         self._memory.close()
 
 
 def weights_of(layer: StoredLayer, memory: np.ndarray) -> Mapping[str, Any]:
-    """The parameters of a layer, by name, as JAX arrays that share the memory."""
+    """Returns the parameters of a layer, by name, as JAX arrays that share the memory."""
     found: dict[str, Any] = {}
     for name, view in layer.views(memory).items():
         array = jax.device_put(view, may_alias=True)

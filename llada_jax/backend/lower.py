@@ -41,7 +41,7 @@ _NOT_COMPUTED = {"constant", "return", "call"}
 
 
 def lower(step: Step, quant: Quant = "float32") -> Lowered:
-    """`jax.jit`, `jax.export`, StableHLO; float32 with static shapes.
+    """Lowers a step to StableHLO, in float32 with static shapes.
 
     `quant` says what the file will store for the weights; the module itself computes in float32.
     """
@@ -82,7 +82,7 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def check(lowered: Lowered, target: str) -> None:
-    """Raise ValueError that names the first operation which the target does not take."""
+    """Raises ValueError that names the first operation which the target does not take."""
     cannot = CANNOT[target]
     for operation in lowered.operations:
         types = {tensor.dtype for tensor in (*operation.inputs, *operation.outputs)}
@@ -90,19 +90,12 @@ def check(lowered: Lowered, target: str) -> None:
             require(
                 word not in cannot,
                 f"{target} cannot take {operation.name} at {operation.scope or 'the top'} of "
-                f"{lowered.name} ({_shown(operation)}): {word} {cannot.get(word)}",
+                f"{lowered.name} ({operation.types}): {word} {cannot.get(word)}",
             )
 
 
-def _shown(operation: Operation) -> str:
-    def types(tensors: tuple[TensorType, ...]) -> str:
-        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
-
-    return f"{types(operation.inputs)} -> {types(operation.outputs)}"
-
-
 def _element(dtype: str) -> str:
-    """NumPy's name of an element type in StableHLO's words."""
+    """Returns NumPy's name of an element type in StableHLO's words."""
     return {"float32": "f32", "int32": "i32", "bool": "i1"}.get(dtype, dtype)
 
 
@@ -172,7 +165,7 @@ def _tensor_type(mlir_type: ir.Type) -> TensorType:
 
 
 def _scope(location: ir.Location, outer: str) -> str:
-    """`loc("jit(flat)/layer_3/dot_general")` -> `layer_3`, after what called it."""
+    """Turns `loc("jit(flat)/layer_3/dot_general")` into `layer_3`, after what called it."""
     text = str(location)
     path = text.split('"')[1].split("/") if '"' in text else []
     inner = [part for part in path[:-1] if "(" not in part and "->" not in part]

@@ -40,7 +40,7 @@ class Weights(Protocol):
     """Where a backend takes the weights from, one at a time: a model in memory, or a checkpoint."""
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Rows of a parameter's first axis, in order, in pieces.
+        """Yields rows of a parameter's first axis, in order, in pieces.
 
         Each piece is a float array, or a `QuantArray` where the source is quantized already.
         """
@@ -55,7 +55,7 @@ class Executable(Protocol):
         ...
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """All inputs by name to all outputs; the outputs are valid until the next run."""
+        """Takes all inputs by name, returns all outputs; these are valid until the next run."""
         ...
 
 

@@ -12,7 +12,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def require_disk(folder: Path, size: int, what: str) -> None:
-    """Raise ValueError unless the disk of `folder` has `size` bytes left."""
+    """Raises ValueError unless the disk of `folder` has `size` bytes left."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     require(
@@ -22,7 +22,7 @@ def require_disk(folder: Path, size: int, what: str) -> None:
 
 
 def require_memory(size: int, what: str) -> None:
-    """Raise ValueError where the system says that fewer than `size` bytes of memory are left."""
+    """Raises ValueError where the system says that fewer than `size` bytes of memory are left."""
     available = available_memory()
     require(
         available is None or size <= available,
@@ -46,18 +46,18 @@ def available_memory() -> int | None:
 
 
 def resident_memory() -> int | None:
-    """Bytes of memory that this process holds; None where the system does not tell."""
+    """Returns bytes of memory that this process holds; None where the system does not tell."""
     return _status("VmRSS")
 
 
 def peak_memory() -> int | None:
-    """The most that this process held since it began, or since `restart_peak`; None where the
-    system does not tell."""
+    """Returns the most that this process held since it began, or since `restart_peak`, in bytes;
+    None where the system does not tell."""
     return _status("VmHWM")
 
 
 def restart_peak() -> bool:
-    """Let `peak_memory` count from now on. False where the system does not allow it."""
+    """Lets `peak_memory` count from now on. False where the system does not allow it."""
     try:
         _CLEAR_REFS.write_text("5")
     except OSError:

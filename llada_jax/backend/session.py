@@ -42,15 +42,15 @@ class Program(Protocol):
     """First id and end of each chunk of the vocabulary."""
 
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-        """Embeddings of token ids, float32."""
+        """Returns embeddings of token ids, float32."""
         ...
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        """The smallest bucket with at least so many rows and cached positions."""
+        """Returns the smallest bucket with at least so many rows and cached positions."""
         ...
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
-        """Rows of the smallest head that holds them, and its steps by name."""
+        """Returns rows of the smallest head that holds them, and its steps by name."""
         ...
 
 
@@ -63,7 +63,7 @@ class _Fresh(NamedTuple):
     outputs: list[Mapping[str, np.ndarray]]
 
 
-class _Canvas:
+class _CanvasCache:
     """One canvas of the batch: its cache, for each shard by the names of its inputs."""
 
     def __init__(self) -> None:
@@ -76,11 +76,11 @@ class _Canvas:
         positions: Int[np.ndarray, " r"],
         outputs: list[Mapping[str, np.ndarray]],
     ) -> None:
-        """Remember a forward's keys and values, where the executables left them."""
+        """Remembers a forward's keys and values, where the executables left them."""
         self._fresh = _Fresh(rows, positions, outputs)
 
     def make_room(self) -> None:
-        """Copy what the executables hold for this canvas: another one will run."""
+        """Copies what the executables hold for this canvas: another one will run."""
         if self._fresh is not None:
             outputs: list[Mapping[str, np.ndarray]] = [
                 {name: array.copy() for name, array in output.items() if name != "hidden"}
@@ -89,7 +89,7 @@ class _Canvas:
             self._fresh = self._fresh._replace(outputs=outputs)
 
     def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
-        """Put the last forward's keys and values into the cache where no row stands now, and where
+        """Puts the last forward's keys and values into the cache where no row stands now, and where
         one does but others see the cache: a row that refreshes a token of the cache."""
         if self._fresh is None:
             return
@@ -109,11 +109,11 @@ class _Turn:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.last_to_run: ref[_Canvas] | None = None
+        self.last_to_run: ref[_CanvasCache] | None = None
         """The canvas whose keys and values still lie in the executables."""
 
-    def take(self, canvas: _Canvas) -> None:
-        """The canvas runs next; what another one has left is copied first."""
+    def take(self, canvas: _CanvasCache) -> None:
+        """Lets the canvas run next; what another one has left is copied first."""
         last = self.last_to_run() if self.last_to_run else None
         if last is not None and last is not canvas:
             last.make_room()
@@ -140,14 +140,14 @@ class Session:
         self._program = program
         self._turn = _turn_of(program)
         self._rules = rules
-        self._canvases: list[_Canvas] = []
+        self._canvases: list[_CanvasCache] = []
         self._length = 0
         self._cos = self._sin = np.zeros((0, 0), np.float32)
         self._penalty = np.zeros(program.config.vocab_size, np.float32)
         self._penalty[list(rules.forbidden)] = FORBIDDEN_LOGIT
 
     def denoiser(self) -> Denoiser:
-        """The three functions that the sampler's host loop calls; they ignore the parameters."""
+        """Returns the functions that the sampler's host loop calls; they ignore the parameters."""
         return Denoiser(
             self.forward_rows,
             self.score_rows,
@@ -157,14 +157,14 @@ class Session:
         )
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
-        """Forget all canvases. The sampler's own cache has no layers."""
-        self._canvases = [_Canvas() for _ in range(batch)]
+        """Forgets all canvases. The sampler's own cache has no layers."""
+        self._canvases = [_CanvasCache() for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
         return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
-        """One forward, canvas by canvas; only the live rows run."""
+        """Runs a forward, canvas by canvas; only the live rows run."""
         rows = rows._replace(writes=rows.written)
         arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
         batch, n_rows = arrays.tokens.shape
@@ -181,7 +181,7 @@ class Session:
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(
-        self, canvas: _Canvas, rows: Rows, run: Int[np.ndarray, " r"]
+        self, canvas: _CanvasCache, rows: Rows, run: Int[np.ndarray, " r"]
     ) -> Float[np.ndarray, "r D"]:
         self._turn.take(canvas)
         bucket, shards = self._program.body(len(run), self._length)
@@ -201,7 +201,7 @@ class Session:
     def _inputs(
         self, rows: Rows, run: Int[np.ndarray, " r"], bucket: Bucket
     ) -> dict[str, np.ndarray]:
-        """What the first shard takes beside the cache, padded to the bucket."""
+        """Returns what the first shard takes beside the cache, padded to the bucket."""
         count = len(run)
         positions = np.asarray(rows.positions)[run]
         self._extend_angles(int(positions.max()) + 1)
@@ -264,7 +264,7 @@ class Session:
     def _score_in_chunks(
         self, hidden: Float[np.ndarray, "r D"], keys: Key[Array, " r"] | None
     ) -> Scores:
-        """Any rule of scoring: the head gives logits, a chunk at a time, and JAX does the rest."""
+        """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
         count = len(hidden)
         rows, steps = self._program.head(count)
         inputs = {"hidden": _rows_of(hidden, rows)}

@@ -19,7 +19,7 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, Rotation, rms_norm
+from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, Rotation, rms_norm
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -28,7 +28,7 @@ HEAD_CHUNK = 8192
 
 
 def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
-    """Some consecutive layers; with the last one comes the final norm."""
+    """Makes the step of some consecutive layers; with the last one comes the final norm."""
     specs = named_specs(config)
     prefixes = tuple(f"layers.{layer}." for layer in layers)
     names = [name for name in specs if name.startswith(prefixes)]
@@ -48,8 +48,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["hidden"][None],
             angles,
             inputs["bias"][None],
-            cached("keys"),
-            cached("values"),
+            map(CachedLayer, cached("keys"), cached("values")),
             first=layers.start,
         )
         if last:
@@ -84,7 +83,7 @@ def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str
 
 
 def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.ndarray]:
-    """A body step's inputs in another bucket: its first rows and cached positions, or padding."""
+    """Cuts or pads a body step's inputs to another bucket: its first rows and cached positions."""
     old_rows, width = inputs["bias"].shape
     old_cache = width - old_rows
     rows, cache = min(old_rows, bucket.rows), min(old_cache, bucket.cache)
@@ -103,20 +102,20 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
 
 
 def head_chunks(config: ModelConfig, chunk: int | None = None) -> list[tuple[int, int]]:
-    """First id and end of each chunk of the vocabulary (default: of `HEAD_CHUNK` entries)."""
+    """Returns first id and end of each chunk of the vocabulary (default: `HEAD_CHUNK` ids)."""
     chunk, size = chunk or HEAD_CHUNK, config.vocab_size
     return [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
 
 
 def _head_weights(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The head's chunks as weights: some rows of its matrix each."""
+    """Returns the head's chunks as weights: some rows of its matrix each."""
     source = "embedding" if config.tied_embeddings else "head"
     chunks = head_chunks(config)
     return {f"{source}[{start}:{stop}]": (stop - start, config.width) for start, stop in chunks}
 
 
 def head_step(config: ModelConfig, rows: int) -> Step:
-    """Token and confidence of rows, by LLaDA's plain rule: the most probable id."""
+    """Makes the step to token and confidence, by LLaDA's plain rule: the most probable id."""
     parts = _head_weights(config)
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -133,7 +132,7 @@ def head_step(config: ModelConfig, rows: int) -> Step:
 
 
 def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
-    """The logits of one chunk of the vocabulary."""
+    """Makes the step to the logits of one chunk of the vocabulary."""
     name, shape = list(_head_weights(config).items())[chunk]
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -148,7 +147,7 @@ def logits_step(config: ModelConfig, rows: int, chunk: int) -> Step:
 
 
 def head_steps(config: ModelConfig, rows: Sequence[int]) -> list[Step]:
-    """All that the host needs of the head, for each number of rows."""
+    """Makes all that the host needs of the head, for each number of rows."""
     steps = [head_step(config, n) for n in rows]
     chunks = range(len(head_chunks(config)))
     return steps + [logits_step(config, n, chunk) for n in rows for chunk in chunks]

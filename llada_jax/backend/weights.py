@@ -18,7 +18,7 @@ _PIECE_ELEMENTS = 1 << 22
 
 
 def quant_of(params: ModelParams) -> Quant:
-    """How a file stores parameters that are loaded: with the integers they have, or as floats."""
+    """Says how a file stores loaded parameters: with the integers they have, or as floats."""
     query = params.layers[0].attention.query
     if not isinstance(query, QuantArray):
         return "float32"
@@ -26,7 +26,7 @@ def quant_of(params: ModelParams) -> Quant:
 
 
 def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
-    """What a file stores for one weight. Vectors stay float32.
+    """Describes what a file stores for one weight. Vectors stay float32.
 
     Raises ValueError where a row is no multiple of the group.
     """
@@ -52,7 +52,7 @@ class StoredPiece(NamedTuple):
 
 
 def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
-    """Pieces of a weight in the form of the file, a few rows at a time."""
+    """Yields pieces of a weight in the form of the file, a few rows at a time."""
     for piece in pieces:
         for part in _split(piece, spec.shape[-1]):
             yield _stored(part, spec)
@@ -82,14 +82,14 @@ def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
 
 
 def _fits(piece: QuantArray, spec: LoweredWeight) -> bool:
-    """Whether the integers are already those that the file stores."""
+    """Tells whether the integers are already those that the file stores."""
     bits = 8 if piece.values.dtype == np.int8 else 4
     groups = spec.shape[-1] // spec.group if spec.group else 1
     return bits == spec.bits and piece.scale.shape[-1] == groups
 
 
 def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:
-    """The floats that a stored piece stands for."""
+    """Returns the floats that a stored piece stands for."""
     if piece.scale is None:
         return piece.numbers
     values = unpack_int4(piece.numbers) if spec.bits == 4 else piece.numbers
@@ -100,19 +100,19 @@ def restore(piece: StoredPiece, spec: LoweredWeight) -> np.ndarray:
 
 
 def unpack_int4(packed: np.ndarray) -> np.ndarray:
-    """What `pack_int4` was given, as int8."""
+    """Undoes `pack_int4`, to int8."""
     nibbles = np.stack([packed & 15, packed >> 4], axis=-1).astype(np.int8)
     return ((nibbles ^ 8) - 8).reshape(*packed.shape[:-1], -1)
 
 
 def pack_int4(values: np.ndarray) -> np.ndarray:
-    """int4 [..., n] to uint8 [..., n / 2]."""
+    """Packs int4 [..., n] into uint8 [..., n / 2]."""
     nibbles = values.view(np.uint8) & 15
     return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
 
 
 def pieces_of(weights: Weights, name: str) -> Iterator[Any]:
-    """A step's weight by name, which may stand for some rows: `head[0:8192]`."""
+    """Yields a step's weight by name, which may stand for some rows: `head[0:8192]`."""
     parameter, _, part = name.partition("[")
     start, stop = map(int, part.rstrip("]").split(":")) if part else (0, None)
     return weights.rows(parameter, start, stop)

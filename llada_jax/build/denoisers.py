@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import jax
 
-from llada_jax.backend.emulated import ROW_BUCKETS as NPU_ROW_BUCKETS
-from llada_jax.backend.emulated import EmulatedNpu
-from llada_jax.backend.litert import LiteRT
-from llada_jax.backend.manifest import MANIFEST
-from llada_jax.backend.program import CompiledOnDemand, Exported
+from llada_jax.backend.exported.manifest import MANIFEST
+from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
+from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.backend.streamed_program import StreamedProgram
@@ -23,8 +24,8 @@ from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.forward import tiled_denoiser
 from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.revision.tiles import Tiles
 from llada_jax.types import Denoiser, Params
 

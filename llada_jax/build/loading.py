@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
-from llada_jax.backend.calibration import Inputs
-from llada_jax.backend.export import Export
-from llada_jax.backend.export import export as write_export
-from llada_jax.backend.manifest import MANIFEST, Manifest
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import MANIFEST, Manifest
+from llada_jax.backend.exported.writer import write_export
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
-from llada_jax.revision.forward import pack_params
+from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params
@@ -97,12 +97,12 @@ def export(
 ) -> Manifest:
     """Writes a model as a folder of `.tflite` files, which `load` takes.
 
-    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.export`.
+    A checkpoint of any size is read tensor by tensor; see `llada_jax.backend.exported.writer`.
 
     Args:
       settings: default: int8, for the CPU.
       verify: run every file against JAX before the folder gets its name.
-      samples: forwards that `llada_jax.backend.calibration` recorded, for phones with static
+      samples: forwards that `llada_jax.backend.recorded_inputs` recorded, for phones with static
         quantization.
 
     Raises:

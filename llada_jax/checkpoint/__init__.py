@@ -4,12 +4,12 @@ from os import PathLike
 from pathlib import Path
 
 from llada_jax.checkpoint.bundled import bundled_folder, bundled_names, model_path
-from llada_jax.checkpoint.gguf import load_gguf, stream_gguf
+from llada_jax.checkpoint.gguf import load_gguf, open_gguf
 from llada_jax.checkpoint.huggingface import (
     CONFIG_FILE,
     load_huggingface,
+    open_huggingface,
     save_huggingface,
-    stream_huggingface,
 )
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
 from llada_jax.checkpoint.streamed import StreamedParams
@@ -36,7 +36,7 @@ _TOKENIZER_FILE = "tokenizer.json"
 def load_params(
     source: str | PathLike[str], dtype: str | None = None
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
-    """Load a model from wherever it is.
+    """Loads a model from wherever it is.
 
     Args:
       source: the name of a bundled model, a folder in the Hugging Face layout, a folder that
@@ -65,19 +65,21 @@ def load_params(
 def stream_params(
     source: str | PathLike[str],
 ) -> tuple[ModelConfig, StreamedParams, Path | None]:
-    """As `load_params`, but tensors are read when they are asked for, a few rows at a time.
+    """Looks a model through, as `load_params`; tensors are read when they are asked for.
 
     Raises ValueError for Orbax folders, which hold whole arrays.
     """
     path = model_path(source)
     if path.suffix == ".gguf":
-        return *stream_gguf(path), _tokenizer_folder(path.parent)
+        found = open_gguf(path)
+        return found.config, StreamedParams(found), _tokenizer_folder(path.parent)
     _check_source(path)
     require(
         not (path / DESCRIPTION_FILE).is_file(),
         f"{path} is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a .gguf file",
     )
-    return *stream_huggingface(path), _tokenizer_folder(path)
+    found = open_huggingface(path)
+    return found.config, StreamedParams(found), _tokenizer_folder(path)
 
 
 def _check_source(path: Path) -> None:

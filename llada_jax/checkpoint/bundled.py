@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Names of the bundled models."""
+    """Returns the names of the bundled models."""
     return tuple(sorted(folder.name for folder in _assets().iterdir() if folder.is_dir()))
 
 
 def bundled_folder(name: str) -> Path:
-    """Folder of a bundled model, in the Hugging Face layout; ValueError lists the names."""
+    """Returns the folder of a bundled model; ValueError lists the names."""
     if name not in bundled_names():
         known = ", ".join(map(repr, bundled_names()))
         raise ValueError(f"bundled model is {name!r}; allowed: {known}")
@@ -19,7 +19,7 @@ def bundled_folder(name: str) -> Path:
 
 
 def model_path(source: str | PathLike[str]) -> Path:
-    """Where a model is: a bundled one's folder; of anything else, the path that it is."""
+    """Returns where a model is: a bundled one's folder; of anything else, the path itself."""
     name = str(source)
     return bundled_folder(name) if name in bundled_names() else Path(source)
 

@@ -1,6 +1,6 @@
 """GGUF files of llama.cpp: LLaDA and Dream, in floats or in the blocks of Q8_0 and Q4_0."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -10,29 +10,23 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from llada_jax.checkpoint.streamed import StreamedParams
-from llada_jax.checkpoint.tensors import (
-    Placement,
-    Stored,
-    check_dtype,
-    check_tensors,
-    placements,
-    read_params,
-    view_as,
+from llada_jax.checkpoint.sources import (
+    FLOATS,
+    Checkpoint,
+    ParamSource,
+    StoredTensor,
+    checked,
+    param_sources,
+    plain_numbers,
 )
+from llada_jax.checkpoint.tensors import check_dtype, read_params
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf
 from llada_jax.model.params import ModelParams
 
-_FLOATS: Mapping[str, np.dtype] = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 _KINDS: Mapping[str, np.dtype] = {
-    **_FLOATS,
-    "Q8_0": np.dtype(ml_dtypes.bfloat16),
-    "Q4_0": np.dtype(ml_dtypes.bfloat16),
+    **FLOATS,
+    **dict.fromkeys(("Q8_0", "Q4_0"), np.dtype(ml_dtypes.bfloat16)),
 }
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 
@@ -40,7 +34,7 @@ _PERMUTED = ("query", "key", "query_bias", "key_bias")
 def load_gguf(
     path: str | PathLike[str], dtype: str | None = None
 ) -> tuple[ModelConfig, ModelParams]:
-    """Load a GGUF file of architecture `llada` or `dream`. Needs the extra `gguf`.
+    """Loads a GGUF file of architecture `llada` or `dream`. Needs the extra `gguf`.
 
     Args:
       path: tensors of F32, F16, BF16, Q8_0 or Q4_0.
@@ -50,20 +44,12 @@ def load_gguf(
     Raises ImportError without the extra, FileNotFoundError or ValueError before any tensor is read.
     """
     check_dtype(dtype)
-    config, placed, stored = _checked(Path(path), dtype)
-    row_order = partial(_row_order, config)
-    return config, read_params(config, placed, stored, dtype, Path(path), row_order)
+    checkpoint = open_gguf(Path(path))
+    return checkpoint.config, read_params(checkpoint, dtype)
 
 
-def stream_gguf(path: str | PathLike[str]) -> tuple[ModelConfig, StreamedParams]:
-    """As `load_gguf`, but nothing is read yet."""
-    config, placed, stored = _checked(Path(path), None)
-    return config, StreamedParams(config, placed, stored, partial(_row_order, config))
-
-
-def _checked(
-    path: Path, dtype: str | None
-) -> tuple[ModelConfig, list[Placement], dict[str, Stored]]:
+def open_gguf(path: Path) -> Checkpoint:
+    """Looks a file through, as `load_gguf`; no tensor is read yet."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     metadata, stored = _contents(path)
@@ -71,17 +57,17 @@ def _checked(
     require(embedding in stored, f"{path} lacks {embedding}")
     config = config_from_gguf(metadata, stored[embedding].shape[0])
     config = config.replace(tied_embeddings=GGUF_NAMES["head"] not in stored)
-    placed = placements(config, GGUF_NAMES)
-    check_tensors(placed, stored, dtype, path, tuple(_KINDS))
-    return config, placed, stored
+    sources = param_sources(config, GGUF_NAMES)
+    row_order = partial(_row_order, config)
+    return checked(Checkpoint(path, config, sources, stored, row_order), tuple(_KINDS))
 
 
-def _row_order(config: ModelConfig, place: Placement) -> np.ndarray | None:
-    """Where each stored row came from: the converter put row i + Dh / 2 of a head after row i."""
-    permuted = place.path.rsplit(".", 1)[-1] in _PERMUTED
+def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
+    """Returns where stored rows came from: the converter put row i + Dh / 2 of a head after i."""
+    permuted = source.path.rsplit(".", 1)[-1] in _PERMUTED
     if not (permuted and FAMILIES[config.family].gguf_permuted):
         return None
-    rows = np.arange(place.part[0]).reshape(-1, 2, config.head_dim // 2)
+    rows = np.arange(source.part[0]).reshape(-1, 2, config.head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)
 
 
@@ -93,7 +79,7 @@ def _gguf() -> ModuleType:
     return gguf
 
 
-def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     gguf = _gguf()
     try:
         reader = gguf.GGUFReader(path)
@@ -108,28 +94,24 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     return metadata, {tensor.name: _stored(gguf, path, tensor) for tensor in reader.tensors}
 
 
-def _stored(gguf: ModuleType, path: Path, tensor: Any) -> Stored:
+def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
     shape = tuple(int(length) for length in reversed(tensor.shape))
     kind = tensor.tensor_type.name
-    decode: Callable[[np.ndarray], np.ndarray]
-    if kind in _FLOATS:
-        decode = partial(view_as, _FLOATS[kind])
-    else:
-        decode = partial(gguf.dequantize, qtype=tensor.tensor_type)
-    return Stored(
+    blocks = partial(gguf.dequantize, qtype=tensor.tensor_type)
+    return StoredTensor(
         path,
         offset=int(tensor.data_offset),
         shape=shape,
         row_bytes=int(tensor.n_bytes) // shape[0],
         kind=kind,
         dtype=_KINDS.get(kind),
-        decode=decode,
+        decode=plain_numbers(kind) if kind in FLOATS else blocks,
         int4=_q4_0 if kind == "Q4_0" else None,
     )
 
 
 def _q4_0(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers [rows, In] and scales [rows, In / 32] of blocks of 18 bytes.
+    """Returns the integers [rows, In] and scales [rows, In / 32] of blocks of 18 bytes.
 
     A block is a float16 scale and 32 integers, biased by 8; byte i holds integers i and i + 16.
     """

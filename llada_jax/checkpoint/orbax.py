@@ -22,7 +22,7 @@ _TREE_FOLDER = "params"
 
 
 def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelParams) -> None:
-    """Write the configuration as JSON and the tree beside it, bit for bit.
+    """Writes the configuration as JSON and the tree beside it, bit for bit.
 
     The folder appears only when it is complete. An earlier checkpoint of that name is replaced as a
     whole; ValueError where the folder holds anything else.
@@ -46,7 +46,7 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
 
 
 def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
-    """Load what `save_orbax` wrote, in the dtypes it was saved with.
+    """Loads what `save_orbax` wrote, in the dtypes it was saved with.
 
     Raises FileNotFoundError or ValueError for a folder that is not such a checkpoint.
     """

@@ -1,15 +1,14 @@
 """A checkpoint's parameters a few rows at a time, for those who write them somewhere else."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llada_jax.checkpoint.tensors import Placement, RowOrder, Stored
-from llada_jax.config import ModelConfig
-from llada_jax.model.params import abstract_params, parameter_name
+from llada_jax.checkpoint.sources import Checkpoint, StoredTensor, columns_of
+from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import QuantArray
 
 _PIECE_ELEMENTS = 1 << 22
@@ -18,48 +17,40 @@ _PIECE_ELEMENTS = 1 << 22
 class StreamedParams:
     """Parameters by name, read when they are asked for."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        placed: Sequence[Placement],
-        stored: Mapping[str, Stored],
-        row_order: RowOrder = lambda place: None,
-    ):
-        paths = (path for path, _ in jax.tree.leaves_with_path(abstract_params(config)))
-        self._placed = dict(zip(map(parameter_name, paths), placed, strict=True))
-        self._stored = stored
-        self._row_order = row_order
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._sources = dict(zip(named_specs(checkpoint.config), checkpoint.sources, strict=True))
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Rows of the first axis, in order: floats as stored, or `QuantArray`s of int4 blocks.
+        """Gives rows of the first axis in order: floats as stored, `QuantArray`s of int4 blocks.
 
         Experts of a layer are one parameter [E, ...]; its rows are the experts.
         """
-        place = self._placed[name]
-        if place.part != place.spec.shape:
-            for tensor in place.tensors[start:stop]:
-                pieces = list(_pieces(self._stored[tensor], 0, self._stored[tensor].shape[0]))
-                yield jax.tree.map(lambda *parts: np.concatenate(parts)[None], *pieces)
+        source, stored = self._sources[name], self._checkpoint.stored
+        if source.part != source.spec.shape:
+            for tensor in source.tensors[start:stop]:
+                yield _joined(_pieces(stored[tensor], 0, stored[tensor].shape[0]), None)
             return
-        n_rows = place.part[0]
+        n_rows = source.part[0]
         stop = n_rows if stop is None else stop
-        tensor = next(iter(place.tensors))
-        stored, order = self._stored[tensor], self._row_order(place)
+        tensor, order = stored[source.tensors[0]], self._checkpoint.row_order(source)
         if order is None:
-            yield from _pieces(stored, place.start + start, place.start + stop)
-            return
-        pieces = list(_pieces(stored, place.start, place.start + n_rows))
-        stored_row = np.argsort(order)[start:stop]
-        yield jax.tree.map(lambda *parts: np.concatenate(parts)[stored_row], *pieces)
+            yield from _pieces(tensor, source.start + start, source.start + stop)
+        else:
+            whole = _pieces(tensor, source.start, source.start + n_rows)
+            yield _joined(whole, np.argsort(order)[start:stop])
 
 
-def _pieces(stored: Stored, start: int, stop: int) -> Iterator[Any]:
-    columns = max(1, int(np.prod(stored.shape[1:])))
-    step = max(1, _PIECE_ELEMENTS // columns)
+def _joined(pieces: Iterator[Any], index: Any) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[index], *pieces)
+
+
+def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
+    step = max(1, _PIECE_ELEMENTS // columns_of(tensor))
     for first in range(start, stop, step):
-        raw = stored.raw(first, min(first + step, stop))
-        if stored.int4 is not None:
-            values, scale = stored.int4(raw)
+        raw = tensor.raw(first, min(first + step, stop))
+        if tensor.int4 is not None:
+            values, scale = tensor.int4(raw)
             yield QuantArray(jnp.asarray(values), jnp.asarray(scale))
         else:
-            yield stored.decode(raw).reshape(len(raw), *stored.shape[1:])
+            yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])

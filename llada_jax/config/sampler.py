@@ -360,8 +360,8 @@ class SamplerConfig:
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
         """
-        require(name in _PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, _PRESETS))}")
-        return cls(**{**_PRESETS[name], **overrides})
+        require(name in PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, PRESETS))}")
+        return cls(**{**PRESETS[name], **overrides})
 
 
 _CHOICES: dict[str, Any] = {
@@ -453,8 +453,10 @@ _READERS = (
     ),
 )
 
-_PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},
+    "threshold": {"threshold": 0.9},
+    "blockwise": {"cache": "blockwise", "threshold": 0.9},
     "fast_dllm": {
         "predict_mask": True,
         "confidence_dtype": "float64",
@@ -467,3 +469,5 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "wino": {"accept": "wino"},
     "token_edit": {"cache": "blockwise", "accept": "token_edit", "rescore": "token"},
 }
+"""What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
+cache, and with llada.cpp's cache of finished tokens."""

@@ -9,7 +9,7 @@ noticed. It also says which commit and versions decoded it, since a run may go o
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class Generation(NamedTuple):
     nfe: int
 
 
-class Batch(NamedTuple):
+class GenerationBatch(NamedTuple):
     """Generations that were decoded together.
 
     Attributes:
@@ -74,6 +74,33 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class GenerationMemory:
+    """Generations of one decoder on one sequence of items, in memory alone.
+
+    Attributes:
+      settings: everything that the generations depend on, as plain JSON.
+    """
+
+    settings: Mapping[str, Any]
+    _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
+        """Keeps a batch, and what decoding it did."""
+        self._added.append((batch, trace))
+
+    def batches(self) -> list[GenerationBatch]:
+        """Returns all batches, in the order of their items."""
+        return [batch for batch, _ in self._added]
+
+    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
+        """Yields the batches that have a trace; the batch row of a generation is its place."""
+        return ((batch, trace) for batch, trace in self._added if trace is not None)
+
+
+@dataclass(frozen=True)
 class GenerationStore:
     """The folder of one decoder on one sequence of items.
 
@@ -84,9 +111,12 @@ class GenerationStore:
     folder: Path
     settings: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        return str(self.folder)
+
     @classmethod
     def load(cls, folder: Path) -> "GenerationStore":
-        """An existing store.
+        """Opens an existing store.
 
         Raises:
           FileNotFoundError: there is none.
@@ -99,12 +129,12 @@ class GenerationStore:
 
     @classmethod
     def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":
-        """A new store, or the one that an interrupted run of the same settings left.
+        """Begins a store, or goes on with the one of the same settings that an interrupted run
+        left. A new one leaves no file before its first batch.
 
         Raises:
           ValueError: the folder's settings are others; it names the first that differs.
         """
-        store = cls(folder, settings)
         if (folder / SETTINGS).exists():
             existing = cls.load(folder).settings
             difference = first_difference(existing, json.loads(json.dumps(settings)))
@@ -113,15 +143,14 @@ class GenerationStore:
                 f"{folder} holds generations with other settings: {difference}; "
                 "allowed: another folder, or the same settings",
             )
-            return store
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(
-            folder / SETTINGS, _json({"format": FORMAT, "settings": settings}, indent=2)
-        )
-        return store
+        return cls(folder, settings)
 
-    def add(self, batch: Batch, trace: Trace | None = None) -> None:
-        """Stores a batch, and what decoding it did."""
+    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
+        """Stores a batch, and what decoding it did; the first one also the settings."""
+        if not (self.folder / SETTINGS).exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = {"format": FORMAT, "settings": self.settings}
+            atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
         header = {
             "count": len(lines),
@@ -135,16 +164,16 @@ class GenerationStore:
             trace.save(path.with_suffix(TRACE))
         atomic.write_text(path, "".join([_json(header), *lines]))
 
-    def batches(self) -> list[Batch]:
-        """All batches, in the order of their items.
+    def batches(self) -> list[GenerationBatch]:
+        """Reads all batches, in the order of their items.
 
         Raises:
           ValueError: a file is cut short or was changed; it names the file.
         """
         return [_read(path) for path in sorted(self.folder.glob("*.jsonl"))]
 
-    def traces(self) -> Iterator[tuple[Batch, Trace]]:
-        """Batches whose trace was stored, in the order of their items; the batch row of a
+    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
+        """Reads the batches whose trace was stored, in the order of their items; the batch row of a
         generation is its place.
 
         Raises:
@@ -155,11 +184,11 @@ class GenerationStore:
                 yield _read(path), Trace.load(path.with_suffix(TRACE))
 
     def generations(self) -> list[Generation]:
-        """All generations, in the order of their items."""
+        """Reads all generations, in the order of their items."""
         return [generation for batch in self.batches() for generation in batch.generations]
 
 
-def _read(path: Path) -> Batch:
+def _read(path: Path) -> GenerationBatch:
     first, *lines = stored_lines(path) or [""]
     header = require_object({"environment": None} | parsed_object(first, path, {}), path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
@@ -168,7 +197,7 @@ def _read(path: Path) -> Batch:
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )
-    return Batch(
+    return GenerationBatch(
         [_generation(json.loads(line)) for line in lines],
         header["seconds"],
         header["compiled"],

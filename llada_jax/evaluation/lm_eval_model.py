@@ -16,7 +16,7 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.evaluation.greedy import decodes_greedily
+from llada_jax.evaluation.greedy_match import decodes_greedily
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods, rolling_windows
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params

@@ -13,6 +13,8 @@ PENALTY = 3.0
 
 
 class Interval(NamedTuple):
+    """A 95 % confidence interval."""
+
     low: float
     high: float
 
@@ -43,7 +45,7 @@ class Point(NamedTuple):
 
 
 def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
-    """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
+    """Returns Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
 
     The n trials are independent: a question that is asked twice, and answered alike, is one.
     """
@@ -57,7 +59,8 @@ def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact p-value of McNemar's test: a fair coin decides each item that changed."""
+    """Returns the two-sided exact p-value of McNemar's test: a fair coin decides each item that
+    changed."""
     changed = gained + lost
     tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**changed)
@@ -85,7 +88,7 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
 
 
 def area_under_parallelism(points: Sequence[Point], best: float | None = None) -> float:
-    """AUP of a decoder's accuracy-parallelism curve (d3LLM, arXiv 2601.07568).
+    """Returns AUP, the area under a decoder's accuracy-parallelism curve (d3LLM, arXiv 2601.07568).
 
     The area under accuracy (in percent) over tokens per forward, by trapezoids; before the slowest
     setting its own accuracy counts, and after it each accuracy is weighted with

@@ -43,21 +43,31 @@ class CachePolicy(Protocol):
     def observe(self, visit: Visit) -> None: ...
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        """What keeping each expert of a layer is worth, in any unit; ties go to lower indices."""
+        """Returns what keeping each expert is worth, in any unit; ties go to lower indices."""
         ...
 
 
-class MinusRecentScore:
-    """S <- alpha TopP(s) + (1 - alpha) S, where only the p highest scores s count (HybriMoE)."""
+class _Table:
+    """The worth of every expert of every layer."""
+
+    def __init__(self, n_layers: int, n_experts: int) -> None:
+        self._worth = np.zeros((n_layers, n_experts))
+
+    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
+        return self._worth[layer]
+
+
+class MinusRecentScore(_Table):
+    """Learns S <- alpha TopP(s) + (1 - alpha) S of the p highest scores s alone (HybriMoE)."""
 
     def __init__(self, n_layers: int, n_experts: int, alpha: float = MRS_ALPHA) -> None:
+        super().__init__(n_layers, n_experts)
         require(0 < alpha <= 1, f"alpha is {alpha}; allowed: above 0, up to 1")
         self._alpha = alpha
-        self._score = np.zeros((n_layers, n_experts))
 
     def observe(self, visit: Visit) -> None:
         width = MRS_WIDTH * np.count_nonzero(visit.loads)
-        score = self._score[visit.layer]
+        score = self._worth[visit.layer]
         score *= 1 - self._alpha
         if width < score.size:
             top = np.argpartition(-visit.scores, width)[:width]
@@ -65,59 +75,41 @@ class MinusRecentScore:
         else:
             score += self._alpha * visit.scores
 
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._score[layer]
 
-
-class LeastRecentlyUsed:
-    """Worth is the step of the last use; of one step, the higher load counts as later."""
-
-    def __init__(self, n_layers: int, n_experts: int) -> None:
-        self._used = np.full((n_layers, n_experts), -1.0)
+class LeastRecentlyUsed(_Table):
+    """Counts worth as 1 + the step of the last use; of one step, the higher load is later."""
 
     def observe(self, visit: Visit) -> None:
         used = visit.loads > 0
         within = visit.loads[used] / (visit.loads.max() + 1)
-        self._used[visit.layer, used] = visit.step + within
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._used[layer]
+        self._worth[visit.layer, used] = 1 + visit.step + within
 
 
-class LeastFrequentlyUsed:
-    """Worth is the number of steps that used the expert."""
-
-    def __init__(self, n_layers: int, n_experts: int) -> None:
-        self._uses = np.zeros((n_layers, n_experts))
+class LeastFrequentlyUsed(_Table):
+    """Counts the steps that used the expert."""
 
     def observe(self, visit: Visit) -> None:
-        self._uses[visit.layer] += visit.loads > 0
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._uses[layer]
+        self._worth[visit.layer] += visit.loads > 0
 
 
-class StaticFrequency:
-    """What a profiling run used most, for ever (kTransformers)."""
+class StaticFrequency(_Table):
+    """Keeps for ever what a profiling run used most (kTransformers)."""
 
     def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        self._uses = (profile > 0).sum(axis=0).astype(float)
+        self._worth = (profile > 0).sum(axis=0).astype(float)
 
     def observe(self, visit: Visit) -> None:
         pass
 
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._uses[layer]
 
-
-class IntervalRefresh:
-    """The loads of the last refresh: every `interval` steps of a block, and throughout the first
-    block (TIDE, arXiv 2605.20179)."""
+class IntervalRefresh(_Table):
+    """Keeps the loads of the last refresh: every `interval` steps of a block, and throughout the
+    first block (TIDE, arXiv 2605.20179)."""
 
     def __init__(self, n_layers: int, n_experts: int, interval: int = TIDE_INTERVAL) -> None:
         require(interval > 0, f"interval is {interval}; allowed: 1 or more")
+        super().__init__(n_layers, n_experts)
         self._interval = interval
-        self._loads = np.zeros((n_layers, n_experts))
         self._step_of_block = np.zeros(n_layers, int)
         self._blocks = np.zeros(n_layers, int)
 
@@ -127,16 +119,13 @@ class IntervalRefresh:
             self._step_of_block[layer] = 0
             self._blocks[layer] += 1
         if self._blocks[layer] <= 1 or self._step_of_block[layer] % self._interval == 0:
-            self._loads[layer] = visit.loads
+            self._worth[layer] = visit.loads
         self._step_of_block[layer] += 1
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._loads[layer]
 
 
 class Belady:
-    """The expert that is used again soonest is worth most. Needs the future, and bounds the hit
-    rates of all policies that bring in nothing but what they missed."""
+    """Keeps what is used again soonest. Needs the future, and bounds the hit rates of all policies
+    that bring in nothing but what they missed."""
 
     def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
         self._worth = _soonest_worth_most(loads)
@@ -150,7 +139,7 @@ class Belady:
 
 
 def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
-    """Minus the step of the next use; of one step, the higher load is worth more."""
+    """Returns minus the step of the next use; of one step, the higher load is worth more."""
     worth = np.full(loads.shape, -np.inf)
     for step in range(len(loads) - 2, -1, -1):
         coming = loads[step + 1]
@@ -159,8 +148,8 @@ def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S
     return worth
 
 
-class ExpectedLoad:
-    """The load that a layer will have when it runs next, from what only a denoising model shows.
+class ExpectedLoad(_Table):
+    """Expects the load of a layer's next run, from what only a denoising model shows.
 
     A block is denoised again and again, and a row whose token stays takes the experts that it took
     before. So the next step's loads are this step's, but for the rows whose tokens have just been
@@ -170,12 +159,12 @@ class ExpectedLoad:
     """
 
     def __init__(self, n_layers: int, n_experts: int) -> None:
+        super().__init__(n_layers, n_experts)
         self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * n_layers
-        self._expected = np.zeros((n_layers, n_experts))
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
-        self._expected[layer] = visit.loads
+        self._worth[layer] = visit.loads
         for ahead, seen in enumerate(visit.foreseen[: len(self._experts) - 1 - layer], start=1):
             self._expect_changed_rows(layer + ahead, visit.changed, seen)
         self._experts[layer] = visit.experts
@@ -186,15 +175,12 @@ class ExpectedLoad:
         before = self._experts[layer]
         if before is not None and before.shape == seen.shape:
             seen = np.where(changed[:, None], seen, before)
-        self._expected[layer] = loads_of(seen, self._expected.shape[1])
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._expected[layer]
+        self._worth[layer] = loads_of(seen, self._worth.shape[1])
 
 
 class Foretold(ExpectedLoad):
-    """`ExpectedLoad` that learns all loads of a block's first step when the block begins: more than
-    drafts (rows of later blocks in a grown window) could ever tell. Needs the future."""
+    """Learns all loads of a block's first step when the block begins: more than drafts (rows of
+    later blocks in a grown window) could ever tell. Needs the future."""
 
     def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
         super().__init__(*loads.shape[1:])
@@ -202,7 +188,7 @@ class Foretold(ExpectedLoad):
 
     def observe(self, visit: Visit) -> None:
         if visit.layer == 0 and visit.new_block:
-            self._expected[:] = self._coming[visit.step]
+            self._worth[:] = self._coming[visit.step]
         super().observe(visit)
 
 
@@ -212,14 +198,12 @@ def make_cache(
     *,
     future: Int[np.ndarray, "S N E"] | None = None,
     alpha: float = MRS_ALPHA,
-    interval: int = TIDE_INTERVAL,
 ) -> CachePolicy:
-    """A policy by name.
+    """Returns a policy by name.
 
     Args:
       profile: loads of a run before; `static` is made of them, the others take their shape.
-      future: the loads of all steps to come, counted as visits count them, for the two that need
-        them: `belady` and `foretold`.
+      future: the loads of all steps to come, for `belady` and `foretold`.
     """
     require_choice("cache", name, CacheName)
     require(
@@ -233,7 +217,7 @@ def make_cache(
         "lru": lambda: LeastRecentlyUsed(*size),
         "lfu": lambda: LeastFrequentlyUsed(*size),
         "static": lambda: StaticFrequency(profile),
-        "tide": lambda: IntervalRefresh(*size, interval),
+        "tide": lambda: IntervalRefresh(*size),
         "belady": lambda: Belady(np.asarray(future)),
         "expected_load": lambda: ExpectedLoad(*size),
         "foretold": lambda: Foretold(np.asarray(future)),
@@ -242,7 +226,7 @@ def make_cache(
 
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
-    """The layers of a step."""
+    """Returns the layers of a step, as a policy visits them."""
     return [
         Visit(
             step,
@@ -266,7 +250,7 @@ def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
 
 
 def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: int) -> float:
-    """Share of the activated experts that are resident when their layer begins.
+    """Returns the share of the activated experts that are resident when their layer begins.
 
     A layer that was run may take in what it missed, while all that stays is worth more than what
     goes. The first `warmup` steps fill the cache and do not count.

@@ -44,7 +44,7 @@ class ExpertCosts:
             require(value >= 0, f"{name} is {value}; allowed: 0 seconds or more")
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Seconds of experts on the CPU, by their loads."""
+        """Returns the seconds of experts on the CPU, by their loads."""
         many = self.cpu_expert + self.cpu_row * loads
         return many if math.isinf(self.cpu_few_row) else np.minimum(many, self.cpu_few_row * loads)
 
@@ -82,7 +82,7 @@ class MachineProfile:
     """Microseconds of a layer beside its weights: launches, norms, attention over a short cache."""
 
     def costs(self, shape: MoEShape) -> ExpertCosts:
-        """The experts of a model on this machine."""
+        """Returns the costs of a model's experts on this machine."""
         weights = shape.expert_weights
         size = weights * self.bytes_per_weight.value
         return ExpertCosts(
@@ -97,5 +97,5 @@ class MachineProfile:
         )
 
     def figures(self) -> dict[str, Figure]:
-        """All numbers by name."""
+        """Returns all numbers by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}

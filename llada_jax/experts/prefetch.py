@@ -42,12 +42,12 @@ class LookAhead(Protocol):
 
 
 def no_look_ahead(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
-    """Nothing is brought in ahead of time."""
+    """Brings nothing in ahead of time."""
     return ()
 
 
 def gates_ahead(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
-    """The next layers, by their own gates on the present hidden state (HybriMoE: three layers)."""
+    """Foresees the next layers by their own gates on this hidden state (HybriMoE: three layers)."""
     loads = loads_of(visit.foreseen, visit.loads.size).astype(float)
     return [
         Forecast(layer, loads[layer - visit.layer - 1])
@@ -56,7 +56,7 @@ def gates_ahead(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[For
 
 
 def denoised_again(visit: Visit, cache: CachePolicy, n_layers: int) -> Sequence[Forecast]:
-    """All layers, in the order in which they run next, at the loads that the cache expects."""
+    """Foresees all layers, in the order in which they run next, as the cache expects them."""
     order = [*range(visit.layer + 1, n_layers), *range(visit.layer + 1)]
     return [Forecast(layer, cache.worth(layer)) for layer in order]
 
@@ -84,7 +84,7 @@ class Prefetcher:
         self._costs = costs
 
     def swaps(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
-        """The swap that gains most, and the next best each time one more is asked for.
+        """Gives the swap that gains most, and the next best each time one more is asked for.
 
         `resident` is read again after each swap, which the caller is to have entered.
         """
@@ -99,7 +99,7 @@ class Prefetcher:
             gains[target] = self._best(loads[target], resident[target])
 
     def refills(self, visit: Visit, resident: Bool[np.ndarray, "N E"]) -> Iterator[Swap]:
-        """Swaps after which the residents are those worth most, the latest layers first."""
+        """Gives swaps until the residents are those worth most, the latest layers first."""
         n_layers = len(resident)
         for back in range(n_layers):
             target = (visit.layer - back) % n_layers
@@ -114,7 +114,7 @@ class Prefetcher:
     def _best(
         self, forecast: Forecast, resident: Bool[np.ndarray, " E"]
     ) -> tuple[float, Swap | None]:
-        """The gain (s) of the layer's best swap."""
+        """Returns the layer's best swap and its gain (s)."""
         loads = np.where(forecast.loads >= LEAST_LOAD, forecast.loads, 0.0)
         missing = np.where(resident, 0.0, loads)
         expert = int(np.argmax(missing))

@@ -23,7 +23,7 @@ class RecordedStep(NamedTuple):
 
 
 def changed_rows(step: RecordedStep, before: RecordedStep | None) -> Bool[np.ndarray, " T"]:
-    """Rows that do not repeat the same place of the forward before: same position, same token."""
+    """Marks rows that do not repeat a row of the forward before: same position, same token."""
     if before is None or before.tokens.shape != step.tokens.shape:
         return np.ones(step.tokens.size, bool)
     same = (step.tokens == before.tokens) & (step.positions == before.positions)
@@ -39,7 +39,7 @@ def trace_of_steps(
     block_length: int,
     settings: dict[str, Any],
 ) -> RoutingTrace:
-    """The trace of a run.
+    """Returns the trace of a run.
 
     Rows before a canvas row's current block count as part of it, those after it are drafts.
 
@@ -56,32 +56,30 @@ def trace_of_steps(
         "allowed: the same number of each, from 1 on",
     )
     most = max(step.tokens.size for step in steps)
+    live = [step.live.reshape(-1) for step in steps]
+
+    def rows(name: str, absent: int) -> np.ndarray:
+        """Stacks a field [..., T, k] of `most` rows; those that are not live are absent."""
+        return np.stack([
+            _padded(np.where(on[:, None], getattr(step, name), absent), most, absent, axis=-2)
+            for step, on in zip(steps, live, strict=True)
+        ])  # fmt: skip
+
     blocks = [
         _blocks(step, now, origin, block_length)
         for step, now in zip(steps, current_block, strict=True)
     ]
     changed = [changed_rows(s, b) for s, b in zip(steps, [None, *steps[:-1]], strict=True)]
-    live = [step.live.reshape(-1) for step in steps]
     return RoutingTrace(
-        experts=np.stack([
-            _rows(_where_live(s.experts, on, ABSENT), most, ABSENT)
-            for s, on in zip(steps, live, strict=True)
-        ]).astype(np.int16),
-        weights=np.stack([
-            _rows(_where_live(s.weights, on, 0), most, 0) for s, on in zip(steps, live, strict=True)
-        ]),
+        experts=rows("experts", ABSENT).astype(np.int16),
+        weights=rows("weights", 0),
         scores=np.stack([s.scores[:, on].mean(axis=1) for s, on in zip(steps, live, strict=True)]),
-        foreseen=np.stack([
-            _rows(_where_live(s.foreseen, on, ABSENT), most, ABSENT)
-            for s, on in zip(steps, live, strict=True)
-        ]).astype(np.int16),
-        changed=np.stack([np.pad(c, (0, most - c.size), constant_values=True) for c in changed]),
-        block=np.stack([
-            np.pad(b, (0, most - b.size), constant_values=b.min()) for b in blocks
-        ]).astype(np.int32),
+        foreseen=rows("foreseen", ABSENT).astype(np.int16),
+        changed=np.stack([_padded(each, most, True) for each in changed]),
+        block=np.stack([_padded(each, most, each.min()) for each in blocks]).astype(np.int32),
         committed=np.asarray(committed, np.int32),
         settings=settings,
-    )  # fmt: skip
+    )
 
 
 def _blocks(
@@ -90,19 +88,14 @@ def _blocks(
     origin: Int[np.ndarray, " B"],
     block_length: int,
 ) -> Int[np.ndarray, " T"]:
-    """Guided decoding runs each canvas row twice; its copies decode the same block."""
+    """Returns each row's block. Guided decoding runs a canvas row twice, in the same block."""
     copies = len(step.positions) // len(current)
     now, start = np.tile(current, copies)[:, None], np.tile(origin, copies)[:, None]
     block = np.maximum((step.positions - start) // block_length, now)
     return np.where(step.live, block, now).reshape(-1)
 
 
-def _where_live(values: np.ndarray, live: Bool[np.ndarray, " T"], otherwise: int) -> np.ndarray:
-    return np.where(live[:, None], values, otherwise)
-
-
-def _rows(values: np.ndarray, most: int, otherwise: int) -> np.ndarray:
-    """`values` [..., T, k] with rows appended up to `most`."""
+def _padded(values: np.ndarray, most: int, otherwise: int, axis: int = -1) -> np.ndarray:
     widths = [(0, 0)] * values.ndim
-    widths[-2] = (0, most - values.shape[-2])
+    widths[axis] = (0, most - values.shape[axis])
     return np.pad(values, widths, constant_values=otherwise)

@@ -94,29 +94,29 @@ class RoutingTrace:
 
     @cached_property
     def loads(self) -> Int[np.ndarray, "S N E"]:
-        """Rows of each expert."""
+        """Counts the rows of each expert."""
         return loads_of(self.experts, self.n_experts)
 
     @cached_property
     def begins_block(self) -> Bool[np.ndarray, " S"]:
-        """Steps that are the first of the block that they decode."""
+        """Marks steps that are the first of the block that they decode."""
         current = self.block.min(axis=1)
         return np.diff(current, prepend=current[:1] - 1) != 0
 
     def first_steps(self, count: int) -> "RoutingTrace":
-        """The trace of a run that was stopped after `count` steps."""
+        """Returns the trace of a run that was stopped after `count` steps."""
         require(0 < count <= self.n_steps, f"count is {count}; allowed: 1 to {self.n_steps}")
         arrays = {name: getattr(self, name)[:count] for name in _array_names()}
         return RoutingTrace(**arrays, settings=self.settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one .npz file, whole or not at all."""
+        """Writes one .npz file, whole or not at all."""
         arrays = {name: getattr(self, name) for name in _array_names()}
         save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
-        """Read a file that `save` wrote. Raises ValueError for anything else."""
+        """Reads a file that `save` wrote. Raises ValueError for anything else."""
         arrays, settings = load_archive(
             path, _array_names(), FORMAT, kind="routing trace", short="routing"
         )
@@ -136,7 +136,7 @@ def _require_array(name: str, value: Any) -> None:
 
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
-    """How many rows take each expert; absent rows take none."""
+    """Counts the rows that take each expert; absent rows take none."""
     lead, taken = experts.shape[:-2], experts.shape[-2] * experts.shape[-1]
     flat = experts.reshape(math.prod(lead), taken).astype(np.int64)
     offset = np.arange(len(flat))[:, None] * (n_experts + 1)
@@ -147,12 +147,12 @@ def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.nd
 
 
 def experts_per_step(trace: RoutingTrace) -> float:
-    """Different experts that a layer runs in a step, on average."""
+    """Counts the different experts that a layer runs in a step, on average."""
     return float((trace.loads > 0).sum(axis=-1).mean())
 
 
 def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
-    """Mean cosine of a layer's loads, `lag` steps apart within a block."""
+    """Returns the mean cosine of a layer's loads, `lag` steps apart within a block."""
     require(lag > 0, f"lag is {lag}; allowed: 1 or more")
     cosine = _cosines(trace.loads[:-lag], trace.loads[lag:])
     current = trace.block.min(axis=1)
@@ -171,6 +171,6 @@ def _cosines(
 
 
 def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:
-    """Load of each layer's busiest expert over the mean, all steps together."""
+    """Returns the load of each layer's busiest expert over the mean, all steps together."""
     total = trace.loads.sum(axis=0)
     return total.max(axis=-1) / total.mean(axis=-1)

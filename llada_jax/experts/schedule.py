@@ -8,6 +8,7 @@ be a rule of its own.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import NamedTuple
 
 import numpy as np
@@ -37,13 +38,15 @@ class Schedule(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the layer's experts take."""
+        """Tells how long the layer's experts take."""
         return max(self.cpu_seconds, self.accelerator_seconds)
 
 
-Scheduler = Callable[[Int[np.ndarray, " E"], Bool[np.ndarray, " E"], ExpertCosts, Link], Schedule]
-"""`scheduler(loads, resident, costs, link)`."""
 IDLE = Link()
+
+
+Scheduler = Callable[..., Schedule]
+"""`scheduler(loads, resident, costs, link=IDLE)` of arrays [E]."""
 
 
 class _Queues(NamedTuple):
@@ -54,6 +57,10 @@ class _Queues(NamedTuple):
     missing: list[int]
     missing_cpu: Float[np.ndarray, " U"]
     arriving: list[int]
+
+
+_Rule = Callable[[_Queues, ExpertCosts, Link], tuple[int, int]]
+"""Gives k and j: how many missing experts move, and how many resident ones the CPU takes."""
 
 
 def _queues(
@@ -74,19 +81,43 @@ def _queues(
     )
 
 
-def earliest_finish(
-    loads: Int[np.ndarray, " E"],
-    resident: Bool[np.ndarray, " E"],
-    costs: ExpertCosts,
-    link: Link = IDLE,
-) -> Schedule:
-    """HybriMoE's rule: again and again the timeline whose next action ends first takes it.
+def _scheduler(rule: _Rule) -> Scheduler:
+    """Makes a scheduler of a rule for (k, j)."""
+
+    @wraps(rule)
+    def schedule(
+        loads: Int[np.ndarray, " E"],
+        resident: Bool[np.ndarray, " E"],
+        costs: ExpertCosts,
+        link: Link = IDLE,
+    ) -> Schedule:
+        queues = _queues(loads, resident, costs, link)
+        moved, stolen = rule(queues, costs, link)
+        kept = len(queues.resident) - stolen
+        cpu = queues.missing[moved:][::-1] + queues.resident[kept:][::-1]
+        accelerator = queues.resident[:kept] + queues.arriving + queues.missing[:moved]
+        on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
+        last_arrival = _last_arrival(np.asarray(moved), costs, link, len(queues.arriving))
+        return Schedule(
+            cpu,
+            accelerator,
+            queues.missing[:moved],
+            on_cpu + costs.cpu_first if cpu else 0.0,
+            max(len(accelerator) * costs.accelerator, float(last_arrival)),
+            link.free + moved * costs.transfer,
+        )
+
+    return schedule
+
+
+@_scheduler
+def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+    """Gives the next action to the timeline that ends it first, again and again: HybriMoE's rule.
 
     The accelerator takes experts that are there, highest load first; the CPU takes missing experts,
     lowest load first, and when none is left steals resident ones, lowest load first; the link moves
     missing experts, highest load first (arXiv 2504.05897, section IV-B).
     """
-    queues = _queues(loads, resident, costs, link)
     resident_cpu, missing_cpu = queues.resident_cpu.tolist(), queues.missing_cpu.tolist()
     step, move = costs.accelerator, costs.transfer
     first, last = 0, len(resident_cpu)  # the accelerator takes from the front, the CPU steals
@@ -122,20 +153,15 @@ def earliest_finish(
             link_end = by_link
             waiting.append(by_link)
             moved += 1
-    return _plan(queues, costs, link, moved, len(resident_cpu) - last)
+    return moved, len(resident_cpu) - last
 
 
-def fastest(
-    loads: Int[np.ndarray, " E"],
-    resident: Bool[np.ndarray, " E"],
-    costs: ExpertCosts,
-    link: Link = IDLE,
-) -> Schedule:
-    """The plan that ends first, of all; of equals the one with the fewest transfers.
+@_scheduler
+def fastest(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+    """Takes the plan that ends first, of all; of equals the one with the fewest transfers.
 
     An expert that arrives is run on the accelerator.
     """
-    queues = _queues(loads, resident, costs, link)
     n_missing, n_resident = len(queues.missing), len(queues.resident)
     moved = np.arange(n_missing + 1)[:, None]
     stolen = np.arange(n_resident + 1)
@@ -149,39 +175,30 @@ def fastest(
         _last_arrival(moved, costs, link, len(queues.arriving)),
     )
     best = int(np.argmin(np.maximum(on_cpu, on_accelerator)))
-    return _plan(queues, costs, link, *divmod(best, n_resident + 1))
+    return divmod(best, n_resident + 1)
 
 
-def resident_or_cpu(
-    loads: Int[np.ndarray, " E"],
-    resident: Bool[np.ndarray, " E"],
-    costs: ExpertCosts,
-    link: Link = IDLE,
-) -> Schedule:
-    """What is resident runs on the accelerator, what is missing on the CPU (kTransformers)."""
-    return _plan(_queues(loads, resident, costs, link), costs, link, 0, 0)
+@_scheduler
+def resident_or_cpu(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+    """Runs what is resident on the accelerator, what is missing on the CPU (kTransformers)."""
+    return 0, 0
 
 
-def all_on_accelerator(
-    loads: Int[np.ndarray, " E"],
-    resident: Bool[np.ndarray, " E"],
-    costs: ExpertCosts,
-    link: Link = IDLE,
-) -> Schedule:
-    """Whatever is missing is transferred; the CPU runs nothing (AdapMoE)."""
-    queues = _queues(loads, resident, costs, link)
-    return _plan(queues, costs, link, len(queues.missing), 0)
+@_scheduler
+def all_on_accelerator(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+    """Transfers whatever is missing; the CPU runs nothing (AdapMoE)."""
+    return len(queues.missing), 0
 
 
 def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:
-    """Entry i is the sum of seconds[i:]."""
+    """Returns the sum of seconds[i:] at entry i."""
     return np.concatenate([np.cumsum(seconds[::-1])[::-1], [0.0]])
 
 
 def _last_arrival(
     moved: Int[np.ndarray, "*any"], costs: ExpertCosts, link: Link, arriving: int
 ) -> Float[np.ndarray, "*any"]:
-    """When the accelerator is done with all that came over the link, if nothing else holds it up.
+    """Returns when the accelerator is done with what came over the link, if nothing else delays it.
 
     Of n equal jobs released one after another, either the first release and all n jobs bind, or
     the last release and one job.
@@ -192,22 +209,6 @@ def _last_arrival(
     if arriving:
         ends = np.maximum(ends, link.free + (1 + moved) * step)
     return ends
-
-
-def _plan(queues: _Queues, costs: ExpertCosts, link: Link, moved: int, stolen: int) -> Schedule:
-    kept = len(queues.resident) - stolen
-    cpu = queues.missing[moved:][::-1] + queues.resident[kept:][::-1]
-    accelerator = queues.resident[:kept] + queues.arriving + queues.missing[:moved]
-    on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
-    last_arrival = _last_arrival(np.asarray(moved), costs, link, len(queues.arriving))
-    return Schedule(
-        cpu,
-        accelerator,
-        queues.missing[:moved],
-        on_cpu + costs.cpu_first if cpu else 0.0,
-        max(len(accelerator) * costs.accelerator, float(last_arrival)),
-        link.free + moved * costs.transfer,
-    )
 
 
 SCHEDULERS: dict[str, Scheduler] = {

@@ -36,7 +36,7 @@ class MoEShape:
 
     @property
     def expert_weights(self) -> int:
-        """Numbers in the three matrices of one expert."""
+        """Counts the numbers in the three matrices of one expert."""
         return 3 * self.width * self.expert_width
 
 

@@ -1,6 +1,11 @@
-"""The body of the model: `forward_rows`, and `forward` over a whole canvas."""
+"""The body of the model: `forward_rows`, and `forward` over a whole canvas.
 
-from collections.abc import Callable, Sequence
+A layer's body exists once (`run_layers`). Who runs the matrix products or the experts elsewhere
+gives hooks: tiles on the host's threads, experts that do not all lie on the accelerator, recorders.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import logits_of
 from llada_jax.model.layers import (
+    CachedLayer,
+    Multiply,
     Rotation,
     attention,
     attention_bias,
@@ -18,6 +25,7 @@ from llada_jax.model.layers import (
 )
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import Experts, Layer, ModelParams
+from llada_jax.model.quantize import linear
 from llada_jax.rows import empty_cache, make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -28,11 +36,22 @@ FeedForwardOf = Callable[[Float[Array, "B R D"], Layer, ModelConfig, int], Float
 def plain_feed_forward(
     x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
 ) -> Float[Array, "B R D"]:
-    """The layer's matrices, or all of its experts, lie where the rest of the model does."""
+    """Runs a layer whose matrices, or all of its experts, lie where the rest of the model does."""
     if isinstance(layer.ffn, Experts):
         assert config.moe is not None
         return moe_feed_forward(x, layer.ffn, config.moe)
     return feed_forward(x, layer.ffn)
+
+
+class LayerHooks(NamedTuple):
+    """How the parts of a layer are run that may run elsewhere; by default as parts of the graph."""
+
+    multiply: Multiply = linear
+    """Products with the matrices of attention."""
+    feed_forward_of: FeedForwardOf = plain_feed_forward
+
+
+PLAIN = LayerHooks()
 
 
 def forward_rows(
@@ -40,15 +59,15 @@ def forward_rows(
     config: ModelConfig,
     rows: Rows,
     cache: KVCache,
-    feed_forward_of: FeedForwardOf = plain_feed_forward,
+    hooks: LayerHooks = PLAIN,
 ) -> RowsOut:
-    """Run some rows of a canvas against a cache.
+    """Runs some rows of a canvas against a cache.
 
     Args:
       params: arrays of one float dtype, which is also the activations', or quantized matrices.
       rows: tokens, absolute positions and visibility; rows that are not live change nothing.
       cache: keys and values by canvas position; read only.
-      feed_forward_of: how the feed-forward half of a layer is run.
+      hooks: how the parts of the layers are run.
 
     Returns:
       Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
@@ -59,9 +78,8 @@ def forward_rows(
         params.embedding[rows.tokens],
         rotation(config, rows.positions),
         attention_bias(rows),
-        tuple(cache.keys),
-        tuple(cache.values),
-        feed_forward_of=feed_forward_of,
+        map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
+        hooks=hooks,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
@@ -73,55 +91,35 @@ def run_layers(
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached_keys: Sequence[Float[Array, "B L K Dh"]],
-    cached_values: Sequence[Float[Array, "B L K Dh"]],
+    caches: Iterable[CachedLayer],
     first: int = 0,
-    feed_forward_of: FeedForwardOf = plain_feed_forward,
+    hooks: LayerHooks = PLAIN,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
-    """Consecutive layers: the part of a step that is lowered for an NPU.
+    """Runs consecutive layers: the part of a step that is lowered for an NPU.
 
     What depends on token ids and positions alone (embeddings, angles, masks) comes from outside, so
-    that the graph is matrix products and elementwise operations. Keys and values have one entry
-    per layer. `first` is the first layer's number in the whole model.
+    that the graph is matrix products and elementwise operations.
+
+    Args:
+      caches: keys and values for each layer, taken when its turn comes.
+      first: the first layer's number in the whole model.
+
+    Returns:
+      Hidden states, and the rows' keys and values, one entry per layer each.
     """
     keys, values = [], []
-    for index, layer in enumerate(layers):
-        with jax.named_scope(f"layer_{first + index}"):
-            hidden, normed, key, value = attention_half(
-                layer, config, hidden, angles, bias, cached_keys[index], cached_values[index]
+    for index, (layer, cached) in enumerate(zip(layers, caches, strict=True), start=first):
+        with jax.named_scope(f"layer_{index}"):
+            normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
+            mixed, (key, value) = attention(
+                normed, layer.attention, config, angles, bias, cached, hooks.multiply
             )
-            hidden = hidden + feed_forward_of(normed, layer, config, first + index)
+            hidden = hidden + mixed
+            normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
+            hidden = hidden + hooks.feed_forward_of(normed, layer, config, index)
         keys.append(key)
         values.append(value)
     return hidden, keys, values
-
-
-def attention_half(
-    layer: Layer,
-    config: ModelConfig,
-    hidden: Float[Array, "B R D"],
-    angles: Rotation,
-    bias: Float[Array, "B R T"],
-    cached_keys: Float[Array, "B L K Dh"],
-    cached_values: Float[Array, "B L K Dh"],
-) -> tuple[
-    Float[Array, "B R D"],
-    Float[Array, "B R D"],
-    Float[Array, "B R K Dh"],
-    Float[Array, "B R K Dh"],
-]:
-    """The first half of a layer: hidden states, the second half's input, keys and values."""
-    mixed, key, value = attention(
-        rms_norm(hidden, layer.attention_norm, config.norm_eps),
-        layer.attention,
-        config,
-        angles,
-        bias,
-        cached_keys,
-        cached_values,
-    )
-    hidden = hidden + mixed
-    return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
 def forward(
@@ -130,13 +128,13 @@ def forward(
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
-    feed_forward_of: FeedForwardOf = plain_feed_forward,
+    hooks: LayerHooks = PLAIN,
 ) -> Float[Array, "B L V"]:
-    """Logits of every position, float32, as the model gives them (not shifted).
+    """Returns the logits of every position, float32, as the model gives them (not shifted).
 
     Arguments as `hidden_states`.
     """
-    return logits_of(params, hidden_states(params, config, tokens, live, order, feed_forward_of))
+    return logits_of(params, hidden_states(params, config, tokens, live, order, hooks))
 
 
 def hidden_states(
@@ -145,13 +143,15 @@ def hidden_states(
     tokens: Int[Array, "B L"],
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
-    feed_forward_of: FeedForwardOf = plain_feed_forward,
+    hooks: LayerHooks = PLAIN,
 ) -> Float[Array, "B L D"]:
-    """States of every position after the final norm: all that the head reads.
+    """Returns states of every position after the final norm: all that the head reads.
 
-    `live` marks positions that exist (default: all); positions count the live ones. `order` makes
-    the mask causal between positions of different order (default: `block_order` of the config).
-    `feed_forward_of` is how the feed-forward half of a layer is run.
+    Args:
+      live: positions that exist (default: all); positions count the live ones.
+      order: makes the mask causal between positions of different order (default: the number of
+        each position's block, for a model that has blocks).
+      hooks: how the parts of the layers are run.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
@@ -161,11 +161,11 @@ def hidden_states(
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
     nothing_cached = cache_for(params, config, len(tokens), 0)
-    return forward_rows(params, config, rows, nothing_cached, feed_forward_of).hidden
+    return forward_rows(params, config, rows, nothing_cached, hooks).hidden
 
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:
-    """An empty cache for canvases of `length`, in the activations' dtype."""
+    """Returns an empty cache for canvases of `length`, in the activations' dtype."""
     return empty_cache(
         config.n_layers, batch, length, config.n_kv_heads, config.head_dim, params.embedding.dtype
     )

@@ -42,7 +42,7 @@ class ScoreRules:
 
     @property
     def plain(self) -> bool:
-        """Whether `score_greedily` says all that is wanted."""
+        """Tells whether `score_greedily` says all that is wanted."""
         greedy = self.temperature == 0 and self.confidence_dtype == "float32"
         return greedy and not self.discounted and not self.spread
 
@@ -60,12 +60,12 @@ class RunningScores(NamedTuple):
 
 
 def head_weight(params: ModelParams) -> Weight:
-    """The head's matrix [V, D]: its own, or the embedding."""
+    """Returns the head's matrix [V, D]: its own, or the embedding."""
     return params.embedding if params.head is None else params.head
 
 
 def logits_of(params: ModelParams, hidden: Float[Array, "B R D"]) -> Float[Array, "B R V"]:
-    """All logits in float32. For training, tests and likelihoods; decoding streams them instead."""
+    """Returns all logits in float32, for training and tests; decoding streams them instead."""
     return _chunk_logits(hidden, head_weight(params))
 
 
@@ -81,7 +81,7 @@ def score_rows(
     noise_keys: Key[Array, "B C"] | None,
     rules: ScoreRules = ScoreRules(),
 ) -> Scores:
-    """Predicted token, its probability, and entropy and margin of the distribution, per row.
+    """Returns each row's predicted token and its probability, and the entropy and margin.
 
     Args:
       hidden: states after the final norm.
@@ -116,7 +116,7 @@ def _rows_from(leaf: Array, start: VocabId, size: int) -> Array:
 
 
 def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
-    """Statistics of no vocabulary at all, for `shape` rows."""
+    """Returns statistics of no vocabulary at all, for `shape` rows."""
     lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
     zero = jnp.zeros(shape, dtype)
     return RunningScores(lowest, jnp.zeros(shape, jnp.int32), lowest, lowest, lowest, zero, zero)
@@ -129,7 +129,7 @@ def absorb_chunk(
     noise_keys: Key[Array, "B C"] | None,
     rules: ScoreRules,
 ) -> RunningScores:
-    """The statistics with one more chunk of the vocabulary, whose first id is `start`."""
+    """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
     logits = _without(logits, rules.forbidden, start)
     noisy = logits
     if noise_keys is not None and rules.temperature > 0:
@@ -167,8 +167,7 @@ def _ids(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
 def _first_maximum(
     logits: Float[Array, "B C chunk"],
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """The highest logit and its lowest index. Its group is found first, so that only the logits of
-    one group are looked at twice."""
+    """Returns the highest logit and its lowest index; looks twice at one group's logits only."""
     size = logits.shape[-1]
     if size % GROUP:
         return _first_in(logits)
@@ -181,7 +180,7 @@ def _first_maximum(
 def _first_in(
     logits: Float[Array, "B C n"],
 ) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """Two plain reductions, which CPUs vectorise as they do not argmax and top_k."""
+    """Runs two plain reductions, which CPUs vectorise as they do not argmax and top_k."""
     best = logits.max(axis=-1)
     index = jnp.where(logits == best[..., None], _ids(logits), logits.shape[-1]).min(axis=-1)
     return best, index
@@ -196,7 +195,7 @@ def _without(
 
 
 def finish_scores(seen: RunningScores) -> Scores:
-    """The scores, once every chunk was absorbed."""
+    """Returns the scores, once every chunk was absorbed."""
     confidence = jnp.exp(seen.token_logit - seen.first) / seen.total
     entropy = jnp.log(seen.total) - seen.weighted / seen.total
     margin = (1 - jnp.exp(seen.second - seen.first)) / seen.total
@@ -208,7 +207,7 @@ def score_greedily(
     hidden: Float[Array, "R D"],
     penalty: Float[Array, " V"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The most probable id of each row and its probability, in the operations that NPUs have.
+    """Returns each row's most probable id and its probability, by operations that NPUs have.
 
     Args:
       chunks: the head's matrix [V, D] in pieces of its rows; one piece's logits exist at a time.
@@ -239,7 +238,7 @@ def log_probabilities(
     tokens: Int[Array, "B C"],
     chunk: int = VOCAB_CHUNK,
 ) -> Float[Array, "B C"]:
-    """Log-probability (nats, float32) of given tokens, one a row, with the vocabulary streamed."""
+    """Returns the log-probability (nats, float32) of one token a row; streams the vocabulary."""
     weight, vocab = head_weight(params), params.embedding.shape[0]
     highest = jnp.full(tokens.shape, jnp.finfo(jnp.float32).min)
     total = picked = jnp.zeros(tokens.shape, jnp.float32)
@@ -260,7 +259,7 @@ def log_probabilities(
 def gumbel_noise(
     keys: Key[Array, "B C"], start: VocabId, size: int, dtype: FloatDtype
 ) -> Float[Array, "B C size"]:
-    """Standard Gumbel noise for the vocabulary ids from `start`, one key a row.
+    """Draws standard Gumbel noise for the vocabulary ids from `start`, one key a row.
 
     A float32 uniform number has 2**23 values, too few where the largest of 126,464 draws decides.
     JAX's mode "high" spends twice the bits, so that the upper tail stays exact to 2**-46.

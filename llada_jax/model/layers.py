@@ -1,7 +1,12 @@
-"""Building blocks of a transformer layer that every family shares."""
+"""Building blocks of a transformer layer that every family shares.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+What stands between two matrix products is compiled where nothing around it is (`_piece`), so that
+one body serves programs that are compiled as a whole and hosts whose products are not JAX's.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +20,22 @@ from llada_jax.types import Rows
 HIDDEN_SCORE = -3e4
 """Added to the score of what a row may not see: its share is exactly 0, and float16 holds it."""
 
+Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
+"""`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
+Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
+"""Keys and values of the rows themselves."""
+
+_piece = partial(jax.jit, inline=True)
+
+
+class CachedLayer(NamedTuple):
+    """Cached keys and values of a layer; L may be 0."""
+
+    keys: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
+    values: Float[Array, "B L K Dh"] | Float[Array, "N B L K Dh"]
+    index: Int[Array, ""] | None = None
+    """Which layer is meant, where the arrays have all: sliced with the product, not before."""
+
 
 class Rotation(NamedTuple):
     """Cosines and sines of RoPE's angles, one per pair of rotated dimensions."""
@@ -23,17 +44,19 @@ class Rotation(NamedTuple):
     sin: Float[Array, "B R 1 half"]
 
 
+@partial(_piece, static_argnums=2)
 def rms_norm(
     x: Float[Array, "*rows D"], weight: Float[Array, " D"], eps: float
 ) -> Float[Array, "*rows D"]:
-    """Root-mean-square norm in float32, cast back before the weight multiplies."""
+    """Applies the root-mean-square norm in float32, cast back before the weight multiplies."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale).astype(x.dtype) * weight
 
 
+@partial(_piece, static_argnums=0)
 def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
-    """RoPE's angles at absolute positions, in float32."""
+    """Returns RoPE's angles at absolute positions, in float32."""
     half = config.rotary_dims // 2
     frequency = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency
@@ -41,7 +64,7 @@ def rotation(config: ModelConfig, positions: Int[Array, "B R"]) -> Rotation:
 
 
 def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K Dh"]:
-    """RoPE on the leading dimensions of each head (half rotation, as GPT-NeoX), in float32."""
+    """Applies RoPE to each head's leading dimensions (half rotation, as GPT-NeoX), in float32."""
     half = angles.cos.shape[-1]
     wide = x.astype(jnp.float32)
     left, right, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
@@ -49,36 +72,9 @@ def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def project_qkv(
-    x: Float[Array, "B R D"], weights: Attention, config: ModelConfig, angles: Rotation
-) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    """Queries and keys after RoPE, and values."""
-    projected = [linear(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
-    return finish_qkv(projected, weights, config, angles)
-
-
-def finish_qkv(
-    projected: Sequence[Float[Array, "B R X"]],
-    weights: Attention,
-    config: ModelConfig,
-    angles: Rotation,
-) -> tuple[Float[Array, "B R H Dh"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    """What follows the three matrices of `project_qkv`: biases, norms and RoPE, by head."""
-
-    def heads(out: Array, bias: Array | None, norm: Array | None) -> Array:
-        if bias is not None:
-            out = out + bias
-        out = out.reshape(*out.shape[:2], -1, config.head_dim)
-        return out if norm is None else rms_norm(out, norm, config.norm_eps)
-
-    query, key, value = projected
-    turned_query = rotate(heads(query, weights.query_bias, weights.query_norm), angles)
-    turned_key = rotate(heads(key, weights.key_bias, weights.key_norm), angles)
-    return turned_query, turned_key, heads(value, weights.value_bias, None)
-
-
+@_piece
 def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
-    """What is added to the scores of the cached positions and of the fresh rows (T = L + R)."""
+    """Returns what is added to the scores of cached positions and fresh rows (T = L + R)."""
     visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
     return jnp.where(visible, 0.0, HIDDEN_SCORE)
 
@@ -89,7 +85,7 @@ def attend(
     values: Sequence[Float[Array, "B t K Dh"]],
     bias: Float[Array, "B R T"],
 ) -> Float[Array, "B R HDh"]:
-    """Grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
+    """Runs grouped-query attention with a float32 softmax; a row that sees nothing gives any value.
 
     Keys and values come in parts of t positions, T together. Joining the scores instead of the
     parts copies R numbers a position and head, not Dh; scaling the query touches fewer numbers than
@@ -118,20 +114,52 @@ def attention(
     config: ModelConfig,
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached_keys: Float[Array, "B L K Dh"],
-    cached_values: Float[Array, "B L K Dh"],
-) -> tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]:
-    """Rows attend to the cache and to each other; also their fresh keys and values.
+    cached: CachedLayer,
+    multiply: Multiply = linear,
+) -> tuple[Float[Array, "B R D"], Fresh]:
+    """Lets rows attend to the cache and to each other; returns their keys and values, too.
 
     The cache is only read: NPU compilers split the graph at an update in place.
     """
-    query, key, value = project_qkv(x, weights, config, angles)
-    cached = cached_keys.shape[1] > 0
-    keys = [cached_keys, key] if cached else [key]
-    values = [cached_values, value] if cached else [value]
-    return linear(attend(query, keys, values, bias), weights.output), key, value
+    projected = [multiply(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
+    biases = weights.query_bias, weights.key_bias, weights.value_bias
+    norms = weights.query_norm, weights.key_norm
+    mixed, fresh = _mix(config, projected, biases, norms, angles, bias, cached)
+    return multiply(mixed, weights.output), fresh
 
 
-def feed_forward(x: Float[Array, "*rows D"], weights: FeedForward) -> Float[Array, "*rows D"]:
-    """SwiGLU."""
-    return linear(jax.nn.silu(linear(x, weights.gate)) * linear(x, weights.up), weights.down)
+@partial(_piece, static_argnums=0)
+def _mix(
+    config: ModelConfig,
+    projected: Sequence[Float[Array, "B R X"]],
+    biases: Sequence[Float[Array, " X"] | None],
+    norms: Sequence[Float[Array, " Dh"] | None],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+) -> tuple[Float[Array, "B R HDh"], Fresh]:
+    """Returns the heads' outputs from their queries, keys and values as the matrices gave them."""
+
+    def heads(index: int) -> Float[Array, "B R K Dh"]:
+        out, added = projected[index], biases[index]
+        out = out if added is None else out + added
+        return out.reshape(*out.shape[:2], -1, config.head_dim)
+
+    def turned(index: int) -> Float[Array, "B R K Dh"]:
+        out, norm = heads(index), norms[index]
+        return rotate(out if norm is None else rms_norm(out, norm, config.norm_eps), angles)
+
+    query, key, value = turned(0), turned(1), heads(2)
+    old = cached[:2] if cached.index is None else [array[cached.index] for array in cached[:2]]
+    keys, values = [key], [value]
+    if old[0].shape[1] > 0:
+        keys, values = [old[0].astype(key.dtype), key], [old[1].astype(key.dtype), value]
+    return attend(query, keys, values, bias), (key, value)
+
+
+def feed_forward(
+    x: Float[Array, "*rows D"], weights: FeedForward, multiply: Multiply = linear
+) -> Float[Array, "*rows D"]:
+    """Applies SwiGLU."""
+    gate = jax.nn.silu(multiply(x, weights.gate))
+    return multiply(gate * multiply(x, weights.up), weights.down)

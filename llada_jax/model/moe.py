@@ -20,20 +20,20 @@ class Routing(NamedTuple):
 
 
 def router_logits(x: Float[Array, "T D"], experts: Experts) -> Float[Array, "T E"]:
-    """Of every expert, float32."""
+    """Returns the logit of every expert, float32."""
     return x.astype(jnp.float32) @ experts.router.astype(jnp.float32).T
 
 
 def router_scores(
     x: Float[Array, "T D"], experts: Experts, config: MoEConfig
 ) -> Float[Array, "T E"]:
-    """What the router gives every expert: a softmax or sigmoids, float32."""
+    """Returns what the router gives every expert: a softmax or sigmoids, float32."""
     logits = router_logits(x, experts)
     return jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
 
 
 def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routing:
-    """Top-k routing in float32, within the best groups of experts where there are groups.
+    """Picks the top k in float32, within the best groups of experts where there are groups.
 
     LLaDA-MoE takes a softmax over all experts and keeps the weights as they are. LLaDA2 takes
     sigmoids; a learned bias takes part in the choice alone, a group scores with its two best
@@ -63,7 +63,7 @@ def _keep_best_groups(preference: Float[Array, "T E"], config: MoEConfig) -> Flo
 def moe_feed_forward(
     x: Float[Array, "B R D"], experts: Experts, config: MoEConfig
 ) -> Float[Array, "B R D"]:
-    """Weighted sum of each row's experts, plus the shared expert."""
+    """Adds up each row's experts by their weights, and the shared expert."""
     flat = x.reshape(-1, x.shape[-1])
     total = weighted_experts(flat, route(flat, experts, config), experts)
     if experts.shared is not None:
@@ -74,7 +74,7 @@ def moe_feed_forward(
 def weighted_experts(
     x: Float[Array, "T D"], routing: Routing, experts: Experts
 ) -> Float[Array, "T D"]:
-    """Weighted sum of each row's experts. An expert with weight 0 adds exactly nothing.
+    """Adds up each row's experts by their weights; one of weight 0 adds exactly nothing.
 
     Rows are sorted by expert so that each expert is one contiguous matrix product.
     """

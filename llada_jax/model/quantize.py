@@ -29,7 +29,7 @@ Weight = Float[Array, "..."] | QuantArray
 
 
 def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantArray:
-    """Symmetric absmax quantization of [..., In]; scales are float32, one for `group` inputs.
+    """Quantizes [..., In] by the largest magnitude; scales are float32, one for `group` inputs.
 
     The group is a whole row by default for int8, and `INT4_GROUP` for int4. Works through the rows
     in pieces, so that it never holds a float32 copy of the whole weight. Raises ValueError where
@@ -58,14 +58,14 @@ def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantA
 
 
 def dequantize(weight: QuantArray, dtype: DTypeLike) -> Float[Array, "*out In"]:
-    """The float weight that the integers stand for."""
+    """Returns the float weight that the integers stand for."""
     values, scale = weight
     groups = values.reshape(*scale.shape, -1).astype(dtype) * scale[..., None].astype(dtype)
     return groups.reshape(values.shape)
 
 
 def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows Out"]:
-    """`x @ weight.T` for a weight [Out, In], summed in float32, in the dtype of `x`.
+    """Returns `x @ weight.T` of a weight [Out, In], summed in float32, in the dtype of `x`.
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
     mixed-precision training.

@@ -12,7 +12,7 @@ _TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
 
 
 def chrome_trace(timeline: Timeline, title: str) -> dict[str, Any]:
-    """The trace as data: a complete event for each task, times in microseconds.
+    """Returns the trace as data: a complete event for each task, times in microseconds.
 
     Tasks without length are left out: they say nothing in a picture.
     """
@@ -51,5 +51,5 @@ def _metadata(what: str, thread: int, value: Any) -> dict[str, Any]:
 
 
 def write_chrome_trace(timeline: Timeline, title: str, path: str | PathLike[str]) -> None:
-    """Write the file, whole or not at all."""
+    """Writes the file, whole or not at all."""
     atomic.write_text(path, json.dumps(chrome_trace(timeline, title)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
-from llada_jax.phone.profile import CpuKernels, Memory, NpuKernels
+from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
 
 MIB = 1 << 20
 MATRIX_TILE = 32
@@ -32,23 +32,21 @@ ELEMENTWISE = {
 KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
 
 Engine = Literal["matrix", "dequantization", "dma", "vector", "overhead"]
-ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector", "overhead")
+BUSY_ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector")
+ENGINES: tuple[Engine, ...] = (*BUSY_ENGINES, "overhead")
 
 
 class OperationCost(NamedTuple):
-    """Seconds of one operation by the engine that it waits for, and the bytes that it reads."""
+    """Seconds of one operation by the engine that it waits for, and the bytes that it reads.
 
-    operation: Operation
-    """A pass of vector work is booked where it ends."""
+    A pass of vector work is booked where it ends.
+    """
+
     matrix: float = 0.0
     dequantization: float = 0.0
     dma: float = 0.0
     vector: float = 0.0
     dram_bytes: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.matrix + self.dequantization + self.dma + self.vector
 
 
 class UnknownOperation(NamedTuple):
@@ -71,6 +69,11 @@ class PartCost(NamedTuple):
     dram_bytes: float
     by_engine: dict[Engine, float]
 
+    def times(self, count: float) -> "PartCost":
+        """Returns the cost of so many of them, one after the other."""
+        by_engine = {engine: count * seconds for engine, seconds in self.by_engine.items()}
+        return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
+
 
 class StepCost(NamedTuple):
     """A lowered step on one processor, without the call from the host."""
@@ -92,8 +95,8 @@ class StepCost(NamedTuple):
         return {engine: sum(part.by_engine[engine] for part in self.parts) for engine in ENGINES}
 
 
-def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepCost:
-    """A step on the NPU."""
+def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
+    """Prices a step on the NPU."""
 
     def product(operation: Operation) -> OperationCost:
         if operation.weight is None:
@@ -104,9 +107,9 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: Memory) -> StepC
     return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
 
 
-def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: Memory) -> StepCost:
-    """A step on the CPU. A product takes the faster of the kernels for many and for few rows, and
-    at least until its weights are read."""
+def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
+    """Prices a step on the CPU. A product takes the faster of the kernels for many and few rows,
+    and at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
         weight = lowered.weights.get(operation.weight or "")
@@ -124,12 +127,12 @@ class _VectorRates(NamedTuple):
 
 
 def _is_free(operation: Operation) -> bool:
-    """Fused, or a change of layout at the step's edge: caches are kept as the kernels read them."""
+    """Says whether it is fused, or a layout's change at the edge: caches lie as they are read."""
     return operation.name in FREE or (operation.name in MOVES and not operation.scope)
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
+    """Returns batch, rows, inputs and outputs of [b, rows, inputs] by [b, inputs, outputs].
 
     Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
     """
@@ -147,13 +150,13 @@ def stored_bits(weight: LoweredWeight) -> float:
 
 
 def _product(
-    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     if rows == 1 and kernels.gemv_gbps:
-        return OperationCost(operation, dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
+        return OperationCost(dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
     passes = math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
     dma = passes * size / kernels.dma_gbps / 1e9
     unpacking = passes * numbers / _dequant_rate(operation, weight, kernels)
@@ -162,7 +165,7 @@ def _product(
     matrix = matrix / kernels.matrix_tops / 1e12
     matrix += padded // kernels.tile_rows * -(-outputs // MATRIX_TILE) * kernels.readout_us * 1e-6
     vector = rows * (inputs + outputs) * kernels.activation_ns * 1e-9
-    cost = OperationCost(operation, vector=vector, dram_bytes=passes * size)
+    cost = OperationCost(vector=vector, dram_bytes=passes * size)
     if kernels.overlap == "all":
         slowest = max(dma, unpacking, matrix)
         return cost._replace(**{_name_of(slowest, dma, unpacking): slowest})
@@ -182,8 +185,8 @@ def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKerne
     return rate * 1e9 if rate and weight.bits < 16 else math.inf
 
 
-def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
-    """What the kernels take at one time; less where the activations exceed half of VTCM."""
+def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int:
+    """Returns what the kernels take at one time; less where the activations exceed half of VTCM."""
     fitting = int(memory.vtcm_mib * MIB / 2 / (2 * inputs))
     return max(
         kernels.tile_rows, min(kernels.pass_rows, fitting // kernels.tile_rows * kernels.tile_rows)
@@ -191,33 +194,33 @@ def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: Memory) -> int:
 
 
 def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCost:
-    """One of the two products of attention: the cached side is read from memory."""
+    """Prices one of the two products of attention: the cached side is read from memory."""
     batch, left, inputs, right = matrix_shape(operation)
     macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12
     size = operation.inputs[0].size * kernels.kv_bits / 8
     dma = size / kernels.dma_gbps / 1e9
-    cost = OperationCost(operation, dram_bytes=size)
+    cost = OperationCost(dram_bytes=size)
     return cost._replace(matrix=matrix) if matrix > dma else cost._replace(dma=dma)
 
 
 def _cpu_product(
-    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: Memory
+    operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: PhoneMemory
 ) -> OperationCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12
     if weight is None:
-        return OperationCost(operation, matrix=many)
+        return OperationCost(matrix=many)
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     reading = size / memory.dram_gbps / 1e9
     unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
     few = max(rows * numbers / kernels.gemv_gweights / 1e9, rows * reading)
     if few < max(many + unpacking, reading):
-        return OperationCost(operation, dma=few, dram_bytes=rows * size)
+        return OperationCost(dma=few, dram_bytes=rows * size)
     if many + unpacking < reading:
-        return OperationCost(operation, dma=reading, dram_bytes=size)
-    return OperationCost(operation, matrix=many, dequantization=unpacking, dram_bytes=size)
+        return OperationCost(dma=reading, dram_bytes=size)
+    return OperationCost(matrix=many, dequantization=unpacking, dram_bytes=size)
 
 
 def _step(
@@ -231,7 +234,7 @@ def _step(
     for operation, in_attention in _with_attention(lowered.operations):
         here = costs.setdefault(operation.scope.split("/")[0], [])
         if operation.name == "dot_general":
-            here.append(OperationCost(operation, vector=fused * rates.element))
+            here.append(OperationCost(vector=fused * rates.element))
             here.append(product(operation))
             fused = 0
             continue
@@ -240,14 +243,14 @@ def _step(
             # What is known there is in the price of a score.
             rate = rates.element if is_unknown else rates.score
             priced = is_unknown or operation.name == "exponential"
-            here.append(OperationCost(operation, vector=priced * _elements(operation) * rate))
+            here.append(OperationCost(vector=priced * _elements(operation) * rate))
         elif not _is_free(operation):
             fused = max(fused, _elements(operation))
             if operation.name == "reduce":
-                here.append(OperationCost(operation, vector=fused * rates.element))
+                here.append(OperationCost(vector=fused * rates.element))
                 fused = 0
     if fused:
-        here.append(OperationCost(operation, vector=fused * rates.element))
+        here.append(OperationCost(vector=fused * rates.element))
     parts = (
         _part(scope, operations, layer_overhead if scope.startswith("layer_") else 0.0)
         for scope, operations in costs.items()
@@ -266,36 +269,27 @@ def _with_attention(operations: Iterable[Operation]) -> Iterator[tuple[Operation
 
 def _part(scope: str, costs: list[OperationCost], overhead: float) -> PartCost:
     by_engine: dict[Engine, float] = {
-        "matrix": sum(cost.matrix for cost in costs),
-        "dequantization": sum(cost.dequantization for cost in costs),
-        "dma": sum(cost.dma for cost in costs),
-        "vector": sum(cost.vector for cost in costs),
-        "overhead": overhead,
+        engine: sum(getattr(cost, engine) for cost in costs) for engine in BUSY_ENGINES
     }
+    by_engine["overhead"] = overhead
     dram = sum(cost.dram_bytes for cost in costs)
     return PartCost(scope, sum(by_engine.values()), dram, by_engine)
 
 
 def unknown_operations(lowered: Lowered) -> tuple[UnknownOperation, ...]:
-    """Operations of a step that either processor would price as something else."""
-    found = (_unknown(each) for each in lowered.operations if each.name not in KNOWN)
+    """Returns operations of a step that either processor would price as something else."""
+    found = (
+        UnknownOperation(
+            each.name, each.scope, each.types, f"vector work on {_elements(each):,} elements"
+        )
+        for each in lowered.operations
+        if each.name not in KNOWN
+    )
     return tuple(dict.fromkeys(found))
 
 
-def _unknown(operation: Operation) -> UnknownOperation:
-    def shown(tensors) -> str:
-        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
-
-    return UnknownOperation(
-        operation.name,
-        operation.scope,
-        f"{shown(operation.inputs)} -> {shown(operation.outputs)}",
-        f"vector work on {_elements(operation):,} elements",
-    )
-
-
 def _elements(operation: Operation) -> int:
-    """Of the largest tensor that it reads or writes."""
+    """Counts the largest tensor that it reads or writes."""
     return max((t.size for t in (*operation.inputs, *operation.outputs)), default=0)
 
 

@@ -56,7 +56,7 @@ class Dynamics:
         )
 
     def replace(self, **changes: float) -> "Dynamics":
-        """A copy with some numbers changed."""
+        """Returns a copy with some numbers changed."""
         return replace(self, **changes)
 
 
@@ -99,16 +99,16 @@ class Statistics(NamedTuple):
 def decode(
     dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int = 0
 ) -> Workload:
-    """The forwards of one run. The same arguments give the same run."""
+    """Returns the forwards of one run. The same arguments give the same run."""
     rng = np.random.default_rng(seed)
-    canvas = _Canvas(dynamics, decoding, prompt, tokens, rng)
+    canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, rng)
     forwards = []
     while not canvas.done:
         forwards.append(canvas.forward())
     return Workload(tuple(forwards), tokens, prompt, SOURCE)
 
 
-class _Canvas:
+class _DecodingProcess:
     """Generated positions while they are decoded."""
 
     def __init__(
@@ -169,7 +169,7 @@ class _Canvas:
         return start, min(start + size, len(self.masked))
 
     def _settle(self, inside: np.ndarray) -> None:
-        """What the forward makes visible and stable; and the next block, once this one is done."""
+        """Makes tokens visible and stable; goes to the next block, once this one is done."""
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
         chance = self.dynamics.reach * self.dynamics.decay**before
@@ -191,7 +191,7 @@ class _Canvas:
             self.block += 1
 
     def _best(self) -> np.ndarray:
-        """A masked position of the block, the sooner the nearer it is to settled text."""
+        """Draws a masked position of the block, the sooner the nearer it is to settled text."""
         masked = self._start() + np.flatnonzero(self.masked[self._start() : self._end()])
         if not len(masked):
             return masked
@@ -200,7 +200,7 @@ class _Canvas:
 
 
 def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
-    """What blocks decoded alone look like."""
+    """Returns what blocks decoded alone look like."""
     rng = np.random.default_rng(seed)
     masked = np.ones((runs, block), bool)
     first = np.zeros((runs, block))

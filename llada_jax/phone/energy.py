@@ -25,7 +25,7 @@ class Energy(NamedTuple):
 
 
 def energy_of(timeline: Timeline, power: Power) -> Energy:
-    """What a timeline takes from the battery."""
+    """Returns what a timeline takes from the battery."""
     busy = busy_seconds(timeline)
     watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
     joules = sum(watts[state] * seconds for state, seconds in busy.items())
@@ -33,7 +33,7 @@ def energy_of(timeline: Timeline, power: Power) -> Energy:
 
 
 def total_energy(energies: Iterable[tuple[Energy, int]]) -> Energy:
-    """The sum of energies, each with how often it occurs."""
+    """Sums energies, each with how often it occurs."""
     joules = above_idle = seconds = 0.0
     for energy, count in energies:
         joules += count * energy.joules

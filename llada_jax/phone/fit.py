@@ -13,16 +13,18 @@ from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
-from llada_jax.phone.memory import MIB, Staging, buffers_mib, layer_mib, resident_mib
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.memory import MIB, buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.simulate import ForwardTimer, GraphsLike, System
+from llada_jax.phone.system import System
+from llada_jax.phone.transfers import WeightTransfers
 from llada_jax.phone.workload import Forward, vanilla
 
 Figures = Mapping[str, Any]
 RUNS = 24
 """Decodings that a mean latency is taken over."""
 TASK_TOKENS = 128
-ALL_MAPPED = Staging()
+ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
 LLaDA-8B mapped."""
 
@@ -42,7 +44,7 @@ class Residual(NamedTuple):
 def least_squares(
     residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 30
 ) -> np.ndarray:
-    """Positive parameters that minimise the sum of squares: Gauss-Newton on their logarithms."""
+    """Finds the positive parameters of least squares: Gauss-Newton on their logarithms."""
     logs = np.log(np.asarray(start, float))
     for _ in range(rounds):
         here = residuals(np.exp(logs))
@@ -59,7 +61,7 @@ def least_squares(
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
-    """A step that is one product with weights, as it would be lowered."""
+    """Returns a step that is one product with weights, as it would be lowered."""
     left, matrix = TensorType((rows, inputs), "f32"), TensorType((outputs, inputs), "f32")
     out = TensorType((rows, outputs), "f32")
     operation = Operation("dot_general", "", (left, matrix), (out,), inputs, name)
@@ -67,14 +69,14 @@ def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, na
 
 
 def ffn_down(model: Any, rows: int) -> Lowered:
-    """The product of Figure 3, in Q4_0."""
+    """Returns the product of Figure 3, in Q4_0."""
     shape = (model.width, model.ffn_width)
     weight = LoweredWeight(shape, 4, 32)
     return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
 
 
 def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """`cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
+    """Fits `cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
     numbers = graphs.model.width * graphs.model.ffn_width
     groups = figures["fig3b_ffn_down_32_rows_ms"]["cpu"]
     gemv = numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9
@@ -98,7 +100,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
 
 def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """`npu.llada_cpp`: FFN down's dequantization on Figures 3a and 3b, the rest on Table 2."""
+    """Fits `npu.llada_cpp`: FFN down's dequantization on Figures 3a and 3b, the rest on Table 2."""
     single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
     table, prefix = figures["table2_step_ms"], "npu.llada_cpp"
 
@@ -124,7 +126,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def of_steps(free: np.ndarray) -> np.ndarray:
         phone = ForwardTimer(
-            graphs, profile.with_values(values(free)), System(), staging=ALL_MAPPED
+            graphs, profile.with_values(values(free)), System(), transfers=ALL_MAPPED
         )
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         return _relative(steps, table["npu"])
@@ -133,9 +135,9 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
 
 def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """`mapping`: an event on Figure 5d's spikes, copies on the two ends of Figure 13c."""
+    """Fits `mapping`: an event on Figure 5d's spikes, copies on the two ends of Figure 13c."""
     spikes, ends = figures["fig5d_ffn_op_ms"], figures["fig13c_ends_ms"]
-    weights = layer_mib(graphs.model) * graphs.n_layers
+    weights = weights_mib(graphs.model, head=False)
     buffers = buffers_mib(weights, profile.memory.buffer_mib)
     small, large = (
         (weights - resident_mib(buffers, budget)) * MIB for budget in ends["resident_mib"]
@@ -150,7 +152,7 @@ def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[
 
 
 def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """`npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
+    """Fits `npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
     genie = figures["genie_llama_3b"]
     require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {_socs(genie)}")
     cell = genie[profile.soc]
@@ -167,7 +169,7 @@ def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[s
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
-    """Seconds of a Genie pass: a static context, all of it computed, and the head for one row."""
+    """Returns seconds of a Genie pass: a static context, all computed, and the head of one row."""
     kernels = profile.npu["vendor"]
     layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
@@ -180,7 +182,7 @@ def _socs(genie: Mapping[str, Any]) -> str:
 
 
 def fit_dynamics(figures: Figures) -> Dynamics:
-    """The process of LLaDA-8B: Figures 5a, 5b, 5c and 8."""
+    """Fits the process of LLaDA-8B to Figures 5a, 5b, 5c and 8."""
     first = np.array(figures["fig8_first_commit_step"]["values"])
     tail = np.array(figures["fig5a_tail_steps_pct"]["pct"]) / 100
     thresholds = figures["fig5b"]["commit_threshold"]
@@ -208,7 +210,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
 
 
 def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
-    """The unpublished length of a task's prompts, from its 128-token CPU cell of Figure 11."""
+    """Finds the unpublished length of a task's prompts by its 128-token CPU cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["cpu"] / TASK_TOKENS
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
 
@@ -235,7 +237,7 @@ def fit_reach(
     phone: ForwardTimer,
     runs: int = RUNS,
 ) -> Dynamics:
-    """A task's own forwards per block, from its 128-token llada.cpp cell of Figure 11."""
+    """Fits a task's own forwards per block to its 128-token llada.cpp cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
     low, high = 0.02, 1.0
     for _ in range(12):
@@ -254,7 +256,7 @@ def mean_latency(
     phone: ForwardTimer,
     runs: int = RUNS,
 ) -> float:
-    """Seconds, over so many runs of the process."""
+    """Returns mean seconds over so many runs of the process."""
     seeds = range(runs)
     return float(
         np.mean([phone.latency(decode(dynamics, decoding, prompt, tokens, s)) for s in seeds])
@@ -262,10 +264,10 @@ def mean_latency(
 
 
 def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:
-    """What the profile gives for the figures that it was fitted to."""
+    """Returns what the profile gives for the figures that it was fitted to."""
     table = figures["table2_step_ms"]
     cpu = ForwardTimer(graphs, profile, System(body="cpu"))
-    npu = ForwardTimer(graphs, profile, System(), staging=ALL_MAPPED)
+    npu = ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED)
     found = []
     for index, rows in enumerate(table["rows"]):
         forward = Forward(rows, 0, rows)

@@ -16,7 +16,8 @@ from llada_jax.phone.cost import UnknownOperation, unknown_operations
 class Graphs:
     """Lowers each shape once.
 
-    All layers of a dense model are alike, so one stands for all; so does one chunk of the head.
+    One dense layer stands for all, also of a mixture, whose experts `llada_jax.phone.mixture` puts
+    in the place of its feed-forward; so does one chunk of the head.
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
@@ -35,19 +36,19 @@ class Graphs:
         return lowered
 
     def _layer(self, rows: int, cache: int) -> Lowered:
-        """The first layer alone."""
+        """Lowers the first layer alone, with the dense feed-forward."""
         # Not the last layer of the model, so that no final norm comes with it.
-        model = self.model.replace(n_layers=2)
+        model = self.model.replace(n_layers=2, moe=None)
         return self._lowered(body_step(model, range(1), Bucket(rows, cache)))
 
     def _head(self, rows: int) -> Lowered:
-        """One chunk of the vocabulary."""
+        """Lowers one chunk of the vocabulary."""
         ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
         size = min(HEAD_CHUNK, self.model.vocab_size)
         return self._lowered(head_step(self.model.replace(vocab_size=size, **ids), rows))
 
     def body(self, rows: int, cache: int) -> Lowered:
-        """All layers, and the final norm."""
+        """Lowers all layers, and the final norm."""
         layers = range(self.model.n_layers)
         return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))
 

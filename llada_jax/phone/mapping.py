@@ -11,7 +11,7 @@ _GIB = 1 << 30
 
 
 def mapping_paths(profile: Profile) -> Mapping[str, MappingPath]:
-    """By name. Published costs differ by a factor of thousands, so every result names its path."""
+    """Returns all ways by name. Published costs differ a thousandfold: results name their path."""
     costs = profile.mapping
 
     def path(number: str, map_ms: float, step_ms: float, bytes_per_second: float) -> MappingPath:
@@ -29,7 +29,7 @@ def mapping_paths(profile: Profile) -> Mapping[str, MappingPath]:
 
 
 def mapping_path(profile: Profile, name: str) -> MappingPath:
-    """A path by name; raises ValueError for an unknown one."""
+    """Returns a path by name; raises ValueError for an unknown one."""
     paths = mapping_paths(profile)
     require(name in paths, f"path is {name!r}; allowed: {', '.join(map(repr, paths))}")
     return paths[name]

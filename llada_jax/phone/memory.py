@@ -1,4 +1,4 @@
-"""What the NPU can address, and what a step must therefore map or copy again.
+"""What the NPU can address, and what a run needs mapped at one time.
 
 Weights lie in buffers of at most `buffer_mib`. Three ways to live with an address space that is too
 small: map buffers again as operators need them, copy what is not resident into staging slots, or
@@ -8,7 +8,8 @@ map registered buffers from the NPU's side.
 from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.phone.profile import MappingPaths, Memory
+from llada_jax.model.architecture.parameters import body_matrices, head_weights, is_routed
+from llada_jax.phone.profile import PhoneMemory
 from llada_jax.swap.graph import ACTIVATION_BYTES
 
 MIB = 1 << 20
@@ -21,25 +22,6 @@ address space, but beyond the cap it is mapped anew at each use. `paging`: buffe
 with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
 while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
 mappings, nothing is ever mapped twice."""
-
-
-class Staging(NamedTuple):
-    """What one step makes visible in all, and whether that runs beside the NPU; spread over its
-    layers. `llada_jax.phone.planned` has the record of a planner's plan, which says when.
-    """
-
-    copied_bytes: float = 0.0
-    events: int = 0
-    event_seconds: float = 0.0
-    fixed_seconds: float = 0.0
-    copy_bytes_per_second: float = 1.0
-    overlapped: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """One step's, when nothing hides it."""
-        copying = self.copied_bytes / self.copy_bytes_per_second
-        return copying + self.events * self.event_seconds + self.fixed_seconds
 
 
 class Footprint(NamedTuple):
@@ -60,115 +42,68 @@ class Footprint(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """In words, for reports."""
+        """Says it in words, for reports."""
         return (
             f"{self.total:,.0f} MiB to map ({self.weights:,.0f} weights, {self.cache:,.0f} keys "
             f"and values, {self.temporaries:,.0f} temporaries) in {self.limit:,.0f} MiB"
         )
 
 
-def layer_mib(model: ModelConfig, bits: float = 4.5) -> float:
-    """The matrices of one dense layer."""
-    heads = model.n_heads + model.n_kv_heads
-    numbers = model.width * (2 * heads * model.head_dim + 3 * model.ffn_width)
-    return numbers * bits / 8 / MIB
-
-
-def head_mib(model: ModelConfig, bits: float = 4.5) -> float:
-    """The head's matrix."""
-    return model.vocab_size * model.width * bits / 8 / MIB
-
-
-def weights_mib(model: ModelConfig, *, head: bool) -> float:
-    """What the NPU computes with: all layers, and the head where that is not the CPU's."""
-    return layer_mib(model) * model.n_layers + (head_mib(model) if head else 0.0)
+def weights_mib(model: ModelConfig, *, head: bool, bits: float = 4.5) -> float:
+    """Returns what the NPU computes with: all matrices of all layers, every expert's among them,
+    and the head's where that is not the CPU's."""
+    numbers = sum(matrix.weights for matrix in body_matrices(model))
+    return (numbers + (head_weights(model) if head else 0)) * bits / 8 / MIB
 
 
 def buffers_mib(total: float, largest: float) -> list[float]:
-    """Full buffers and what remains."""
+    """Returns full buffers and what remains."""
     full, rest = divmod(total, largest)
     return [largest] * int(full) + ([rest] if rest else [])
 
 
 def resident_mib(buffers: list[float], budget: float) -> float:
-    """The most that whole buffers can fill of a budget (they are few: all subsets are tried)."""
+    """Returns the most that whole buffers can fill of a budget, of all their subsets."""
     sums = {0.0}
     for size in buffers:
         sums |= {taken + size for taken in sums if taken + size <= budget}
     return max(sums)
 
 
-def staging_for(
-    runtime: Runtime,
-    model: ModelConfig,
-    memory: Memory,
-    paths: MappingPaths,
-    *,
-    resident_budget_mib: float = 3072,
-    canvas: int = 0,
-    head: bool = False,
-) -> Staging:
-    """What a steady-state step stages, by a rule: whole buffers stay, and the rest is staged.
-
-    What stays must leave room for keys and values of the canvas, for the activations of
-    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too. Raises ValueError
-    where the runtime is "none" and all does not stay mapped.
-    """
-    budget = resident_budget_mib
-    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
-    weights = weights_mib(model, head=head)
-    buffers = buffers_mib(weights, memory.buffer_mib)
-    needed = weights + cache_mib(model, canvas)
-    if runtime == "none":
-        found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
-        require(
-            found.fits,
-            f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "
-            "a session keeps mapped, or a runtime that stages",
-        )
-    if runtime in ("none", "wide") or needed <= memory.mapping_cap_mib:
-        return Staging()
-    if runtime in ("remap", "paging"):
-        # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
-        return Staging(events=len(buffers), event_seconds=paths.event_ms / 1e3)
-    if runtime == "delayed":
-        seconds = weights / 1024 * paths.delayed_ms_per_gib / 1e3
-        return Staging(events=len(buffers), event_seconds=seconds / len(buffers))
-    taken = SLOTS_MIB + cache_mib(model, canvas) + temporaries_mib(model, LARGEST_ROWS, shared=True)
-    room = max(0.0, memory.address_space_mib - taken)
-    moved = weights - resident_mib(buffers, min(budget, room))
-    return Staging(
-        copied_bytes=moved * MIB,
-        fixed_seconds=paths.copy_ms / 1e3 if moved else 0.0,
-        copy_bytes_per_second=paths.copy_gbps * 1e9,
-        overlapped=True,
-    )
-
-
 def cache_mib(model: ModelConfig, positions: int, bits: int = 16) -> float:
-    """Keys and values of so many positions."""
+    """Returns the MiB of keys and values of so many positions."""
     numbers = 2 * model.n_layers * model.n_kv_heads * model.head_dim * positions
     return numbers * bits / 8 / MIB
 
 
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
-    """Activations: one layer's where lifetimes share offsets, else all layers'."""
+    """Returns activations: one layer's where lifetimes share offsets, else all layers'."""
     hidden, attention = 4 * model.width, (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    one = rows * (hidden + attention + 3 * model.ffn_width) * ACTIVATION_BYTES / MIB
-    return one if shared else one * model.n_layers
+    inner = [_inner_numbers(model, layer) for layer in range(model.n_layers)]
+    numbers = [hidden + attention + each for each in inner]
+    return rows * (max(numbers) if shared else sum(numbers)) * ACTIVATION_BYTES / MIB
+
+
+def _inner_numbers(model: ModelConfig, layer: int) -> int:
+    """Returns a row's activations inside a feed-forward; of its experts, together with theirs."""
+    moe = model.moe
+    if moe is None or not is_routed(model, layer):
+        return 3 * model.ffn_width
+    taken = moe.experts_per_token * (model.width + 3 * moe.expert_width)
+    return taken + 3 * moe.shared_width + moe.n_experts
 
 
 def footprint(
     runtime: Runtime,
     model: ModelConfig,
-    memory: Memory,
+    memory: PhoneMemory,
     *,
     canvas: int,
     rows: int,
     staging_mib: float = SLOTS_MIB,
     head: bool = False,
 ) -> Footprint:
-    """What must be mapped at one time for forwards of `rows` on a canvas.
+    """Returns what must be mapped at one time for forwards of `rows` on a canvas.
 
     Without a runtime that stages, that is all weights: where each keeps its mapping (`none`), they
     must fit into what a session keeps mapped, else into what can be mapped at all. Paging holds two
@@ -195,13 +130,13 @@ def footprint(
 def most_rows(
     runtime: Runtime,
     model: ModelConfig,
-    memory: Memory,
+    memory: PhoneMemory,
     *,
     canvas: int,
     resident: float = 0.0,
     head: bool = False,
 ) -> int:
-    """The largest forward on a canvas whose activations find room beside what must be mapped.
+    """Returns the most rows of a forward whose activations find room beside what must be mapped.
 
     `resident`: MiB of weights that stay mapped while others are swapped through the slots. Raises
     ValueError where not even one row finds room.

@@ -1,30 +1,28 @@
 """A phone as a user of the library has it: what a run would take there, and what stays mapped.
 
-phone = lj.phone("SM8750")
-phone.time(result.trace, shape="llada_8b")
-phone.latency_table("llada_8b")
-phone.plan("llada_8b")
+    phone = lj.phone("SM8750")
+    phone.time(result.trace, shape="llada_8b")
+    phone.latency_table("llada_8b")
+    phone.plan("llada_8b")
+
+All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import LatencyTable, Quant, require, require_choice
+from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
 from llada_jax.phone.energy import Energy
+from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint
+from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.simulate import (
-    ForwardTimer,
-    SamplingEngineLike,
-    Simulated,
-    System,
-    simulate,
-)
+from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
+from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
 
@@ -75,8 +73,8 @@ class ModelledRun:
 
     @property
     def source(self) -> str:
-        """Where the run's forwards come from; whatever rests on these numbers says so."""
-        return self.simulated.workload.source
+        """What the numbers rest on: where the forwards come from, and which experts they take."""
+        return self.simulated.source
 
     def __repr__(self) -> str:
         """Names the run in one line."""
@@ -104,6 +102,9 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
+    routing: Routing | None = None
+    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
+    the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -139,23 +140,20 @@ class Phone:
           ValueError: one message that names what is wrong: no trace, a row that it does not have, a
             canvas that the model cannot hold, a planner without a plan.
         """
-        require(run is not None, "trace is None; allowed: the trace of `generate(..., trace=True)`")
         graphs = graphs_of(shape, self.quant)
-        whose = run
-        if not isinstance(run, Workload):
-            whose = from_trace(run, graphs.model, row, as_if=True)
+        workload = _workload(run, graphs.model, row)
         plan = None
         if planner is not None:
-            (forward, _), *_ = Counter(whose.forwards).most_common(1)
-            plan = plan_swaps(planner, graphs, self.profile, self.system, forward, whose.canvas)
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        simulated = simulate(
+            workload, graphs, self.profile, self.system, transfers, engine, self.routing
+        )
 
         def latency(moved: Profile) -> float:
-            staging = None if plan is None else plan.staging(moved)
-            timer = ForwardTimer(graphs, moved, self.system, whose.canvas, staging, engine)
-            return timer.latency(whose)
+            timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
+            return timer.latency(workload)
 
-        staging = None if plan is None else plan.staging(self.profile)
-        simulated = simulate(whose, graphs, self.profile, self.system, staging, engine)
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
             soc=self.profile.soc,
@@ -166,9 +164,9 @@ class Phone:
                 self.system.runtime,
                 graphs.model,
                 self.profile.memory,
-                canvas=whose.canvas,
-                rows=max(forward.rows for forward in whose.forwards),
-                head=self.system.scores_on != "cpu",
+                canvas=workload.canvas,
+                rows=max(forward.rows for forward in workload.forwards),
+                head=self.system.head_on_npu,
             ),
             simulated=simulated,
             plan=plan,
@@ -208,13 +206,28 @@ class Phone:
         Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
-        step = Forward(rows, rounded(canvas - rows), rows)
+        step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
-        return plan_swaps(planner, graphs, self.profile, self.system, step, canvas)
+        return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
 
-    def timer(self, shape: Shape, canvas: int = CANVAS) -> ForwardTimer:
-        """Returns what prices single forwards and workloads, for sweeps: without intervals."""
-        return ForwardTimer(graphs_of(shape, self.quant), self.profile, self.system, canvas)
+    def timer(
+        self,
+        shape: Shape,
+        canvas: int = CANVAS,
+        plan: SwapPlan | None = None,
+        engine: SamplingEngineLike | None = None,
+    ) -> ForwardTimer:
+        """Returns what prices single forwards and workloads, for sweeps: without intervals.
+
+        Args:
+          plan: what a step stages; None: by the rule of the phone's runtime.
+          engine: a sampling engine, where the system scores on one.
+        """
+        graphs = graphs_of(shape, self.quant)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        return ForwardTimer(
+            graphs, self.profile, self.system, canvas, transfers, engine, self.routing
+        )
 
 
 def phone(
@@ -226,7 +239,7 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      software: fields of `llada_jax.phone.simulate.System`, for example `runtime="delayed"`.
+      software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
     """
@@ -234,3 +247,14 @@ def phone(
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
     return Phone(load_profile(name_or_path), System(**software), quant)
+
+
+def _workload(run: TraceLike | Workload, model: ModelConfig, row: int) -> Workload:
+    if isinstance(run, Workload):
+        return run
+    require(
+        hasattr(run, "cache_length"),
+        f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
+        "Workload",
+    )
+    return from_trace(run, model, row, as_if=True)

@@ -35,17 +35,17 @@ class Sourced:
 
 
 def _in(unit: str) -> Any:
-    """A field of a profile, with the unit that the file must state."""
+    """Declares a field of a profile, with the unit that the file must state."""
     return field(metadata={"unit": unit, "least": "above 0"})
 
 
 def _or_none(unit: str) -> Any:
-    """The same for a stage that may be missing, which 0 stands for."""
+    """Declares the same for a stage that may be missing, which 0 stands for."""
     return field(metadata={"unit": unit, "least": "0 or more"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class PhoneMemory:
     """Shared memory, the NPU's own, and what the NPU can address."""
 
     dram_gbps: float = _in("GB/s")
@@ -84,7 +84,7 @@ class NpuKernels:
     matrix_tops: float = _in("TOPS")
     """The matrix engine on resident operands, two operations for a multiply-add."""
     dma_gbps: float = _in("GB/s")
-    """Memory to the NPU's own, within a model."""
+    """PhoneMemory to the NPU's own, within a model."""
     dequant_gweights: float = _or_none("Gweights/s")
     fast_dequant_gweights: float = _or_none("Gweights/s")
     """The same for the matrices whose kernel is faster: FFN down, and the head."""
@@ -135,7 +135,7 @@ class Profile:
 
     soc: str
     phone: str
-    memory: Memory
+    memory: PhoneMemory
     mapping: MappingPaths
     npu: Mapping[str, NpuKernels]
     """Kernel classes by name; `llada_cpp` and `vendor` in every profile."""
@@ -146,17 +146,17 @@ class Profile:
     """All entries by path: `npu.llada_cpp.tile_rows`."""
 
     def kernels(self, name: str) -> NpuKernels:
-        """An NPU kernel class by name."""
+        """Returns an NPU kernel class by name."""
         require(name in self.npu, f"kernels is {name!r}; allowed: {', '.join(self.npu)}")
         return self.npu[name]
 
     def cpu_kernels(self, name: str) -> CpuKernels:
-        """A CPU kernel class by name."""
+        """Returns a CPU kernel class by name."""
         require(name in self.cpu, f"cpu is {name!r}; allowed: {', '.join(self.cpu)}")
         return self.cpu[name]
 
     def with_values(self, values: Mapping[str, float]) -> "Profile":
-        """A copy with other values at some paths; units, tags and sources stay."""
+        """Returns a copy with other values at some paths; units, tags and sources stay."""
         numbers = dict(self.numbers)
         for path, value in values.items():
             require(path in numbers, f"{path} is no number of {self.soc}")
@@ -201,7 +201,7 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
 
 
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
-_PARTS = {"memory": Memory, "mapping": MappingPaths, "power": Power}
+_PARTS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
 _REQUIRED = {"npu": ("llada_cpp", "vendor"), "cpu": ("plain", "tuned")}
 
 

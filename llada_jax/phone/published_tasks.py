@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
 from llada_jax.phone.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_figures import (
     PUBLISHED,
     read_fit_figures,
     read_validation_figures,
 )
-from llada_jax.phone.simulate import ForwardTimer, GraphsLike, System
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload
 
 FITTED_SOC = "SM8750"

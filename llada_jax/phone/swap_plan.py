@@ -1,15 +1,18 @@
 """A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llada_jax.config import require
-from llada_jax.phone.cost import price_on_npu, stored_bits
+from llada_jax.phone.cost import stored_bits
+from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.planned import PlannedStaging, planned_staging
+from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.simulate import GraphsLike, System
-from llada_jax.phone.workload import Forward
+from llada_jax.phone.system import System
+from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
+from llada_jax.phone.workload import Forward, Workload
 from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
@@ -62,11 +65,11 @@ class SwapPlan:
         """Seconds of a step's operators alone."""
         return self.graph.compute_ns / 1e9
 
-    def staging(self, profile: Profile) -> PlannedStaging:
+    def transfers_on(self, profile: Profile) -> WeightTransfers:
         """Returns the plan's transfers, as long as they take by this profile of the phone."""
         path = mapping_path(profile, PATHS[self.runtime])
         graph = path.price(self.graph, self.transfers)
-        return planned_staging(graph, self.plan, copies=self.runtime == "swap")
+        return transfers_of_plan(graph, self.plan, copies=self.runtime == "swap")
 
     def __repr__(self) -> str:
         """Names the plan in one line."""
@@ -80,17 +83,13 @@ class SwapPlan:
 
 def plan_swaps(
     planner: str,
+    workload: Workload,
     graphs: GraphsLike,
     profile: Profile,
     system: System,
-    forward: Forward,
-    canvas: int,
+    routing: Routing | None = None,
 ) -> SwapPlan:
-    """Plans a kind of forward with the planner of this name, and checks the plan.
-
-    Args:
-      forward: what a step runs.
-      canvas: tokens whose keys and values must find room.
+    """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
     Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
     planner finds no plan (then with the reason).
@@ -107,12 +106,13 @@ def plan_swaps(
         f"runtime is {system.runtime!r}; allowed with a planner: {', '.join(map(repr, PATHS))}",
     )
     path = mapping_path(profile, PATHS[system.runtime])
-    graph = path.price(_body(graphs, profile, system, forward))
+    (forward, _), *_ = Counter(workload.forwards).most_common(1)
+    graph = path.price(_body(graphs, profile, system, forward, routing))
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
-        tokens=canvas,
+        tokens=workload.canvas,
     )
     try:
         plan = plan_with(graph, budget)
@@ -125,14 +125,19 @@ def plan_swaps(
     return SwapPlan(profile.soc, planner, system.runtime, priced, plan)
 
 
-def _body(graphs: GraphsLike, profile: Profile, system: System, forward: Forward) -> Graph:
+def _body(
+    graphs: GraphsLike,
+    profile: Profile,
+    system: System,
+    forward: Forward,
+    routing: Routing | None,
+) -> Graph:
     """Returns the model's matrices, with the time that the cost model gives the body."""
-    layer = graphs.layer(forward.rows, forward.cache)
-    cost = price_on_npu(layer, profile.kernels(system.kernels), profile.memory)
-    matrices = [weight for weight in layer.weights.values() if len(weight.shape) > 1]
+    weights = graphs.layer(forward.rows, forward.cache).weights.values()
+    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
     return model_graph(
         graphs.model,
         rows=forward.rows,
-        weight_bits=max(stored_bits(weight) for weight in matrices),
-        step_ns=round(graphs.n_layers * cost.seconds * 1e9),
+        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
+        step_ns=round(timer.body_seconds(forward) * 1e9),
     )

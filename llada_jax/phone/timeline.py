@@ -16,7 +16,7 @@ LANES: tuple[Lane, ...] = ("npu", "staging", "cpu")
 _DONE = 1e-12
 
 
-class Task(NamedTuple):
+class LaneTask(NamedTuple):
     """Work of one lane. `needs` are the names of tasks that must be done first."""
 
     name: str
@@ -33,10 +33,10 @@ class Task(NamedTuple):
         return self.dram_bytes / self.seconds if self.seconds else 0.0
 
 
-class Event(NamedTuple):
+class TimedTask(NamedTuple):
     """A task as it ran. `waited` is how long its lane stood idle for it."""
 
-    task: Task
+    task: LaneTask
     start: float
     end: float
     waited: float
@@ -50,19 +50,19 @@ class Event(NamedTuple):
 class Timeline(NamedTuple):
     """Events in the order of their starts."""
 
-    events: tuple[Event, ...]
+    events: tuple[TimedTask, ...]
 
     @property
     def seconds(self) -> float:
         return max((event.end for event in self.events), default=0.0)
 
     def shifted(self, by: float) -> "Timeline":
-        """The same, later."""
+        """Returns the same, later."""
         return Timeline(tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events))
 
 
-def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
-    """When each task runs.
+def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
+    """Simulates when each task runs.
 
     Raises ValueError for names that repeat or are missing, and for tasks that wait for each other.
     """
@@ -74,7 +74,7 @@ def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
     free_since = dict.fromkeys(LANES, 0.0)
     running: dict[Lane, _Running] = {}
     done: set[str] = set()
-    events: list[Event] = []
+    events: list[TimedTask] = []
     now = 0.0
     while any(waiting.values()) or running:
         for lane in LANES:
@@ -92,7 +92,7 @@ def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
             left = r.left - step * speeds[lane]
             running[lane] = r._replace(left=left)
             if left <= _DONE * max(1.0, r.task.seconds):
-                events.append(Event(r.task, r.start, now, r.waited))
+                events.append(TimedTask(r.task, r.start, now, r.waited))
                 done.add(r.task.name)
                 free_since[lane] = now
                 del running[lane]
@@ -100,7 +100,7 @@ def run(tasks: Sequence[Task], dram_gbps: float) -> Timeline:
 
 
 class _Running(NamedTuple):
-    task: Task
+    task: LaneTask
     start: float
     waited: float
     left: float
@@ -108,7 +108,7 @@ class _Running(NamedTuple):
 
 
 def shares(demands: Mapping[Lane, float], capacity: float) -> dict[Lane, float]:
-    """Speed of each lane, 1 at the most: what it gets of the memory over what it wants."""
+    """Returns each lane's speed, 1 at the most: what it gets of the memory over what it wants."""
     speeds, left = {}, capacity
     ascending = sorted(demands.items(), key=lambda item: item[1])
     for index, (lane, demand) in enumerate(ascending):
@@ -119,7 +119,7 @@ def shares(demands: Mapping[Lane, float], capacity: float) -> dict[Lane, float]:
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
-    """Where the time goes, as parts of the whole: they add up to `timeline.seconds`.
+    """Returns where the time goes, as parts of the whole: they add up to `timeline.seconds`.
 
     The NPU comes first: what it does, then what it waits for (staging that is not hidden, the
     CPU), then what sharing the memory costs.
@@ -130,7 +130,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
         if seconds > _DONE:
             parts[name] = parts.get(name, 0.0) + seconds
 
-    first: dict[Lane, list[Event]] = {lane: _of(timeline, lane) for lane in LANES}
+    first: dict[Lane, list[TimedTask]] = {lane: _of(timeline, lane) for lane in LANES}
     lead: Lane = "npu" if first["npu"] else "cpu"
     for event in first[lead]:
         for name, seconds in (event.task.parts or {event.task.name: event.task.seconds}).items():
@@ -147,7 +147,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     return parts
 
 
-def _of(timeline: Timeline, lane: Lane) -> list[Event]:
+def _of(timeline: Timeline, lane: Lane) -> list[TimedTask]:
     return [event for event in timeline.events if event.task.lane == lane]
 
 
@@ -167,7 +167,7 @@ def _uncovered(start: float, end: float, spans: list[tuple[float, float]]) -> fl
 
 
 def busy_seconds(timeline: Timeline) -> dict[str, float]:
-    """Seconds by what is busy: `npu`, `cpu`, `both` or `idle`; staging keeps a CPU core busy."""
+    """Sums seconds by what is busy: `npu`, `cpu`, `both`, `idle`; staging keeps a CPU core busy."""
     npu = _merged([(e.start, e.end) for e in _of(timeline, "npu")])
     host = [(e.start, e.end) for lane in ("cpu", "staging") for e in _of(timeline, lane)]
     host = _merged(host)

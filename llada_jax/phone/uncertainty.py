@@ -13,7 +13,7 @@ COUNTED = ("rows", "bits", "MiB", "-")
 """Units of numbers that are facts of a library or a chip, in whole steps: they are left alone."""
 
 
-class Interval(NamedTuple):
+class UncertainLatency(NamedTuple):
     """A latency, and one standard deviation to each side."""
 
     seconds: float
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
         return self.deviation / self.seconds if self.seconds else 0.0
 
 
-def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> Interval:
+def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> UncertainLatency:
     """Moves each number of the profile by its doubt, alone, and adds the changes in quadrature.
 
     What the model leaves out is not in it: compare with the errors of the reproduction.
@@ -48,4 +48,4 @@ def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> I
             changes.append((path, change))
     changes.sort(key=lambda item: -item[1])
     deviation = math.sqrt(sum(change**2 for _, change in changes))
-    return Interval(base, deviation, tuple(changes[:5]))
+    return UncertainLatency(base, deviation, tuple(changes[:5]))

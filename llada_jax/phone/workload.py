@@ -112,7 +112,7 @@ def from_trace(
 
 
 def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
-    """Whose trace it is, as far as it tells."""
+    """Says whose trace it is, as far as it tells."""
     model = settings.get("model", {})
     whose = "a trace"
     if {"family", "n_layers", "width"} <= set(model):
@@ -128,7 +128,7 @@ def _refreshed_beside(trace: TraceLike) -> Any:
 
 
 def _rows_a_token(trace: TraceLike) -> int:
-    """Of a refreshed token: its own, and its shadow's."""
+    """Returns the rows of a refreshed token: its own, and its shadow's where it has one."""
     return 2 if trace.settings.get("sampler", {}).get("rescore") == "shadow" else 1
 
 
@@ -145,19 +145,19 @@ def _difference(found: dict[str, Any], model: ModelConfig) -> str | None:
 
 
 def rounded(cache: int) -> int:
-    """Up to a multiple of `CACHE_STEP`."""
+    """Rounds up to a multiple of `CACHE_STEP`."""
     return -(-cache // CACHE_STEP) * CACHE_STEP
 
 
 def vanilla(prompt: int, tokens: int) -> Workload:
-    """One token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
+    """Decodes a token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
     rows = prompt + tokens
     forwards = (Forward(rows, 0, rows),) * tokens
     return Workload(forwards, tokens, prompt, "one token a forward")
 
 
 def blockwise(prompt: int, tokens: int, block: int = 32) -> Workload:
-    """One token a forward, the block's rows and a cache of what came before it.
+    """Decodes one token a forward, the block's rows and a cache of what came before it.
 
     The first forward runs the prompt too; the first one of each later block runs the block before
     it again, whose last token has no key and value yet.
@@ -173,13 +173,13 @@ def blockwise(prompt: int, tokens: int, block: int = 32) -> Workload:
 
 
 def autoregressive(prompt: int, tokens: int) -> Workload:
-    """A prefill, then one row for each token."""
+    """Runs a prefill, then one row for each token."""
     later = (Forward(1, rounded(prompt + i), 1) for i in range(1, tokens))
     return Workload((Forward(prompt, 0, 1), *later), tokens, prompt, "one row a token")
 
 
 def distinct(forwards: Iterable[Forward]) -> Iterator[tuple[Forward, int]]:
-    """Each kind of forward once, with how often it occurs."""
+    """Yields each kind of forward once, with how often it occurs."""
     counts: dict[Forward, int] = {}
     for forward in forwards:
         counts[forward] = counts.get(forward, 0) + 1

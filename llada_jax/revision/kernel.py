@@ -6,11 +6,9 @@ for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in 
 which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
 nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
 
-The first version was numba's. Its loops over lanes kept the sums in memory, so a tile's product was
-written in these same vectors, as an intrinsic; what was left for numba to compile was the loop
-around it, so numba went. `jax.ffi` was not tried: it takes a library that was compiled before, for
-each kind of machine. XLA decodes weights into memory; `python -m experiments.bench suite=revision`
-times it beside this kernel (`int4_in_graph`).
+Loops of numba's kept the sums in memory, and `jax.ffi` takes a library that was compiled before,
+for each kind of machine. XLA decodes weights into memory; `python -m experiments.bench
+suite=revision` times it beside this kernel (`int4_in_graph`).
 """
 
 import ctypes
@@ -68,14 +66,14 @@ class Kernel:
 
 @cache
 def kernel_for(kind: Kind, n_rows: int) -> Kernel:
-    """The kernel for this many rows, 1 to `MAX_ROWS`."""
+    """Returns the kernel for this many rows, 1 to `MAX_ROWS`."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return Kernel(kind, n_rows)
 
 
 def function_for(kind: Kind, n_rows: int) -> ir.Module:
-    """A module with one function, which calls nothing and keeps all it decodes in registers."""
+    """Returns a module of one function, which calls nothing and decodes into registers."""
     return _Emitter(kind, n_rows).module
 
 
@@ -118,7 +116,7 @@ class _Emitter:
         self._loop(first, last, [], column)
 
     def _tile(self, tile: Value, inputs: Value, sums: Sequence[Value]) -> Sequence[Value]:
-        """The sums with a tile's inputs times the tile."""
+        """Returns the sums with a tile's inputs times the tile."""
         if self._kind == "float16":
             return self._products(tile, inputs, sums, self._halfs)
         products = self._products(tile, inputs, [_FLOATS(None)] * len(sums), self._nibbles)
@@ -132,7 +130,7 @@ class _Emitter:
     def _products(
         self, tile: Value, inputs: Value, sums: Sequence[Value], decode: Decode
     ) -> Sequence[Value]:
-        """The sums with a tile's inputs times its weights, without their scales.
+        """Returns the sums with a tile's inputs times its weights, without their scales.
 
         Few rows have few sums, each of which would wait for its last addition: these get a second
         sum for the odd inputs.
@@ -173,7 +171,7 @@ class _Emitter:
     def _add_products(
         self, sums: Sequence[Value], weights: Value, inputs: Value, first: int
     ) -> Sequence[Value]:
-        """The sums with one input's weights, times that input of each row."""
+        """Returns the sums with one input's weights, times that input of each row."""
         added = []
         for r, total in enumerate(sums):
             value = self._load(inputs, _LONG(4 * (first + r)), _FLOAT)
@@ -186,7 +184,7 @@ class _Emitter:
     def _loop(
         self, start: Value, stop: Value, carried: Sequence[Value], body: Body
     ) -> Sequence[Value]:
-        """What a loop over [start, stop), which is not empty, carries to its end."""
+        """Returns what a loop over [start, stop), which is not empty, carries to its end."""
         build = self._build
         before, inside = build.block, build.append_basic_block()
         build.branch(inside)
@@ -206,7 +204,7 @@ class _Emitter:
         return results
 
     def _at(self, base: Value, offset: Value) -> Value:
-        """A pointer so many bytes further."""
+        """Returns a pointer so many bytes further."""
         return self._build.gep(base, [offset], source_etype=_BYTE)
 
     def _load(self, base: Value, offset: Value, kind: Any) -> Value:

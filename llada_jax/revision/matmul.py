@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -30,7 +29,7 @@ class TileMultiplier:
         _kernels()  # the error of a missing package comes now
 
     def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
-        """[..., In] float32 -> [..., Out] float32. Raises ValueError where they do not fit."""
+        """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit."""
         out, inputs = tiles.shape
         require(x.dtype == np.float32, f"x has dtype {x.dtype}; allowed: float32")
         require(
@@ -45,18 +44,13 @@ class TileMultiplier:
         return result.reshape(*x.shape[:-1], out)
 
     def close(self) -> None:
-        """Wait for running products and end the threads."""
+        """Waits for running products and ends the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _multiply(

@@ -60,7 +60,7 @@ class Tiles:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[Out, In] of the weight."""
+        """Gives the weight's [Out, In]."""
         return self.blocks.shape[0] * TILE, self.blocks.shape[1] * TILE
 
     @property
@@ -68,7 +68,7 @@ class Tiles:
         return self.blocks.nbytes
 
     def columns(self, start: int, stop: int) -> "Tiles":
-        """Outputs `start` to `stop`, multiples of 32: a view."""
+        """Returns a view of outputs `start` to `stop`, multiples of 32."""
         require(
             0 <= start < stop <= self.shape[0] and start % TILE == stop % TILE == 0,
             f"outputs {start} to {stop} of {self.shape[0]}; allowed: multiples of {TILE}",
@@ -77,7 +77,7 @@ class Tiles:
 
 
 def pack_q4_0(weight: QuantArray) -> Tiles:
-    """Tiles of an int4 weight, without loss. Its scales must be float16 numbers."""
+    """Packs an int4 weight without loss. Its scales must be float16 numbers."""
     values = np.asarray(weight.values)
     _require_shape(values)
     require(
@@ -108,7 +108,7 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
 
 
 def unpack_q4_0(tiles: Tiles) -> QuantArray:
-    """The int4 weight of Q4_0 tiles, as numpy arrays: `pack_q4_0` backwards."""
+    """Inverts `pack_q4_0`; gives numpy arrays."""
     _require_kind(tiles, "q4_0")
     nibbles = tiles.blocks[..., :NIBBLE_BYTES]
     pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(*nibbles.shape[:2], -1)
@@ -119,7 +119,7 @@ def unpack_q4_0(tiles: Tiles) -> QuantArray:
 
 
 def pack_float16(weight: Float16[np.ndarray, "Out In"]) -> Tiles:
-    """Tiles of a float16 weight."""
+    """Packs a float16 weight."""
     _require_shape(weight)
     require(
         weight.dtype == np.float16,
@@ -129,18 +129,18 @@ def pack_float16(weight: Float16[np.ndarray, "Out In"]) -> Tiles:
 
 
 def unpack_float16(tiles: Tiles) -> Float16[np.ndarray, "Out In"]:
-    """The weight of float16 tiles: `pack_float16` backwards."""
+    """Inverts `pack_float16`."""
     _require_kind(tiles, "float16")
     return _in_rows(tiles.blocks)
 
 
 def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
-    """A float weight in groups of 32, with scales that Q4_0 can hold."""
+    """Quantizes in groups of 32, with scales that Q4_0 can hold."""
     return float16_scales(quantize(weight, bits=4))
 
 
 def float16_scales(weight: QuantArray) -> QuantArray:
-    """The weight with its scales rounded to float16; integers stay.
+    """Rounds a weight's scales to float16; integers stay.
 
     Raises ValueError for a scale beyond float16.
     """
@@ -155,7 +155,7 @@ def float16_scales(weight: QuantArray) -> QuantArray:
 
 
 def _interleaved(weight: np.ndarray) -> np.ndarray:
-    """[Out, In] -> [Out / 32, In / 32, 1024] in the tiles' order."""
+    """Turns [Out, In] into [Out / 32, In / 32, 1024] in the tiles' order."""
     out, inputs = weight.shape
     parts = weight.reshape(out // TILE, TILE, inputs // TILE, TILE // 2, 2)  # o column i pair row
     return np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 4)).reshape(
@@ -164,7 +164,7 @@ def _interleaved(weight: np.ndarray) -> np.ndarray:
 
 
 def _in_rows(tiles: np.ndarray) -> np.ndarray:
-    """[o, i, 1024] -> [Out, In]: `_interleaved` backwards."""
+    """Inverts `_interleaved`: [o, i, 1024] to [Out, In]."""
     out, inputs, _ = tiles.shape
     parts = tiles.reshape(out, inputs, TILE // 2, TILE, 2)  # o i pair column row
     return parts.transpose(0, 3, 1, 2, 4).reshape(out * TILE, inputs * TILE)

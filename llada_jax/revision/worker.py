@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 
 class Worker:
-    """One job at a time, in a thread of its own. As a context manager it leaves no thread behind.
+    """Runs one job at a time, in a thread of its own, which a context manager ends.
 
     `collect` waits for the job, so that what a run gives never depends on how long a job takes.
     """
@@ -17,27 +16,22 @@ class Worker:
         self._job: Future[Any] | None = None
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Start a job; the one before must have been collected."""
+        """Starts a job; the one before must have been collected."""
         assert self._job is None, "the last job was not collected"
         self._job = self._executor.submit(job)
 
     def collect(self) -> Any:
-        """What the job returned. Raises what it raised, with the worker's own traceback."""
+        """Returns what the job returned. Raises what it raised, with the worker's own traceback."""
         assert self._job is not None, "no job was submitted"
         job, self._job = self._job, None
         return job.result()
 
     def close(self) -> None:
-        """Wait for a running job and end the thread."""
+        """Waits for a running job and ends the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llada_jax.sampling_engine.formats import Stored
-from llada_jax.sampling_engine.machine import run_sampler
-from llada_jax.sampling_engine.programs import Program
+from llada_jax.sampling_engine.formats import StoredLogits
+from llada_jax.sampling_engine.host import run_sampler
+from llada_jax.sampling_engine.programs import SamplerProgram
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
 
 
@@ -23,12 +23,12 @@ class Flips(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the open positions, those with another token or another mask."""
+        """Returns the share of open positions with another token or another mask."""
         return self.either / self.positions if self.positions else 0.0
 
 
 def count_flips(found: Decisions, wanted: Decisions) -> Flips:
-    """Decisions of the last step, where both saw the same open positions."""
+    """Compares decisions of the last step, where both saw the same open positions."""
     both = found.open & wanted.open
     tokens = both & (found.predictions != wanted.predictions)
     masks = both & (found.transfer != wanted.transfer)
@@ -36,9 +36,9 @@ def count_flips(found: Decisions, wanted: Decisions) -> Flips:
 
 
 def flips_of(
-    program: Program, inputs: StepInputs, hbm: Stored, wanted: Decisions | None = None
+    program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits, wanted: Decisions | None = None
 ) -> Flips:
-    """What a program decides on stored logits, against the reference on the logits of `inputs`.
+    """Compares what a program decides on stored logits with the reference on those of `inputs`.
 
     Args:
       hbm: those logits in some format, from `store_logits`.
@@ -49,7 +49,7 @@ def flips_of(
 
 
 def random_inputs(seed: int, steps: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:
-    """Logits of rows that are more or less sure: normal noise, and one id that stands out.
+    """Draws logits of rows that are more or less sure: normal noise, and one id that stands out.
 
     How far it stands out is uniform, so that confidences fill the range from 0 to 1.
     """

@@ -6,16 +6,16 @@ and HBM are not part of it.
 
 from statistics import fmean
 
-from llada_jax.sampling_engine.published import SCALAR_AREA_MM2, SYNTHESIS
+from llada_jax.sampling_engine.paper_results import SCALAR_AREA_MM2, SYNTHESIS
 
 
 def area_mm2(vlen: int) -> float:
-    """Vector datapath and scalar part."""
+    """Returns the area of vector datapath and scalar part."""
     return vlen * fmean(row.area_mm2 / row.vlen for row in SYNTHESIS) + SCALAR_AREA_MM2
 
 
 def power_mw(vlen: int) -> float:
-    """Vector datapath at 1 GHz."""
+    """Returns the power of the vector datapath at 1 GHz."""
     return vlen * fmean(row.power_mw / row.vlen for row in SYNTHESIS)
 
 

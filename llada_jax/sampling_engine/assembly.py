@@ -19,7 +19,7 @@ Node: TypeAlias = Instruction | Loop
 
 
 def render(instructions: Sequence[Instruction]) -> str:
-    """One instruction a line, bodies of loops indented: `V_EXP_V gp3, gp3`."""
+    """Writes one instruction a line, bodies of loops indented: `V_EXP_V gp3, gp3`."""
     lines, depth = [], 0
     for instruction in instructions:
         depth -= instruction.name == "C_LOOP_END"
@@ -32,7 +32,7 @@ def render(instructions: Sequence[Instruction]) -> str:
 
 
 def parse(text: str) -> tuple[Instruction, ...]:
-    """The instructions of a program file. What follows `;` is a comment.
+    """Reads the instructions of a program file. What follows `;` is a comment.
 
     Raises:
       ValueError: the line, and what is allowed there.
@@ -74,7 +74,7 @@ def _value(word: str, kind: str) -> int:
 
 
 def nested(instructions: Sequence[Instruction]) -> tuple[Node, ...]:
-    """The instructions, checked, with loops as `Loop`s.
+    """Checks the instructions, and returns them with loops as `Loop`s.
 
     Raises:
       ValueError: an unknown instruction, bad operands, or loops that do not match.
@@ -86,7 +86,7 @@ def nested(instructions: Sequence[Instruction]) -> tuple[Node, ...]:
 
 
 def _body(remaining: Iterator[Instruction]) -> tuple[tuple[Node, ...], Instruction | None]:
-    """What comes up to the next C_LOOP_END of this level, and that, or None at the end."""
+    """Returns what comes up to the next C_LOOP_END of this level, and that, or None at the end."""
     nodes: list[Node] = []
     for instruction in remaining:
         check(instruction)

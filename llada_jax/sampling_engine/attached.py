@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from llada_jax.config import require
+from llada_jax.sampling_engine.cycles import Hbm, TimingConfig, fitted_hbm, time_program
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.instructions import Column
-from llada_jax.sampling_engine.layout import Mode, Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
-from llada_jax.sampling_engine.timing import Hbm, TimingConfig, fitted_hbm, time_program
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 KIB_AT_A_GB_PER_S = 1024.0
 """Nanoseconds."""
@@ -51,8 +51,8 @@ class AttachedEngine:
         self._program = lru_cache(None)(self.program)
         self.scores = lru_cache(None)(self._scores)
 
-    def program(self, rows: int) -> Program:
-        """The sampler of so many rows.
+    def program(self, rows: int) -> SamplerProgram:
+        """Compiles the sampler of so many rows.
 
         Raises:
           ValueError: they do not fit the engine's memories.

@@ -25,7 +25,7 @@ _ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m
 
 
 def rounded(values: Floats, format: str) -> Floats:
-    """The values, rounded to nearest even in a format, as float32."""
+    """Rounds values to nearest even in a format, and returns them as float32."""
     if format == "float32":
         return values
     dtype = np.float16 if format == "float16" else ml_dtypes.bfloat16
@@ -33,14 +33,21 @@ def rounded(values: Floats, format: str) -> Floats:
         return values.astype(dtype).astype(np.float32)
 
 
+def rounded_scalar(value: float, format: str) -> float:
+    """Rounds one number to nearest even in a format that `rounded` knows."""
+    if format == "float32":
+        return float(np.float32(value))
+    return float(np.float16(value) if format == "float16" else ml_dtypes.bfloat16(value))
+
+
 def largest(format: str) -> float:
-    """The largest finite number of a format that `rounded` knows."""
+    """Returns the largest finite number of a format that `rounded` knows."""
     dtype = ml_dtypes.bfloat16 if format == "bfloat16" else np.dtype(format)
     return float(ml_dtypes.finfo(dtype).max)
 
 
 def sanitized(values: Floats, format: str) -> Floats:
-    """What the engine makes of numbers it loads: NaN is -inf, and +inf the largest finite one.
+    """Returns what the engine makes of numbers it loads: -inf of NaN, the largest of +inf.
 
     So a NaN logit is never predicted and has no probability, and one +inf has all of it.
     """
@@ -49,7 +56,7 @@ def sanitized(values: Floats, format: str) -> Floats:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLogits:
     """Rows of numbers as HBM holds them.
 
     Attributes:
@@ -62,7 +69,7 @@ class Stored:
     scales: Bytes | None = None
 
     def read(self, start: int, stop: int) -> Floats:
-        """Rows as float32."""
+        """Returns rows as float32."""
         elements = self.elements[start:stop]
         if self.scales is None:
             return elements.astype(np.float32)
@@ -74,12 +81,12 @@ class Stored:
 
 
 def bits_per_element(format: LogitFormat) -> float:
-    """Bits of HBM that one logit takes, with its share of the scale."""
+    """Returns the bits of HBM that one logit takes, with its share of the scale."""
     return {"float32": 32.0, "bfloat16": 16.0}.get(format, 8 + 8 / BLOCK)
 
 
-def store(values: Floats, format: LogitFormat) -> Stored:
-    """Rows [rows, columns] in a format. Columns of MX formats come in blocks of 8.
+def store(values: Floats, format: LogitFormat) -> StoredLogits:
+    """Stores rows [rows, columns] in a format. Columns of MX formats come in blocks of 8.
 
     NaN and -inf become NaN in MX elements, which have no other spelling for "no number"; the
     engine loads both as -inf.
@@ -87,9 +94,9 @@ def store(values: Floats, format: LogitFormat) -> Stored:
     require_choice("format", format, LogitFormat)
     require(values.ndim == 2, f"values have {values.ndim} axes; allowed: 2")
     if format == "float32":
-        return Stored(format, values.astype(np.float32))
+        return StoredLogits(format, values.astype(np.float32))
     if format == "bfloat16":
-        return Stored(format, values.astype(ml_dtypes.bfloat16))
+        return StoredLogits(format, values.astype(ml_dtypes.bfloat16))
     require(
         values.shape[1] % BLOCK == 0,
         f"{values.shape[1]} columns; allowed in {format}: a multiple of {BLOCK}",
@@ -100,11 +107,11 @@ def store(values: Floats, format: LogitFormat) -> Stored:
     for start in range(0, len(values), slab):
         rows = slice(start, start + slab)
         elements[rows], scales[rows] = _encoded(values[rows].astype(np.float32), format)
-    return Stored(format, elements, scales)
+    return StoredLogits(format, elements, scales)
 
 
 def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
-    """Elements and scales of some rows."""
+    """Returns elements and scales of some rows."""
     info = ml_dtypes.finfo(_ELEMENTS[format])
     top = np.float32(info.max)
     absent = np.isnan(numbers) | (numbers == -np.inf)
@@ -120,5 +127,5 @@ def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
 
 
 def _decoded(format: LogitFormat) -> Floats:
-    """The number of each of the 256 codes."""
+    """Returns the number of each of the 256 codes."""
     return np.arange(256, dtype=np.uint8).view(_ELEMENTS[format]).astype(np.float32)

@@ -7,7 +7,7 @@ are 15 times those of a kernel that reads each BF16 logit once.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from llada_jax.sampling_engine.published import Gpu
+from llada_jax.sampling_engine.paper_results import Gpu
 
 
 class Pass(NamedTuple):

@@ -66,7 +66,7 @@ class Spec(NamedTuple):
     source: str
 
     def operand_index(self, name: str) -> int | None:
-        """Place of a named operand, or None."""
+        """Returns place of a named operand, or None."""
         names = [operand.name for operand in self.operands]
         return names.index(name) if name in names else None
 
@@ -86,7 +86,7 @@ def _spec(
     source: str = SIMULATOR,
     tree: Latency | None = None,
 ) -> Spec:
-    """`text` is the name and the operands with their kinds: `S_ADDI_INT to:gp a:gp value:imm`."""
+    """Reads `text`, the name and operands with their kinds: `S_ADDI_INT to:gp a:gp value:imm`."""
     name, *operands = text.split()
     if isinstance(latency, Latency):
         columns: dict[Column, Latency] = dict.fromkeys(COLUMNS, latency)
@@ -183,7 +183,7 @@ INSTRUCTION_SET: Mapping[str, Spec] = {spec.name: spec for spec in SPECS}
 
 
 def spec_of(name: str) -> Spec:
-    """The instruction of that name. Raises ValueError that lists the set for an unknown one."""
+    """Looks an instruction up. Raises ValueError that lists the set for an unknown name."""
     require(
         name in INSTRUCTION_SET,
         f"instruction is {name!r}; allowed: {', '.join(INSTRUCTION_SET)}",
@@ -192,7 +192,7 @@ def spec_of(name: str) -> Spec:
 
 
 def check(instruction: Instruction) -> None:
-    """Raise ValueError for an unknown name, a wrong number of operands, or no such register."""
+    """Raises ValueError for an unknown name, a wrong number of operands, or no such register."""
     spec = spec_of(instruction.name)
     require(
         len(instruction.operands) == len(spec.operands),

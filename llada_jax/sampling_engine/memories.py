@@ -1,10 +1,11 @@
-"""The engine's memories: separate domains, each with its own word and size."""
+"""The engine's memories, each with its own words, and where a program's data lie in them."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require, require_choice
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS
+from llada_jax.sampling_engine.sampling import Sampling
 
 Domain = Literal["vector", "fp", "int"]
 VectorFormat = Literal["bfloat16", "float32"]
@@ -12,21 +13,15 @@ ScalarFormat = Literal["bfloat16", "float16", "float32"]
 
 FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INT_BYTES = 4
-PUBLISHED_VECTOR_BYTES = 8 << 20
-PUBLISHED_INT_BYTES = 8 << 10
+CONSTANTS = ("lowest", "threshold", "one", "below_one")
+"""Numbers in scalar memory before the first instruction, in their order."""
 
 
-class Memory(NamedTuple):
+class MemoryDomain(NamedTuple):
     """One domain: how many words it has, and bytes a word. A word of vector memory is a row."""
 
-    domain: Domain
     words: int
     word_bytes: int
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.words * self.word_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +34,8 @@ class EngineConfig:
     """
 
     vlen: int = 2048
-    vector_bytes: int = PUBLISHED_VECTOR_BYTES
-    int_bytes: int = PUBLISHED_INT_BYTES
+    vector_bytes: int = 8 << 20
+    int_bytes: int = 8 << 10
     fp_words: int | None = None
     """None: VLEN, as published."""
     vector_format: VectorFormat = "bfloat16"
@@ -54,32 +49,83 @@ class EngineConfig:
             self.vlen >= 8 and self.vlen & (self.vlen - 1) == 0,
             f"vlen is {self.vlen}; allowed: a power of two from 8 on",
         )
-        require(
-            self.prefetch_rows > 0, f"prefetch_rows is {self.prefetch_rows}; allowed: 1 or more"
-        )
-        for name in ("vector_bytes", "int_bytes"):
+        for name in ("prefetch_rows", "vector_bytes", "int_bytes", "fp_words"):
             value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
-        require(
-            self.fp_words is None or self.fp_words > 0,
-            f"fp_words is {self.fp_words}; allowed: 1 or more",
-        )
+            require(value is None or value > 0, f"{name} is {value}; allowed: 1 or more")
 
-    def memory(self, domain: Domain) -> Memory:
-        """The memory of a domain."""
+    def memory(self, domain: Domain) -> MemoryDomain:
+        """Returns the size of a domain."""
         if domain == "vector":
             row = self.vlen * FORMAT_BYTES[self.vector_format]
-            return Memory(domain, self.vector_bytes // row, row)
+            return MemoryDomain(self.vector_bytes // row, row)
         if domain == "fp":
-            return Memory(domain, self.fp_words or self.vlen, FORMAT_BYTES[self.scalar_format])
-        return Memory(domain, self.int_bytes // INT_BYTES, INT_BYTES)
+            return MemoryDomain(self.fp_words or self.vlen, FORMAT_BYTES[self.scalar_format])
+        return MemoryDomain(self.int_bytes // INT_BYTES, INT_BYTES)
 
 
-def check_fits(engine: EngineConfig, domain: Domain, words: int, what: str) -> None:
-    """Raise ValueError where `what` needs more words than the domain has."""
-    memory = engine.memory(domain)
+class MemoryMap(NamedTuple):
+    """First words of everything, and how many words each domain needs.
+
+    Vector memory holds a row per batch row for the transfer mask, the input mask and the
+    confidences, then the logits, over which their exponentials are written. FP memory holds the
+    confidences of one batch row, used again by the next, and constants. Integer memory holds
+    tokens, predictions, and k of every step and batch row.
+    """
+
+    transfer: int
+    mask: int
+    confidence: int
+    logits: int
+    logits_rows: int
+    fp_constants: int
+    tokens: int
+    predictions: int
+    k: int
+    words: dict[Domain, int]
+
+    def size(self, domain: Domain, engine: EngineConfig) -> int:
+        """Returns the bytes of a domain that are in use."""
+        return self.words[domain] * engine.memory(domain).word_bytes
+
+
+def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
+    """Lays a program's data out.
+
+    Raises:
+      ValueError: they do not fit a memory, or the block does not fit a vector row.
+    """
     require(
-        words <= memory.words,
-        f"{what} needs {words:,} words of {domain} memory ({words * memory.word_bytes:,} bytes); "
-        f"allowed: up to {memory.words:,} ({memory.size:,} bytes)",
+        sampling.rows <= engine.vlen,
+        f"rows is {sampling.rows}; allowed: up to vlen ({engine.vlen})",
+    )
+    batch, positions = sampling.batch, sampling.batch * sampling.rows
+    row = sampling.vector_rows(engine.vlen)
+    chunk = min(sampling.chunk_rows, row)
+    logits_rows = {"performance": sampling.rows * row, "one_pass_overlapped": 2 * chunk}.get(
+        sampling.mode, chunk
+    )
+    words: dict[Domain, int] = {
+        "vector": 3 * batch + logits_rows,
+        "fp": sampling.rows + len(CONSTANTS),
+        "int": 2 * positions + sampling.steps * batch,
+    }
+    for domain, needed in words.items():
+        words_there, word_bytes = engine.memory(domain)
+        require(
+            needed <= words_there,
+            f"a {sampling.mode} program needs {needed:,} words of {domain} memory "
+            f"({needed * word_bytes:,} bytes); "
+            f"allowed: up to {words_there:,} ({words_there * word_bytes:,} bytes)",
+        )
+    return MemoryMap(
+        transfer=0,
+        mask=batch,
+        confidence=2 * batch,
+        logits=3 * batch,
+        logits_rows=logits_rows,
+        fp_constants=sampling.rows,
+        tokens=0,
+        predictions=positions,
+        k=2 * positions,
+        words=words,
     )

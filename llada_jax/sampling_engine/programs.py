@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from llada_jax.config import require
 from llada_jax.sampling_engine.assembly import nested
 from llada_jax.sampling_engine.instructions import Instruction
-from llada_jax.sampling_engine.layout import Layout, Sampling, layout_of
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.memories import CONSTANTS, EngineConfig, MemoryMap, memory_map_of
+from llada_jax.sampling_engine.sampling import Sampling
 
 ZERO = 0
 STEP, BATCH, ROW, CHUNK, INNER = range(1, 6)  # counters of loops
@@ -26,13 +25,13 @@ F_ZERO, F_LOWEST, F_THRESHOLD, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR 
 
 
 @dataclass(frozen=True)
-class Program:
+class SamplerProgram:
     """Instructions, what they sample, and where their data lie."""
 
     instructions: tuple[Instruction, ...]
     sampling: Sampling
     engine: EngineConfig
-    layout: Layout
+    memory_map: MemoryMap
 
 
 class Chunk(NamedTuple):
@@ -43,46 +42,44 @@ class Chunk(NamedTuple):
     """Whether its last row is shorter than VLEN."""
 
 
-Body = Callable[[], None]
-
-
-def compile_sampler(sampling: Sampling, engine: EngineConfig) -> Program:
-    """The program of a sampler on an engine.
+def compile_sampler(sampling: Sampling, engine: EngineConfig) -> SamplerProgram:
+    """Compiles a sampler for an engine.
 
     Raises:
       ValueError: the data do not fit the engine's memories.
     """
-    layout = layout_of(sampling, engine)
-    instructions = tuple(_Compiler(sampling, engine, layout).program())
+    memory_map = memory_map_of(sampling, engine)
+    instructions = tuple(_Compiler(sampling, engine, memory_map).program())
     nested(instructions)
-    return Program(instructions, sampling, engine, layout)
+    return SamplerProgram(instructions, sampling, engine, memory_map)
 
 
 class _Compiler:
     """Emits the instructions of one program."""
 
-    def __init__(self, sampling: Sampling, engine: EngineConfig, layout: Layout) -> None:
-        self._sampling, self._engine, self._layout = sampling, engine, layout
+    def __init__(self, sampling: Sampling, engine: EngineConfig, memory_map: MemoryMap) -> None:
+        self._sampling, self._engine, self._memory_map = sampling, engine, memory_map
         self._emitted: list[Instruction] = []
-        row = sampling.vector_rows(engine.vlen)
-        self._vector_rows = row
-        self._has_tail = sampling.tail(engine.vlen) < engine.vlen
-        self._chunk_rows = min(sampling.chunk_rows, row)
+        vector_rows = sampling.vector_rows(engine.vlen)
+        has_tail = sampling.tail(engine.vlen) < engine.vlen
+        sizes = _pieces(vector_rows, sampling.chunk_rows)
+        self._whole = Chunk(vector_rows, has_tail)
+        self._chunks = [Chunk(size, False) for size in sizes[:-1]] + [Chunk(sizes[-1], has_tail)]
 
     def program(self) -> list[Instruction]:
-        sampling, layout = self._sampling, self._layout
+        sampling, memory_map = self._sampling, self._memory_map
         overlapped = sampling.mode == "one_pass_overlapped"
         self._emit("C_SET_V_MASK", self._engine.vlen)
-        self._emit("S_LD_FP", F_LOWEST, ZERO, layout.fp_constants)
+        self._load_constant(F_LOWEST, "lowest")
         if sampling.threshold is not None:
-            self._emit("S_LD_FP", F_THRESHOLD, ZERO, layout.fp_constants + 1)
+            self._load_constant(F_THRESHOLD, "threshold")
         if sampling.key == "odds":
-            self._emit("S_LD_FP", F_BELOW_ONE, ZERO, layout.fp_constants + 3)
+            self._load_constant(F_BELOW_ONE, "below_one")
         self._set(HBM, 0)
-        self._set(K_ADDRESS, layout.k)
+        self._set(K_ADDRESS, memory_map.k)
         with self._loop(STEP, sampling.steps):
-            self._set(PREDICTION, layout.predictions)
-            self._set(MASK, layout.mask)
+            self._set(PREDICTION, memory_map.predictions)
+            self._set(MASK, memory_map.mask)
             if overlapped:
                 self._start_first_chunk()
             with self._loop(BATCH, sampling.batch):
@@ -95,17 +92,17 @@ class _Compiler:
 
     def _batch_row(self) -> None:
         if self._sampling.mode == "performance":
-            self._set(LOGITS, self._layout.logits)
-            self._load(self._layout.logits_rows)
-        self._set(LOGITS, self._layout.logits)
+            self._set(LOGITS, self._memory_map.logits)
+            self._load(self._memory_map.logits_rows)
+        self._set(LOGITS, self._memory_map.logits)
         self._set(SCALARS, 0)
         with self._loop(ROW, self._sampling.rows):
             self._start_position()
             {
                 "performance": self._preloaded,
                 "edge": self._streamed_twice,
-                "one_pass": self._streamed_once,
-                "one_pass_overlapped": self._streamed_once_overlapped,
+                "one_pass": lambda: self._streamed(self._absorb),
+                "one_pass_overlapped": self._streamed_overlapped,
             }[self._sampling.mode]()
             self._finish_position()
         self._commit()
@@ -126,76 +123,51 @@ class _Compiler:
         self._add(PREDICTION, PREDICTION, 1)
 
     def _preloaded(self) -> None:
-        whole = Chunk(self._vector_rows, self._has_tail)
-        self._maximum(whole)
-        self._add(LOGITS, LOGITS, -whole.rows)
-        self._sum(whole)
+        self._maximum(self._whole)
+        self._add(LOGITS, LOGITS, -self._whole.rows)
+        self._sum(self._whole)
 
     def _streamed_twice(self) -> None:
-        def maximum(chunk: Chunk) -> None:
-            self._load_chunk(chunk)
-            self._maximum(chunk)
+        self._streamed(self._maximum)
+        self._add(HBM, HBM, -self._whole.rows)
+        self._streamed(self._sum)
 
-        def total(chunk: Chunk) -> None:
-            self._load_chunk(chunk)
-            self._sum(chunk)
-
-        self._for_chunks(maximum)
-        self._add(HBM, HBM, -self._vector_rows)
-        self._for_chunks(total)
-
-    def _streamed_once(self) -> None:
-        def absorb(chunk: Chunk) -> None:
-            self._load_chunk(chunk)
-            self._absorb(chunk)
-
-        self._for_chunks(absorb)
-
-    def _for_chunks(self, body: Callable[[Chunk], None]) -> None:
-        for chunk, same in groupby(self._chunks()):
+    def _streamed(self, compute: Callable[[Chunk], None]) -> None:
+        """Loads and computes one chunk after the other."""
+        for chunk, same in groupby(self._chunks):
             with self._loop(CHUNK, len(list(same))):
-                body(chunk)
-
-    def _chunks(self) -> list[Chunk]:
-        """The chunks of one position, in order."""
-        full, rest = divmod(self._vector_rows, self._chunk_rows)
-        sizes = [self._chunk_rows] * full + [rest] * (rest > 0)
-        last = len(sizes) - 1
-        return [Chunk(size, self._has_tail and i == last) for i, size in enumerate(sizes)]
-
-    def _load_chunk(self, chunk: Chunk) -> None:
-        self._set(LOGITS, self._layout.logits)
-        self._load(chunk.rows)
-        self._set(LOGITS, self._layout.logits)
+                self._set(LOGITS, self._memory_map.logits)
+                self._load(chunk.rows)
+                self._set(LOGITS, self._memory_map.logits)
+                compute(chunk)
 
     def _load(self, rows: int) -> None:
-        """Fetch rows to LOGITS and on, which moves."""
-        full, rest = divmod(rows, self._engine.prefetch_rows)
-        for size, count in ((self._engine.prefetch_rows, full), (rest, rest > 0)):
-            with self._loop(INNER, int(count)):
+        """Fetches rows to LOGITS and on, which moves."""
+        for size, same in groupby(_pieces(rows, self._engine.prefetch_rows)):
+            with self._loop(INNER, len(list(same))):
                 self._emit("H_PREFETCH_V", LOGITS, HBM, size)
                 self._add(LOGITS, LOGITS, size)
                 self._add(HBM, HBM, size)
 
     def _maximum(self, chunk: Chunk) -> None:
-        def row() -> None:
-            self._emit("V_RED_MAX_IDX", INDEX, LOGITS, BASE, F_BEST)
-            self._add(LOGITS, LOGITS, 1)
-            self._add(BASE, BASE, self._engine.vlen)
-
-        self._for_rows(chunk, row)
+        self._each_row(
+            chunk,
+            ("V_RED_MAX_IDX", INDEX, LOGITS, BASE, F_BEST),
+            ("S_ADDI_INT", LOGITS, LOGITS, 1),
+            ("S_ADDI_INT", BASE, BASE, self._engine.vlen),
+        )
 
     def _sum(self, chunk: Chunk) -> None:
-        def row() -> None:
-            self._emit("V_SUB_VF", LOGITS, LOGITS, F_BEST, 0)
-            self._emit("V_EXP_V", LOGITS, LOGITS)
-            self._emit("V_RED_SUM", F_TOTAL, LOGITS)
-            self._add(LOGITS, LOGITS, 1)
-
-        self._for_rows(chunk, row)
+        self._each_row(
+            chunk,
+            ("V_SUB_VF", LOGITS, LOGITS, F_BEST, 0),
+            ("V_EXP_V", LOGITS, LOGITS),
+            ("V_RED_SUM", F_TOTAL, LOGITS),
+            ("S_ADDI_INT", LOGITS, LOGITS, 1),
+        )
 
     def _absorb(self, chunk: Chunk) -> None:
-        """One chunk more: the sum so far is rescaled to the new maximum (online softmax)."""
+        """Adds a chunk, with the sum so far rescaled to the new maximum (online softmax)."""
         self._emit("S_ADD_FP", F_BEFORE, F_BEST, F_ZERO)
         self._maximum(chunk)
         self._add(LOGITS, LOGITS, -chunk.rows)
@@ -204,25 +176,24 @@ class _Compiler:
         self._emit("S_MUL_FP", F_TOTAL, F_TOTAL, F_FACTOR)
         self._sum(chunk)
 
-    def _for_rows(self, chunk: Chunk, body: Body) -> None:
+    def _each_row(self, chunk: Chunk, *body: tuple) -> None:
         with self._loop(INNER, chunk.rows - chunk.has_tail):
-            body()
+            self._emit_all(body)
         if chunk.has_tail:
             self._emit("C_SET_V_MASK", self._sampling.tail(self._engine.vlen))
-            body()
+            self._emit_all(body)
             self._emit("C_SET_V_MASK", self._engine.vlen)
 
     # Two buffers: while one chunk is computed, the next one is on its way.
 
     def _start_first_chunk(self) -> None:
-        self._set(BUFFER, self._layout.logits)
-        self._set(OTHER, self._layout.logits + self._chunk_rows)
-        self._start(BUFFER, self._chunks()[0].rows)
+        self._set(BUFFER, self._memory_map.logits)
+        self._set(OTHER, self._memory_map.logits + self._memory_map.logits_rows // 2)
+        self._start(BUFFER, self._chunks[0].rows)
 
-    def _streamed_once_overlapped(self) -> None:
-        chunks = self._chunks()
-        following = [*chunks[1:], chunks[0]]
-        for (chunk, after), same in groupby(zip(chunks, following, strict=True)):
+    def _streamed_overlapped(self) -> None:
+        following = [*self._chunks[1:], self._chunks[0]]
+        for (chunk, after), same in groupby(zip(self._chunks, following, strict=True)):
             with self._loop(CHUNK, len(list(same))):
                 self._emit("H_WAIT", 0)
                 self._start(OTHER, after.rows)
@@ -233,20 +204,21 @@ class _Compiler:
                 self._add(OTHER, LOGITS, 0)
 
     def _start(self, buffer: int, rows: int) -> None:
-        full, rest = divmod(rows, self._engine.prefetch_rows)
-        sizes = [self._engine.prefetch_rows] * full + [rest] * (rest > 0)
-        for i, size in enumerate(sizes):
+        """Starts loads to a buffer; its register is as before afterwards."""
+        *before, last = _pieces(rows, self._engine.prefetch_rows)
+        for size in before:
             self._emit("H_START_V", buffer, HBM, size)
             self._add(HBM, HBM, size)
-            if i < len(sizes) - 1:
-                self._add(buffer, buffer, size)
-        if len(sizes) > 1:
-            self._add(buffer, buffer, -sum(sizes[:-1]))
+            self._add(buffer, buffer, size)
+        self._emit("H_START_V", buffer, HBM, last)
+        self._add(HBM, HBM, last)
+        if before:
+            self._add(buffer, buffer, -sum(before))
 
     def _drop_lookahead(self) -> None:
-        """The next step's logits do not exist before this step's tokens."""
+        """Forgets what was loaded: the next step's logits do not exist before this one's tokens."""
         self._emit("H_WAIT", 0)
-        self._add(HBM, HBM, -self._chunks()[0].rows)
+        self._add(HBM, HBM, -self._chunks[0].rows)
 
     # The batch row: what is committed.
 
@@ -270,20 +242,23 @@ class _Compiler:
         self._add(MASK, MASK, 1)
 
     def _commit_confident(self, rows: int) -> None:
-        """Also all whose confidence passes: the top-k unit admits positive numbers only."""
+        """Adds all whose confidence passes: the top-k unit admits positive numbers only."""
         self._emit("V_SUB_VF", CONFIDENCE, CONFIDENCE, F_THRESHOLD, 0)
         self._set(K, rows)
         self._emit("V_TOPK_MASK", CONFIDENCE, CONFIDENCE, MASK, K, rows)
         self._emit("V_SELECT_VVM", TRANSFER, CONFIDENCE, TRANSFER, CONFIDENCE)
 
     def _close_committed(self) -> None:
-        """mask *= 1 - transfer, by way of the confidences, which are not needed any more."""
-        self._emit("S_LD_FP", F_FACTOR, ZERO, self._layout.fp_constants + 2)
+        """Multiplies the mask by 1 - transfer, in the place of the confidences, now free."""
+        self._load_constant(F_FACTOR, "one")
         self._emit("V_SUB_VF", CONFIDENCE, TRANSFER, F_FACTOR, 1)
         self._emit("V_MUL_VV", MASK, MASK, CONFIDENCE)
 
     def _emit(self, name: str, *operands: int) -> None:
         self._emitted.append(Instruction(name, operands))
+
+    def _emit_all(self, instructions: tuple[tuple, ...]) -> None:
+        self._emitted += (Instruction(name, tuple(operands)) for name, *operands in instructions)
 
     def _add(self, to: int, a: int, value: int) -> None:
         self._emit("S_ADDI_INT", to, a, value)
@@ -291,10 +266,12 @@ class _Compiler:
     def _set(self, to: int, value: int) -> None:
         self._add(to, ZERO, value)
 
+    def _load_constant(self, to: int, name: str) -> None:
+        self._emit("S_LD_FP", to, ZERO, self._memory_map.fp_constants + CONSTANTS.index(name))
+
     @contextmanager
     def _loop(self, counter: int, count: int) -> Iterator[None]:
-        """Repeat what is emitted inside: no loop around a single time, nothing for none."""
-        require(count >= 0, f"count is {count}; allowed: 0 or more")
+        """Repeats what is emitted inside: no loop around a single time, nothing for none."""
         start = len(self._emitted)
         if count > 1:
             self._emit("C_LOOP_START", counter, count)
@@ -303,3 +280,9 @@ class _Compiler:
             self._emit("C_LOOP_END", counter)
         if count == 0:
             del self._emitted[start:]
+
+
+def _pieces(total: int, size: int) -> list[int]:
+    """Cuts a number of rows into pieces of a size; the last may be smaller."""
+    full, rest = divmod(total, size)
+    return [size] * full + [rest] * (rest > 0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llada_jax.sampling_engine.formats import sanitized
-from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.sampling import Sampling
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
@@ -41,7 +41,7 @@ class StepInputs(NamedTuple):
 
 
 def reference_sampler(sampling: Sampling, inputs: StepInputs) -> Decisions:
-    """All steps. A NaN logit counts as -inf; a row without any number predicts id 0, and is never
+    """Runs all steps. A NaN logit is -inf; a row without any number predicts id 0, and is never
     committed."""
     tokens, is_open = inputs.tokens.copy(), inputs.open.copy()
     decided = Decisions(tokens, tokens, np.zeros_like(is_open), is_open)
@@ -57,7 +57,7 @@ def reference_sampler(sampling: Sampling, inputs: StepInputs) -> Decisions:
 
 
 def best_tokens(logits: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float64]]:
-    """Most probable id and its probability, for each row [..., vocab]."""
+    """Returns most probable id and its probability, for each row [..., vocab]."""
     rows = logits.reshape(-1, logits.shape[-1])
     best = np.empty(len(rows), np.int32)
     confidence = np.empty(len(rows))
@@ -72,7 +72,7 @@ def best_tokens(logits: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float64]]
 def committed(
     confidence: NDArray[np.float64], is_open: Bools, k: Ints, sampling: Sampling
 ) -> Bools:
-    """Which positions [batch, rows] are committed; the lowest index wins ties."""
+    """Returns which positions [batch, rows] are committed; the lowest index wins ties."""
     eligible = is_open & (confidence > 0)
     order = np.argsort(np.where(eligible, -confidence, np.inf), axis=1, kind="stable")
     rank = np.argsort(order, axis=1, kind="stable")

@@ -4,8 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
 
 from llada_jax.config import ModelConfig, require
+from llada_jax.model.architecture.parameters import Matrix, body_matrices
 
 ACTIVATION_BYTES = 2
 """float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4): for
@@ -59,17 +62,17 @@ class Graph:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Of all operators."""
+        """Bytes of all operators."""
         return sum(operator.weight_bytes for operator in self.operators)
 
     @cached_property
     def compute_ns(self) -> int:
-        """Of all operators: a step without a stall."""
+        """Time of all operators: a step without a stall."""
         return sum(operator.compute_ns for operator in self.operators)
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Of each operator: the operators that depend on it."""
+        """For each operator, the operators that depend on it."""
         readers: list[list[int]] = [[] for _ in self.operators]
         for index, operator in enumerate(self.operators):
             for other in set(operator.depends):
@@ -77,11 +80,11 @@ class Graph:
         return tuple(map(tuple, readers))
 
     def transfer_ns(self, operators: Sequence[int]) -> int:
-        """Time to stage the weights of some operators as one mapping."""
+        """Returns the time to stage the weights of some operators as one mapping."""
         return self.map_ns + sum(self.operators[i].transfer_ns for i in operators)
 
     def is_order(self, order: Sequence[int]) -> bool:
-        """Whether the operators can run in this order."""
+        """Returns whether the operators can run in this order."""
         position = {index: place for place, index in enumerate(order)}
         return sorted(order) == list(range(len(self))) and all(
             position[other] < position[index]
@@ -90,7 +93,7 @@ class Graph:
         )
 
     def staged_at(self, bytes_per_second: float, map_ns: int) -> "Graph":
-        """The graph with the transfer times of a way to stage; `math.inf` where bytes cost nothing.
+        """Returns the graph with a way's transfer times; `math.inf` where bytes cost nothing.
 
         Raises ValueError for a speed of 0 or less.
         """
@@ -105,7 +108,7 @@ class Graph:
 def chain(
     weight_bytes: Sequence[int], compute_ns: Sequence[int], transfer_ns: Sequence[int]
 ) -> Graph:
-    """Operators `A`, `B` and so on that do not depend on each other, by their sizes and times."""
+    """Returns operators `A`, `B` ... that do not depend on each other, by sizes and times."""
     columns = zip(weight_bytes, compute_ns, transfer_ns, strict=True)
     return Graph(
         tuple(
@@ -116,10 +119,10 @@ def chain(
 
 
 def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:
-    """The matrix products of a model's body, without transfer times.
+    """Returns the matrix products of a model's body, without transfer times.
 
-    Every matrix of the dense layers is an operator, and so is every expert: as if a step ran all
-    of them. The head and the embedding stay on the CPU, as in llada.cpp.
+    Every matrix is an operator, and so is every expert with its three: as if a step ran all of
+    them. The head and the embedding stay on the CPU, as in llada.cpp.
 
     Args:
       rows: rows of the step; they size the temporaries.
@@ -130,71 +133,63 @@ def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: 
     """
     for name, value in (("rows", rows), ("weight_bits", weight_bits), ("step_ns", step_ns)):
         require(value > 0, f"{name} is {value}; allowed: above 0")
-    shapes = list(_matrices(config))
-    total = sum(shape.weights for shape in shapes)
-    number = {shape.name: index for index, shape in enumerate(shapes)}
+    groups = list(_operators(config))
+    total = sum(group.weights for group in groups)
+    number = {group.name: index for index, group in enumerate(groups)}
     return Graph(
         tuple(
             Operator(
-                name=shape.name,
-                weight_bytes=math.ceil(shape.weights * weight_bits / 8),
-                compute_ns=round(step_ns * shape.weights / total),
-                temporary_bytes=rows * shape.outputs * ACTIVATION_BYTES,
-                depends=tuple(number[name] for name in shape.reads),
+                name=group.name,
+                weight_bytes=math.ceil(group.weights * weight_bits / 8),
+                compute_ns=round(step_ns * group.weights / total),
+                temporary_bytes=rows * group.outputs * ACTIVATION_BYTES,
+                depends=tuple(number[name] for name in group.reads),
             )
-            for shape in shapes
+            for group in groups
         )
     )
 
 
-@dataclass(frozen=True)
-class _Matrix:
+class _MatrixGroup(NamedTuple):
+    """Matrices that are always used together."""
+
     name: str
     weights: int
     outputs: int
-    """Numbers that it gives for each row."""
+    """Numbers that they give for each row."""
     reads: tuple[str, ...]
 
 
-def _matrices(config: ModelConfig) -> Iterator[_Matrix]:
+def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
+    """Yields what the body's matrices are grouped into: dense ones alone, an expert's together, and
+    for each routed layer the sum of its experts, which has no weights."""
     before: tuple[str, ...] = ()
-    for layer in range(config.n_layers):
-        mixed = f"layers.{layer}.attention.output"
-        yield from _attention(config, layer, before)
-        moe = config.moe
-        if moe is None or layer < moe.first_layer:
-            yield from _feed_forward(config, f"layers.{layer}.ffn", config.ffn_width, mixed)
-            before = (f"layers.{layer}.ffn.down",)
-        else:
-            yield from _experts(config, layer, mixed)
-            before = (f"layers.{layer}.ffn.sum",)
+    for _, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
+        alone, experts = [], []
+        for matrix in layer:
+            in_expert = matrix.of_expert or matrix.of_shared_expert
+            (experts if in_expert else alone).append(matrix)
+        for matrix in alone:
+            inside = tuple(
+                name for name in matrix.reads if name.startswith(f"layers.{matrix.layer}.")
+            )
+            yield _MatrixGroup(matrix.name, matrix.weights, matrix.outputs, inside or before)
+        last = alone[-1].name
+        before = (last,)
+        if experts:
+            yield from _expert_groups(config, last, experts)
+            before = (f"{last.removesuffix('.router')}.sum",)
 
 
-def _attention(config: ModelConfig, layer: int, before: tuple[str, ...]) -> Iterator[_Matrix]:
-    prefix = f"layers.{layer}.attention"
-    query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    for name, width in (("query", query), ("key", key), ("value", key)):
-        yield _Matrix(f"{prefix}.{name}", config.width * width, width, before)
-    inputs = tuple(f"{prefix}.{name}" for name in ("query", "key", "value"))
-    yield _Matrix(f"{prefix}.output", config.width * query, config.width, inputs)
-
-
-def _feed_forward(config: ModelConfig, prefix: str, width: int, mixed: str) -> Iterator[_Matrix]:
-    size = config.width * width
-    yield _Matrix(f"{prefix}.gate", size, width, (mixed,))
-    yield _Matrix(f"{prefix}.up", size, width, (mixed,))
-    yield _Matrix(f"{prefix}.down", size, config.width, (f"{prefix}.gate", f"{prefix}.up"))
-
-
-def _experts(config: ModelConfig, layer: int, mixed: str) -> Iterator[_Matrix]:
-    """An operator for each expert: its three matrices are always used together."""
-    moe, prefix = config.moe, f"layers.{layer}.ffn"
-    assert moe is not None
-    router = f"{prefix}.router"
-    yield _Matrix(router, config.width * moe.n_experts, moe.n_experts, (mixed,))
-    widths = {f"{prefix}.expert{e}": moe.expert_width for e in range(moe.n_experts)}
-    if moe.shared_width:
-        widths[f"{prefix}.shared"] = moe.shared_width
-    for name, width in widths.items():
-        yield _Matrix(name, 3 * config.width * width, config.width, (router,))
-    yield _Matrix(f"{prefix}.sum", 0, config.width, tuple(widths))
+def _expert_groups(
+    config: ModelConfig, router: str, matrices: Sequence[Matrix]
+) -> Iterator[_MatrixGroup]:
+    prefix = router.removesuffix(".router")
+    routed = [matrix for matrix in matrices if matrix.of_expert]
+    weights = sum(matrix.weights // matrix.copies for matrix in routed)
+    names = {f"{prefix}.expert{copy}": weights for copy in range(routed[0].copies)}
+    if shared := sum(matrix.weights for matrix in matrices if matrix.of_shared_expert):
+        names[f"{prefix}.shared"] = shared
+    for name, size in names.items():
+        yield _MatrixGroup(name, size, config.width, (router,))
+    yield _MatrixGroup(f"{prefix}.sum", 0, config.width, tuple(names))

@@ -54,7 +54,7 @@ class _Stream(NamedTuple):
 
 
 def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
-    """Random parameters, float32, with heads that copy in their first three layers.
+    """Puts heads that copy into the first three layers of random parameters, in float32.
 
     Raises ValueError for shapes that have no room for them.
     """
@@ -80,7 +80,7 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
 
 
 def check_shape(config: ModelConfig) -> None:
-    """Raise ValueError for a shape that has no room for the heads."""
+    """Raises ValueError for a shape that has no room for the heads."""
     heads, size = config.n_heads, config.head_dim
     require(config.moe is None, "moe is set; allowed with copying heads: None")
     require(not config.tied_embeddings, "tied_embeddings is True; allowed here: False")
@@ -102,7 +102,7 @@ def check_shape(config: ModelConfig) -> None:
 def _vocabulary(
     params: ModelParams, config: ModelConfig, stream: _Stream, rng: np.random.Generator
 ) -> tuple[Float[Array, "V D"], Float[Array, "V D"]]:
-    """Embedding and head: a random direction for each token, and the same to read it."""
+    """Makes embedding and head: a random direction for each token, and the same to read it."""
     size, dims = config.vocab_size, len(stream.content)
     energy = (1 - CONSTANT_SHARE) * config.width
     embedding = np.zeros((size, config.width))
@@ -119,7 +119,7 @@ def _vocabulary(
 
 
 def _quiet(layer: Layer, index: int) -> Layer:
-    """What copies is not to drown in what random weights write."""
+    """Turns what random weights write down, so that what copies does not drown in it."""
     attention, ffn = layer.attention, layer.ffn
     assert isinstance(ffn, FeedForward)
     if index > 1:
@@ -140,7 +140,7 @@ class _Head(NamedTuple):
 def _copying_heads(
     config: ModelConfig, stream: _Stream, rng: np.random.Generator
 ) -> tuple[list[_Head], list[_Head], list[_Head]]:
-    """Those of the first three layers.
+    """Makes the heads of the first three layers.
 
     The content is as wide as two heads, where there is room: what one neighbour matches is brought
     in two halves.
@@ -235,7 +235,7 @@ def _empty(config: ModelConfig) -> _Head:
 
 
 def _with_heads(attention: Attention, heads: list[_Head]) -> Attention:
-    """The attention with its first heads replaced."""
+    """Returns the attention with its first heads replaced."""
     names = ("query", "key", "value", "output")
     query, key, value, output = (np.array(getattr(attention, name)) for name in names)
     for index, head in enumerate(heads):
@@ -248,5 +248,5 @@ def _with_heads(attention: Attention, heads: list[_Head]) -> Attention:
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Random, with orthonormal columns."""
+    """Draws orthonormal columns."""
     return np.linalg.qr(rng.normal(size=(rows, columns)))[0]

@@ -12,38 +12,35 @@ answers end. Two things vary so that every window of the sampler has been seen i
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Bool, Int
 
 from llada_jax.config import TrainConfig
 
 
 class Example(NamedTuple):
-    """Token ids of a prompt and of its answer, with the token that ends the answer.
-
-    `gen_length` is the longest answer region to draw; None: the configuration's.
-    """
+    """Token ids of a prompt and of its answer, with the token that ends the answer."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
     gen_length: int | None = None
+    """Longest answer region to draw; None: the configuration's."""
 
 
 ExampleSource = Callable[[int], Example]
 """Example by index, 0 and up without end; a pure function."""
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Canvases padded on the right to one length."""
 
-    tokens: Int[Array, "B L"]  # nothing masked yet
-    live: Bool[Array, "B L"]  # the canvas, without padding
-    target: Bool[Array, "B L"]  # may be masked, and is then predicted
-    hidden: Bool[Array, "B L"]  # always masked, never predicted
+    tokens: Int[np.ndarray, "B L"]  # nothing masked yet
+    live: Bool[np.ndarray, "B L"]  # the canvas, without padding
+    target: Bool[np.ndarray, "B L"]  # may be masked, and is then predicted
+    hidden: Bool[np.ndarray, "B L"]  # always masked, never predicted
 
 
-class _Canvas(NamedTuple):
+class _TrainingCanvas(NamedTuple):
     tokens: np.ndarray
     target: slice
     hidden: slice
@@ -51,21 +48,23 @@ class _Canvas(NamedTuple):
 
 def batches(
     source: ExampleSource, config: TrainConfig, eos_id: int, first_step: int = 0
-) -> Iterator[Batch]:
-    """The batches of steps `first_step`, `first_step + 1` and so on, without end."""
+) -> Iterator[TrainingBatch]:
+    """Yields the batches of steps `first_step`, `first_step + 1` and so on, without end."""
     group, place = divmod(first_step, config.group_steps)
     while True:
         yield from _group(source, config, eos_id, group)[place:]
         group, place = group + 1, 0
 
 
-def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> Batch:
-    """The batch of one step."""
+def batch_at(source: ExampleSource, config: TrainConfig, eos_id: int, step: int) -> TrainingBatch:
+    """Returns the batch of one step."""
     return next(batches(source, config, eos_id, step))
 
 
-def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) -> list[Batch]:
-    """Batches of `group_steps` successive steps: canvases of like length together."""
+def _group(
+    source: ExampleSource, config: TrainConfig, eos_id: int, group: int
+) -> list[TrainingBatch]:
+    """Makes the batches of `group_steps` successive steps: canvases of like length together."""
     rng = np.random.default_rng([config.seed, group])
     size = config.batch_size * config.group_steps
     canvases = [
@@ -82,7 +81,7 @@ def _group(source: ExampleSource, config: TrainConfig, eos_id: int, group: int) 
 
 def _canvas(
     example: Example, config: TrainConfig, eos_id: int, rng: np.random.Generator
-) -> _Canvas:
+) -> _TrainingCanvas:
     start, answer = len(example.prompt), len(example.answer)
     longest = min(example.gen_length or config.max_gen_length, config.max_gen_length)
     if answer > longest:
@@ -100,13 +99,13 @@ def _canvas(
     shown = min(answer, gen_length)
     tokens[start : start + shown] = example.answer[:shown]
     if config.objective == "pretrain":
-        return _Canvas(tokens, slice(0, start + gen_length), slice(0, 0))
-    return _Canvas(
+        return _TrainingCanvas(tokens, slice(0, start + gen_length), slice(0, 0))
+    return _TrainingCanvas(
         tokens, slice(start + first, start + last), slice(start + last, start + gen_length)
     )
 
 
-def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
+def _stack(canvases: Sequence[_TrainingCanvas], length_multiple: int) -> TrainingBatch:
     longest = max(len(canvas.tokens) for canvas in canvases)
     shape = len(canvases), -(-longest // length_multiple) * length_multiple
     tokens = np.zeros(shape, np.int32)
@@ -117,4 +116,4 @@ def _stack(canvases: Sequence[_Canvas], length_multiple: int) -> Batch:
         live[row, :length] = True
         target[row, canvas.target] = True
         hidden[row, canvas.hidden] = True
-    return Batch(*map(jnp.asarray, (tokens, live, target, hidden)))
+    return TrainingBatch(tokens, live, target, hidden)

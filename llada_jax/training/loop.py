@@ -96,7 +96,7 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
 
 
 def load_params(folder: str | Path, model: ModelConfig, config: TrainConfig) -> ModelParams:
-    """Parameters of the last checkpoint of a run, averaged where an average is kept.
+    """Reads parameters of the last checkpoint of a run, averaged where an average is kept.
 
     Raises ValueError where the folder holds no whole checkpoint.
     """
@@ -128,13 +128,13 @@ class MetricsFile:
         atomic.write_text(path, "".join(map(_line, kept)))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Written in one piece and handed to the system before it returns."""
+        """Writes a row in one piece, and hands it to the system before it returns."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """The whole rows of a run's metrics; none where it has no metrics yet."""
+    """Reads the whole rows of a run's metrics; none where it has no metrics yet."""
     path = Path(folder) / METRICS_FILE
     if not path.is_file():
         return []

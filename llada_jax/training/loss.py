@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llada_jax.training.data import Batch
+from llada_jax.training.data import TrainingBatch
 
 
 class Corruption(NamedTuple):
@@ -30,7 +30,7 @@ class Loss(NamedTuple):
 
 
 def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) -> Float[Array, " B"]:
-    """Uniform on [smallest, 1), one per canvas, spread evenly over the batch.
+    """Draws uniformly on [smallest, 1), one per canvas, spread evenly over the batch.
 
     The draws share one random offset, so each is uniform and together they cover the range: the
     1/t weights vary less between batches (low-discrepancy sampler of Kingma et al., VDM, 2021).
@@ -40,7 +40,7 @@ def mask_probabilities(key: Key[Array, ""], batch_size: int, smallest: float) ->
     return smallest + (1 - smallest) * even
 
 
-def corrupt(key: Key[Array, ""], batch: Batch, mask_id: int, smallest: float) -> Corruption:
+def corrupt(key: Key[Array, ""], batch: TrainingBatch, mask_id: int, smallest: float) -> Corruption:
     """Masks each target token with its canvas's probability, and all of what is hidden."""
     probability_key, mask_key = jax.random.split(key)
     probability = mask_probabilities(probability_key, batch.tokens.shape[0], smallest)
@@ -56,7 +56,7 @@ def masked_diffusion_loss(
     target: Bool[Array, "B L"],
     corruption: Corruption,
 ) -> Loss:
-    """Mean over canvases of sum(cross-entropy of masked tokens) / (t * number of target tokens).
+    """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.
 
     Args:
       logits: float32, position i for the token at i.

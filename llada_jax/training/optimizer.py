@@ -10,7 +10,7 @@ from llada_jax.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warmup, constant, linear decay to zero: the decay may start whenever time is up."""
+    """Makes a rate that rises linearly, stays, and falls to zero whenever time is up."""
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, config.peak_lr, config.warmup_steps),
@@ -22,7 +22,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW or Muon behind a clip of the global gradient norm; matrices alone decay.
+    """Makes AdamW or Muon behind a clip of the global gradient norm; matrices alone decay.
 
     Muon (Jordan 2024) takes the matrices of the layers, scaled so that its updates are as large as
     Adam's (Liu et al., arXiv 2502.16982); Adam takes embedding, head and norms.
@@ -45,7 +45,7 @@ def _matrices(params: Any) -> Any:
 
 
 def _layer_matrices(params: Any) -> Any:
-    """Which dimensions Muon multiplies over; None where Adam takes the parameter."""
+    """Tells which dimensions Muon multiplies over; None where Adam takes the parameter."""
 
     def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
         in_layer = path[0].name == "layers" and leaf.ndim > 1

@@ -43,9 +43,12 @@ class RouterLosses:
 def router_loss(
     x: Float[Array, "T D"], experts: Experts, config: MoEConfig, live: Bool[Array, " T"]
 ) -> RouterLoss:
-    """Over the live rows: E sum_e (share of choices) (share of scores) of Switch Transformers
-    (arXiv 2101.03961, equation 4), and the squared log of the logits' partition sum of ST-MoE
-    (arXiv 2202.08906, equation 5)."""
+    """Averages two losses over the live rows.
+
+    They are E sum_e (share of choices) (share of scores) of Switch Transformers (arXiv 2101.03961,
+    equation 4), and the squared log of the logits' partition sum of ST-MoE (arXiv 2202.08906,
+    equation 5).
+    """
     chosen = jax.nn.one_hot(route(x, experts, config).experts, config.n_experts).mean(axis=1)
     scores = router_scores(x, experts, config)
     scores = scores / scores.sum(axis=-1, keepdims=True)
@@ -55,5 +58,5 @@ def router_loss(
 
 
 def _mean(values: Float[Array, "T ..."], live: Bool[Array, " T"]) -> Float[Array, "..."]:
-    """Over the live rows."""
+    """Averages over the live rows."""
     return live.astype(values.dtype) @ values / live.sum()

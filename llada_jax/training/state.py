@@ -9,10 +9,10 @@ import optax
 from flax.training import train_state
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.forward import forward
+from llada_jax.model.forward import LayerHooks, forward
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.training.copying import with_copying_heads
-from llada_jax.training.data import Batch
+from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt, masked_diffusion_loss
 from llada_jax.training.optimizer import make_optimizer
 from llada_jax.training.routers import RouterLosses
@@ -25,7 +25,7 @@ class TrainState(train_state.TrainState):
     average: Params | None
 
     def arrays(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Returns what a checkpoint holds."""
         return {
             "step": self.step,
             "params": self.params,
@@ -35,14 +35,14 @@ class TrainState(train_state.TrainState):
 
     @property
     def best_params(self) -> Params:
-        """The averaged parameters where they are kept, else the parameters."""
+        """Returns the averaged parameters where they are kept, else the parameters."""
         return self.params if self.average is None else self.average
 
 
 def create_state(
     model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
 ) -> TrainState:
-    """The state before the first step, of `parent` or else of parameters as `config.start` says.
+    """Makes the state before the first step, of `parent` or of parameters as `config.start` says.
 
     Raises ValueError for a model without [MASK] or EOS, or one that shifts its outputs.
     """
@@ -66,17 +66,20 @@ def _first_params(model: ModelConfig, config: TrainConfig) -> ModelParams:
 
 
 def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
-    """`(state, batch) -> (state, metrics)`, compiled once per canvas length.
+    """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
     The masks are a pure function of the seed and the state's step.
     """
 
-    def loss_of(params: ModelParams, batch: Batch, key: jax.Array) -> tuple[jax.Array, dict]:
+    def loss_of(
+        params: ModelParams, batch: TrainingBatch, key: jax.Array
+    ) -> tuple[jax.Array, dict]:
         assert model.mask_id is not None
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
         routers = RouterLosses(batch.live)
-        logits = forward(narrowed, model, corruption.tokens, batch.live, feed_forward_of=routers)
+        hooks = LayerHooks(feed_forward_of=routers)
+        logits = forward(narrowed, model, corruption.tokens, batch.live, hooks=hooks)
         result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
         total = result.loss
         metrics = result._asdict()
@@ -86,7 +89,9 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
             metrics |= {"router_balance": balance.balance, "router_z": balance.z}
         return total, metrics
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(
+        state: TrainState, batch: TrainingBatch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
         metrics["gradient_norm"] = optax.tree.norm(gradient)
@@ -102,5 +107,5 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
 
 
 def _narrowed(layers: Any, dtype: str) -> Any:
-    """The layers with their matrices in `dtype`; norms and biases as they are."""
+    """Casts the layers' matrices to `dtype`; norms and biases stay as they are."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)

@@ -73,7 +73,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
 
 
 def _with_roles(texts: Iterable[str]) -> Iterator[str]:
-    """A role after every text, for roles are in every chat and should be whole tokens."""
+    """Yields a role after every text, for roles are in every chat and should be whole tokens."""
     for text, role in zip(texts, cycle(ROLES), strict=False):
         yield text
         yield role

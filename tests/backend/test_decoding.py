@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.train.__main__ import batched
+from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.task import Item
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.model.quantize import QuantArray
@@ -23,16 +23,8 @@ SHORT = lj.SamplerConfig(gen_length=16, block_length=8, steps=8)
 def solved(model: lj.Model, seed: int) -> int:
     """How many of 500 problems LiteRT solves."""
     config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache="dual")
-    right = 0
-    assert model.tokenizer is not None
-    for indices in batched(range(500), 50):
-        problems = [problem(index, seed) for index in indices]
-        prompts = [word_problem(model, index, seed) for index in indices]
-        result = lj.generate(model, prompts, config, backend="litert")
-        right += sum(
-            map(word_problems.verify, problems, map(model.tokenizer.decode, result.generated))
-        )
-    return right
+    found = evaluate(model, "word_problems", config, items=500, seed=seed, backend="litert")
+    return sum(found.right.values())
 
 
 def problem(index: int, seed: int) -> Item:
@@ -319,8 +311,8 @@ class TestLiteRT:
     @pytest.mark.parametrize("cache", CACHES)
     def test_two_hundred_prompts(self, cache: Any, tiny: lj.Model) -> None:
         config = lj.SamplerConfig(gen_length=128, block_length=32, threshold=0.9, cache=cache)
-        for indices in batched(range(200), 50):
-            some = [word_problem(tiny, index) for index in indices]
+        for start in range(0, 200, 50):
+            some = [word_problem(tiny, index) for index in range(start, start + 50)]
             expected = lj.generate(tiny, some, config)
             assert_same(lj.generate(tiny, some, config, backend="litert"), expected)
 

@@ -17,7 +17,7 @@ from tests.checkpoint.test_memory import dense_config, write_large_checkpoint
 PROCESS = """
 import json, re, sys
 import llada_jax as lj
-from llada_jax.backend import install
+from llada_jax.backend.litert import install
 
 def status(key):
     return 1024 * int(re.search(rf"{key}:\\s+(\\d+)", open("/proc/self/status").read())[1])

@@ -1,28 +1,14 @@
-"""Which executables a forward gets, and what an exported folder says when it is opened."""
+"""Which executables a forward gets of a model in memory."""
 
-import json
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llada_jax as lj
-from llada_jax.backend import resources
-from llada_jax.backend.manifest import Manifest
-from llada_jax.backend.program import ROW_BUCKETS, CompiledOnDemand, Exported
+from llada_jax.backend.program import ROW_BUCKETS, CompiledOnDemand
 from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
-from llada_jax.checkpoint import save_huggingface
-from llada_jax.config import ExportConfig
 from tests.backend.models import GQA, random_params
-
-PROMPT = [5, 20, 31, 7, 9]
-SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
 
 
 class Counting:
@@ -36,243 +22,41 @@ class Counting:
         return {step.name: object() for step in steps}  # pyright: ignore
 
 
-class TestCompiledOnDemand:
-    @given(rows=st.integers(1, 300), cache=st.integers(0, 300))
-    def test_a_bucket_holds_what_is_asked_for_and_little_more(self, rows: int, cache: int) -> None:
-        program = CompiledOnDemand(GQA, random_params(GQA), Counting())
-        bucket, shards = program.body(rows, cache)
-        assert rows <= bucket.rows and bucket.rows - rows < 32
-        assert bucket.rows in ROW_BUCKETS or bucket.rows % 32 == 0
-        assert cache <= bucket.cache < cache + 32 and bucket.cache % 32 == 0
-        assert [shard.layers for shard in shards] == [range(GQA.n_layers)]
-        assert rows <= program.head(rows)[0]
-
-    def test_each_bucket_is_compiled_once(self) -> None:
-        backend = Counting()
-        program = CompiledOnDemand(GQA, random_params(GQA), backend)
-        for rows, cache in ((3, 0), (4, 0), (4, 10), (3, 32), (5, 32)):
-            program.body(rows, cache)
-        assert backend.names == ["rows4_cache0", "rows4_cache32", "rows8_cache32"]
-        for rows in (3, 4, 1):
-            program.head(rows)
-        heads = ["rows4", "rows4_chunk0", "rows1", "rows1_chunk0"]
-        assert backend.names[3:] == heads
-
-    def test_a_head_may_run_elsewhere(self) -> None:
-        body, head = Counting(), Counting()
-        program = CompiledOnDemand(GQA, random_params(GQA), body, head, (2, 48))
-        assert program.body(3, 0)[0] == Bucket(48, 0)
-        assert program.body(49, 0)[0] == Bucket(64, 0)
-        program.head(3)
-        assert body.names == ["rows48_cache0", "rows64_cache0"]
-        assert head.names == ["rows4", "rows4_chunk0"]
-
-    def test_embeddings_are_the_models(self) -> None:
-        params = random_params(GQA)
-        found = CompiledOnDemand(GQA, params, Counting()).embed(np.array([3, 95, 3]))
-        np.testing.assert_array_equal(found, params.embedding[np.array([3, 95, 3])])
-        assert found.dtype == np.float32
+@given(rows=st.integers(1, 300), cache=st.integers(0, 300))
+def test_a_bucket_holds_what_is_asked_for_and_little_more(rows: int, cache: int) -> None:
+    program = CompiledOnDemand(GQA, random_params(GQA), Counting())
+    bucket, shards = program.body(rows, cache)
+    assert rows <= bucket.rows and bucket.rows - rows < 32
+    assert bucket.rows in ROW_BUCKETS or bucket.rows % 32 == 0
+    assert cache <= bucket.cache < cache + 32 and bucket.cache % 32 == 0
+    assert [shard.layers for shard in shards] == [range(GQA.n_layers)]
+    assert rows <= program.head(rows)[0]
 
 
-@pytest.fixture(scope="module")
-def needs_the_extra() -> None:
-    pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
-    pytest.importorskip("litert_converter", reason="needs the extra npu")
+def test_each_bucket_is_compiled_once() -> None:
+    backend = Counting()
+    program = CompiledOnDemand(GQA, random_params(GQA), backend)
+    for rows, cache in ((3, 0), (4, 0), (4, 10), (3, 32), (5, 32)):
+        program.body(rows, cache)
+    assert backend.names == ["rows4_cache0", "rows4_cache32", "rows8_cache32"]
+    for rows in (3, 4, 1):
+        program.head(rows)
+    heads = ["rows4", "rows4_chunk0", "rows1", "rows1_chunk0"]
+    assert backend.names[3:] == heads
 
 
-@pytest.fixture(scope="module")
-def whole(needs_the_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("whole"), 0)
+def test_a_head_may_run_elsewhere() -> None:
+    body, head = Counting(), Counting()
+    program = CompiledOnDemand(GQA, random_params(GQA), body, head, (2, 48))
+    assert program.body(3, 0)[0] == Bucket(48, 0)
+    assert program.body(49, 0)[0] == Bucket(64, 0)
+    program.head(3)
+    assert body.names == ["rows48_cache0", "rows64_cache0"]
+    assert head.names == ["rows4", "rows4_chunk0"]
 
 
-def exported(parent: Path, seed: int, rows: tuple[int, ...] = (4, 16)) -> Path:
-    """A folder with buckets of these rows, and 16 and 32 cached positions."""
-    save_huggingface(parent / "source", GQA, random_params(GQA, seed), "bfloat16")
-    settings = ExportConfig(quant="float32", rows=rows, caches=(16, 32))
-    lj.export(parent / "source", parent / "model", settings, verify=False)
-    return parent / "model"
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
-    shutil.copytree(whole, tmp_path / "model", ignore=shutil.ignore_patterns("packed"))
-    return tmp_path / "model"
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.usefixtures("needs_the_extra")
-class TestExported:
-    @pytest.mark.parametrize(
-        ("rows", "cache", "expected"),
-        [
-            (1, 0, Bucket(4, 16)),
-            (4, 16, Bucket(4, 16)),
-            (4, 17, Bucket(4, 32)),
-            (5, 1, Bucket(16, 16)),
-            (16, 32, Bucket(16, 32)),
-        ],
-    )
-    def test_the_smallest_bucket_that_holds_a_forward(
-        self, rows: int, cache: int, expected: Bucket, whole: Path
-    ) -> None:
-        bucket, shards = Exported(whole).body(rows, cache)
-        assert bucket == expected
-        assert [shard.layers for shard in shards] == [range(GQA.n_layers)]
-
-    @pytest.mark.parametrize(("rows", "cache"), [(17, 0), (4, 33), (17, 33)])
-    def test_forwards_beyond_the_buckets(self, rows: int, cache: int, whole: Path) -> None:
-        message = (
-            rf"a forward of {rows} rows against {cache} cached positions is beyond the buckets of "
-            r".*model; allowed: up to 16 rows \(of \[4, 16\]\) and 32 positions \(of \[16, 32\]\)"
-        )
-        with pytest.raises(ValueError, match=message):
-            Exported(whole).body(rows, cache)
-
-    def test_canvases_beyond_the_buckets(self, whole: Path) -> None:
-        for prompt, cache in ((PROMPT * 2, "none"), (PROMPT * 5, "blockwise")):
-            with pytest.raises(ValueError, match=r"is beyond the buckets of .*model; allowed: up"):
-                config = SHORT.replace(cache=cache)
-                lj.generate(lj.load(whole), [prompt], config, backend="litert")
-
-    def test_more_rows_than_the_head_takes_at_a_time(self, whole: Path) -> None:
-        """Three canvases, all of whose 8 open rows are scored."""
-        model = lj.load(whole)
-        config = SHORT.replace(block_length=8)
-        together = lj.generate(model, [PROMPT, PROMPT[:2], PROMPT[1:]], config, backend="litert")
-        alone = lj.generate(model, [PROMPT[:2]], config, backend="litert")
-        np.testing.assert_array_equal(together.generated[1], alone.generated[0])
-
-    def test_canvases_of_a_batch_that_end_at_different_steps(self, tmp_path: Path) -> None:
-        """Without a cache: the bucket's own may be shorter than the canvas."""
-        model = lj.load(exported(tmp_path, 0, rows=(64,)))
-        plain = lj.load(tmp_path / "source", "float32")
-        few, many = [*PROMPT * 4, 95, 95], [*PROMPT, *[95] * 17]
-        expected = lj.infill(plain, [few, many], SHORT, loop="host")
-        assert expected.nfe[0] < expected.nfe[1]
-        found = lj.infill(model, [few, many], SHORT, backend="litert")
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-    @pytest.mark.parametrize("name", ["shard-00.tflite", "head.tflite", "embedding.bin", "PUSH.md"])
-    def test_a_changed_byte_is_found(self, name: str, folder: Path) -> None:
-        content = bytearray((folder / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(content)
-        before = files(folder)
-        message = rf"{name} is not the file that manifest\.json describes: its SHA-256 differs"
-        with pytest.raises(ValueError, match=message):
-            Exported(folder)
-        assert files(folder) == before
-
-    @pytest.mark.parametrize("name", ["shard-00.tflite", "head.tflite", "embedding.bin"])
-    def test_a_file_that_is_cut_short_or_missing(self, name: str, folder: Path) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-7])
-        sizes = rf"it has {len(content) - 7} bytes, manifest\.json says {len(content)}"
-        with pytest.raises(ValueError, match=rf"{name} is cut short or changed: {sizes}"):
-            Exported(folder)
-        (folder / name).unlink()
-        with pytest.raises(FileNotFoundError, match=rf"model lacks {name}, which its manifest"):
-            Exported(folder)
-
-    def test_decoding_says_the_same(self, folder: Path) -> None:
-        (folder / "head.tflite").write_bytes(b"")
-        with pytest.raises(ValueError, match=r"head\.tflite is cut short or changed: it has 0 byt"):
-            lj.generate(lj.load(folder), [PROMPT], SHORT, backend="litert")
-
-    def test_a_damaged_manifest(self, folder: Path) -> None:
-        record = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({**record, "format": 2}))
-        with pytest.raises(ValueError, match=r"manifest\.json has format 2; allowed: 1"):
-            lj.load(folder)
-        (folder / "manifest.json").write_text("{")
-        with pytest.raises(ValueError, match=r"manifest\.json is no manifest: "):
-            lj.load(folder)
-
-    def test_too_little_memory(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(resources, "available_memory", lambda: 100_000)
-        before = files(folder)
-        message = r"running .*model takes 0\.0 GB of memory, but 0\.0 GB are left"
-        with pytest.raises(ValueError, match=message):
-            Exported(folder)
-        assert files(folder) == before
-
-    def test_too_small_a_disk_for_packed_weights(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
-        with pytest.raises(ValueError, match=r"packing the weights for this CPU takes 0\.0 GB"):
-            Exported(folder, packed=tmp_path / "packed")
-        assert not (tmp_path / "packed").exists() and not (folder / "packed").exists()
-
-    def test_packed_weights_lie_where_they_are_asked_for(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first = Exported(folder, packed=tmp_path / "deep" / "packed")
-        packed = sorted(files(tmp_path / "deep" / "packed"))
-        assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
-        assert all(name.endswith(".xnnpack") for name in packed)
-        assert not (folder / "packed").exists()
-        assert first.embed(np.array([3])).shape == (1, GQA.width)
-        full = SimpleNamespace(free=0)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-        Exported(folder, packed=tmp_path / "deep" / "packed")
-
-    def test_two_exports_may_share_the_folder_of_packed_weights(self, tmp_path: Path) -> None:
-        found = []
-        for seed in (0, 1):
-            parent = tmp_path / str(seed)
-            parent.mkdir()
-            model = exported(parent, seed)
-            for packed in (parent / "own", tmp_path / "shared"):
-                program = Exported(model, packed=packed)
-                inputs = {"hidden": np.ones((4, GQA.width), np.float32),
-                          "penalty": np.zeros(GQA.vocab_size, np.float32)}  # fmt: skip
-                found.append(program.head(4)[1]["rows4"].run(inputs)["confidence"].copy())
-        np.testing.assert_array_equal(found[0], found[1])
-        np.testing.assert_array_equal(found[2], found[3])
-
-    def test_a_folder_that_was_exported_anew(self, tmp_path: Path) -> None:
-        results = []
-        for seed in (0, 1):
-            model = lj.load(exported(tmp_path, seed))
-            results.append(lj.generate(model, [PROMPT], SHORT, backend="litert").generated[0])
-            expected = lj.load(tmp_path / "source", "float32")
-            theirs = lj.generate(expected, [PROMPT], SHORT, loop="host").generated[0]
-            np.testing.assert_array_equal(results[-1], theirs)
-            shutil.rmtree(tmp_path / "model")
-
-    def test_chunks_of_the_head_are_those_of_the_folder(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A later version may cut the vocabulary otherwise."""
-        with monkeypatch.context() as patch:
-            patch.setattr("llada_jax.backend.steps.HEAD_CHUNK", 40)
-            model = lj.load(exported(tmp_path, 0))
-        config = SHORT.replace(remasking="margin")
-        expected = lj.generate(
-            lj.load(tmp_path / "source", "float32"), [PROMPT], config, loop="host"
-        )
-        found = lj.generate(model, [PROMPT], config, backend="litert")
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (lambda folder: lj.load(folder, "int8"),
-             r"dtype is 'int8', but .*model is exported as 'float32'; allowed: None"),
-            (lambda folder: lj.forward(lj.load(folder), [[1]]),
-             r"model is an export: it has no parameters for JAX"),
-            (lambda folder: lj.generate(lj.load(folder), [[1]], SHORT),
-             r"backend is 'xla'; allowed: 'litert'"),
-            (lambda folder: lj.generate(lj.load(folder), [[1]], SHORT, backend=Counting()),
-             r"backend is .*Counting.*; allowed: 'litert'"),
-        ],
-    )  # fmt: skip
-    def test_what_an_export_cannot_do(self, call: Any, message: str, whole: Path) -> None:
-        with pytest.raises(ValueError, match=message):
-            call(whole)
-        assert lj.load(whole, "float32").config == Manifest.load(whole).model
+def test_embeddings_are_the_models() -> None:
+    params = random_params(GQA)
+    found = CompiledOnDemand(GQA, params, Counting()).embed(np.array([3, 95, 3]))
+    np.testing.assert_array_equal(found, params.embedding[np.array([3, 95, 3])])
+    assert found.dtype == np.float32

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_gguf, load_huggingface
-from llada_jax.checkpoint.tensors import Stored
+from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf, config_from_hf
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
@@ -194,7 +194,7 @@ def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> None:
         pytest.fail("a tensor was read")
 
-    monkeypatch.setattr(Stored, "raw", read)
+    monkeypatch.setattr(StoredTensor, "raw", read)
 
 
 @pytest.mark.usefixtures("no_tensor_is_read")

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint import load_huggingface
-from llada_jax.checkpoint.tensors import Stored
+from llada_jax.checkpoint.sources import StoredTensor
 from tests.checkpoint.folders import golden_config, golden_tensors, write_folder, write_shards
 
 WEIGHTS = "model.safetensors"
@@ -23,7 +23,7 @@ def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> None:
         pytest.fail("a tensor was read")
 
-    monkeypatch.setattr(Stored, "raw", read)
+    monkeypatch.setattr(StoredTensor, "raw", read)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.checkpoint import load_params, save_huggingface, save_orbax, stream_params
+from llada_jax.checkpoint.sources import StoredTensor
 from llada_jax.checkpoint.streamed import StreamedParams
-from llada_jax.checkpoint.tensors import Stored
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.params import ModelParams, init_params, named_specs, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize
@@ -152,14 +152,14 @@ def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
 
 def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
-    real = Stored.raw
+    real = StoredTensor.raw
 
-    def counted(self: Stored, start: int, stop: int) -> np.ndarray:
+    def counted(self: StoredTensor, start: int, stop: int) -> np.ndarray:
         nonlocal read
         read += (stop - start) * self.row_bytes
         return real(self, start, stop)
 
-    monkeypatch.setattr(Stored, "raw", counted)
+    monkeypatch.setattr(StoredTensor, "raw", counted)
     config, streamed, _ = stream_params(GOLDENS / "llada2-moe")
     assert isinstance(streamed, StreamedParams) and read == 0
     for _ in streamed.rows("embedding", 4, 7):

@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from llada_jax.evaluation.generations import Batch, Generation, GenerationStore
+from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
 
 SETTINGS = {"task": {"name": "sums", "seed": 3}, "sampler": {"threshold": 0.9, "cache": "none"}}
 
 
-def batch(first: int, count: int) -> Batch:
+def batch(first: int, count: int) -> GenerationBatch:
     items = [
         Item(f"{i} + 1?", f"#### {i + 1}", str(i + 1), ("a", "ü", "c\n", "d")) for i in range(count)
     ]
-    return Batch(
+    return GenerationBatch(
         [
             Generation(first + i, item, item.answer, [i, 7], 2, 5 + i)
             for i, item in enumerate(items)
@@ -42,7 +42,7 @@ def test_what_is_stored_is_read_in_the_order_of_items(store):
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
 def test_what_ends_lines_elsewhere_ends_none_here(store, end):
     generations = [each._replace(text=f"a{end}b{end}") for each in batch(13, 2).generations]
-    store.add(Batch(generations, seconds=1.0, compiled=False))
+    store.add(GenerationBatch(generations, seconds=1.0, compiled=False))
     assert store.generations()[13:] == generations
 
 

@@ -12,8 +12,8 @@ from experiments.harness.schema import read_config
 from experiments.train.__main__ import RunConfig, parent_params, with_special_tokens
 from experiments.train.mixture import example_source
 from llada_jax.text import Tokenizer
-from llada_jax.training.export import read_log
 from llada_jax.training.loop import read_metrics, train
+from llada_jax.training.model_folder import read_log
 
 
 class Compared(NamedTuple):

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.exact import shortest_seconds
 from llada_jax.experts.schedule import (
     SCHEDULERS,
     Link,
@@ -15,6 +14,7 @@ from llada_jax.experts.schedule import (
     fastest,
     resident_or_cpu,
 )
+from llada_jax.experts.shortest_schedule import shortest_seconds
 
 seconds = st.floats(0.125, 4, width=16)
 costs_of_any_machine = st.builds(

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 
 from llada_jax.phone.chrome_trace import chrome_trace, write_chrome_trace
-from llada_jax.phone.simulate import System, simulate
-from llada_jax.phone.timeline import Task, run
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.system import System
+from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.workload import Forward, Workload
 from tests.phone.small import GRAPHS, PHONE
 
@@ -57,7 +58,7 @@ def test_complete_events_of_a_lane_do_not_overlap_and_end_with_the_run(timeline)
 
 
 def test_times_are_microseconds():
-    trace = chrome_trace(run([Task("a", "npu", 0.25)], 50), "one")
+    trace = chrome_trace(run([LaneTask("a", "npu", 0.25)], 50), "one")
     (event,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert (event["ts"], event["dur"]) == (0, 250_000)
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from llada_jax.phone import fit
 from llada_jax.phone import published_figures as published
 from llada_jax.phone.dynamics import Decoding
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.simulate import ForwardTimer, System
+from llada_jax.phone.system import System
 
 FIGURES = published.read_fit_figures()
 LLADA = graphs_of("llada_8b")

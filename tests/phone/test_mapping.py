@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from experiments.simulate.staging import PATHS, plan_run
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.mapping import mapping_path, mapping_paths
-from llada_jax.phone.simulate import System
+from llada_jax.phone.swap_plan import PATHS, plan_swaps
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
 from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import PHONE
@@ -37,10 +37,10 @@ def test_another_phones_paths_are_its_own():
 def test_a_planned_run_pays_what_a_step_costs_once():
     workload, llada = blockwise(64, 32), graphs_of("llada_8b")
     free = PHONE.with_values({"mapping.copy_ms": 0.0})
-    planned = plan_run("steady", workload, llada, PHONE, System())
+    planned = plan_swaps("steady", workload, llada, PHONE, System())
     assert planned.plan.transfers and set(PATHS) == {"remap", "swap", "delayed"}
-    more = planned.staging(PHONE).seconds - planned.staging(free).seconds
+    more = planned.transfers_on(PHONE).seconds - planned.transfers_on(free).seconds
     assert more == pytest.approx(PHONE.mapping.copy_ms / 1e3, rel=1e-3)
-    paged = [plan_run("paging", workload, llada, phone, System()) for phone in (PHONE, free)]
+    paged = [plan_swaps("paging", workload, llada, phone, System()) for phone in (PHONE, free)]
     stalls = [float(stall_of(each.graph, each.plan)) for each in paged]
     assert stalls[0] - stalls[1] == pytest.approx(PHONE.mapping.copy_ms * 1e6, rel=1e-3)

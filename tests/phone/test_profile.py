@@ -96,7 +96,7 @@ def test_bad_files_are_named(tmp_path):
                                             "source": "box"}}}  # fmt: skip
     for content, message in (
         (extra, r"camera\.mpix: no number of a profile"),
-        ([1], "is no profile"),
+        ([1], r"is \[1\]; allowed: a mapping"),
         ({"soc": "SM1"}, "phone is missing"),
         ({**CONTENT, "power": 3}, r"power is 3; allowed: value, unit"),
     ):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.phone.timeline import LANES, Task, breakdown, busy_seconds, run, shares
+from llada_jax.phone.timeline import LANES, LaneTask, breakdown, busy_seconds, run, shares
 
 GBPS = 50.0
 
@@ -17,7 +17,7 @@ def task_lists(draw):
     for index in range(draw(st.integers(0, 12))):
         needs = draw(st.sets(st.sampled_from(range(index)), max_size=2)) if index else set()
         tasks.append(
-            Task(
+            LaneTask(
                 str(index),
                 draw(st.sampled_from(LANES)),
                 draw(st.sampled_from([0.0, 0.5, 1.0, 2.5])),
@@ -75,7 +75,7 @@ def test_memory_is_shared_max_min_fairly(demands, capacity):
 
 
 def test_two_that_want_too_much_slow_each_other_golden():
-    tasks = [Task("npu", "npu", 1.0, 40e9), Task("cpu", "cpu", 1.0, 40e9)]
+    tasks = [LaneTask("npu", "npu", 1.0, 40e9), LaneTask("cpu", "cpu", 1.0, 40e9)]
     timeline = run(tasks, GBPS)
     assert timeline.seconds == pytest.approx(1.6)  # 80 GB at 50 GB/s
     assert [event.slowed for event in timeline.events] == pytest.approx([0.6, 0.6])
@@ -85,8 +85,10 @@ def test_two_slots_hide_staging_behind_the_layers_golden():
     tasks = []
     for index in range(4):
         before = (f"layer {index - 2}",) if index >= 2 else ()
-        tasks.append(Task(f"stage {index}", "staging", 0.5, 0, before, {"staging": 0.5}))
-        tasks.append(Task(f"layer {index}", "npu", 1.0, 0, (f"stage {index}",), {"matrix": 1.0}))
+        tasks.append(LaneTask(f"stage {index}", "staging", 0.5, 0, before, {"staging": 0.5}))
+        tasks.append(
+            LaneTask(f"layer {index}", "npu", 1.0, 0, (f"stage {index}",), {"matrix": 1.0})
+        )
     timeline = run(tasks, GBPS)
     assert timeline.seconds == pytest.approx(4.5)
     assert breakdown(timeline) == pytest.approx({"matrix": 4.0, "staging (not hidden)": 0.5})
@@ -95,9 +97,12 @@ def test_two_slots_hide_staging_behind_the_layers_golden():
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ([Task("a", "npu", 1.0), Task("a", "cpu", 1.0)], "task names repeat"),
-        ([Task("a", "npu", 1.0, needs=("b",))], r"tasks need \['b'\]"),
-        ([Task("a", "npu", 1.0, needs=("b",)), Task("b", "npu", 1.0)], "wait for each other"),
+        ([LaneTask("a", "npu", 1.0), LaneTask("a", "cpu", 1.0)], "task names repeat"),
+        ([LaneTask("a", "npu", 1.0, needs=("b",))], r"tasks need \['b'\]"),
+        (
+            [LaneTask("a", "npu", 1.0, needs=("b",)), LaneTask("b", "npu", 1.0)],
+            "wait for each other",
+        ),
     ],
 )
 def test_tasks_that_cannot_run_are_named(tasks, message):

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.machine import run_sampler, store_logits
+from llada_jax.sampling_engine.host import run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs
+from llada_jax.sampling_engine.sampling import Sampling
 
 MODES = ("performance", "edge", "one_pass", "one_pass_overlapped")
 

@@ -11,11 +11,11 @@ from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_
 from llada_jax.sampler.accept import Candidates, accept_for, bound_of
 from llada_jax.sampling_engine.agreement import count_flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat
-from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.machine import store_logits
+from llada_jax.sampling_engine.host import store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs, reference_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import MODES, assert_same, exact_engine, run
 
 ROWS, STEPS = 16, 4

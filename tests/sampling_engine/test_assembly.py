@@ -4,9 +4,9 @@ import pytest
 
 from llada_jax.sampling_engine.assembly import Loop, nested, parse, render
 from llada_jax.sampling_engine.instructions import COLUMNS, SPECS, Instruction
-from llada_jax.sampling_engine.layout import Sampling
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampling import Sampling
 
 PROGRAM = """\
 C_LOOP_START gp1, 3   ; rows

@@ -3,10 +3,10 @@
 import pytest
 
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from llada_jax.sampling_engine.layout import Sampling
+from llada_jax.sampling_engine.cycles import TimingConfig, fitted_hbm, time_program
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.timing import TimingConfig, fitted_hbm, time_program
+from llada_jax.sampling_engine.sampling import Sampling
 
 VOCAB, ROWS = 20_000, 16
 

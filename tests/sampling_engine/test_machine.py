@@ -1,158 +1,160 @@
-"""The machine decides as the reference does, token for token and mask for mask."""
+"""Each instruction alone: what it writes, from random rows and registers."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llada_jax.sampling_engine.agreement import random_inputs
-from llada_jax.sampling_engine.formats import rounded, store
-from llada_jax.sampling_engine.instructions import Instruction
-from llada_jax.sampling_engine.layout import Sampling
-from llada_jax.sampling_engine.machine import (
-    Machine,
-    bound_to_exceed,
-    run_sampler,
-    store_logits,
-    top_k_mask,
-    tree_sum,
-)
+from llada_jax.sampling_engine.assembly import parse
+from llada_jax.sampling_engine.formats import store
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
+from llada_jax.sampling_engine.machine import Machine, top_k_mask, tree_sum
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import Program, compile_sampler
-from llada_jax.sampling_engine.reference import reference_sampler
-from tests.sampling_engine.cases import MODES, assert_same, exact_engine, run
+
+LANES = 16
+A, B, MASK, TO = range(4)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.5])
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("mode", MODES)
-def test_it_decides_as_the_reference(mode, steps, threshold):
-    """A vocabulary that VLEN does not divide, and chunks that do not divide its rows."""
-    sampling = Sampling(
-        batch=2, rows=12, vocab=707, steps=steps, mode=mode, chunk_rows=3, threshold=threshold
+def bfloat16(values) -> np.ndarray:
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """Rows a and b, a mask of zeros and ones, and a row to write; three words in each memory."""
+    rng = np.random.default_rng(0)
+    machine = Machine(
+        EngineConfig(vlen=LANES, vector_bytes=8 * LANES * 2, fp_words=8, int_bytes=64),
+        store(bfloat16(rng.standard_normal((4, LANES))), "bfloat16"),
     )
-    inputs = random_inputs(3, steps, 2, 12, 707, 3)
-    inputs.open[1, ::4] = False
-    assert_same(run(sampling, exact_engine(), inputs), reference_sampler(sampling, inputs))
+    machine.vector[:3] = bfloat16(rng.standard_normal((3, LANES)))
+    machine.vector[MASK] = rng.integers(0, 2, LANES)
+    machine.vector[A, 5] = 0
+    machine.fp[:3] = [0.75, -2.0, 3.0]
+    machine.int[:6] = [10, 20, 30, 40, 50, 60]
+    return machine
 
 
-@given(
-    mode=st.sampled_from(MODES),
-    vocab=st.integers(1, 200),
-    rows=st.integers(1, 9),
-    chunk_rows=st.integers(1, 9),
-    prefetch_rows=st.integers(1, 5),
-    k=st.integers(0, 9),
-    strict=st.booleans(),
-    seed=st.integers(0, 99),
+REGISTERS = """
+S_ADDI_INT gp1, gp0, 1
+S_ADDI_INT gp2, gp0, 2
+S_ADDI_INT gp3, gp0, 3
+S_LD_FP f1, gp0, 0
+S_LD_FP f2, gp0, 1
+"""
+
+
+def run(machine: Machine, text: str) -> Machine:
+    machine.run(parse(REGISTERS + text))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("V_ADD_VV gp3, gp0, gp1", lambda a, b, mask: a + b),
+        ("V_MUL_VV gp3, gp0, gp1", lambda a, b, mask: a * b),
+        ("V_SUB_VF gp3, gp0, f1, 0", lambda a, b, mask: a - np.float32(0.75)),
+        ("V_SUB_VF gp3, gp0, f1, 1", lambda a, b, mask: np.float32(0.75) - a),
+        ("V_EXP_V gp3, gp0", lambda a, b, mask: np.exp(a)),
+        ("V_RECI_V gp3, gp0", lambda a, b, mask: np.divide(1, a, np.zeros_like(a), where=a != 0)),
+        ("V_SELECT_VVM gp3, gp0, gp1, gp2", lambda a, b, mask: np.where(mask, a, b)),
+    ],
 )
-def test_any_shape(mode, vocab, rows, chunk_rows, prefetch_rows, k, strict, seed):
-    sampling = Sampling(
-        batch=2, rows=rows, vocab=vocab, mode=mode, chunk_rows=chunk_rows,
-        threshold=0.25, strict_threshold=strict,
-    )  # fmt: skip
-    inputs = random_inputs(seed, 1, 2, rows, vocab, min(k, rows))
-    engine = exact_engine(16, prefetch_rows=prefetch_rows)
-    assert_same(run(sampling, engine, inputs), reference_sampler(sampling, inputs))
+@pytest.mark.parametrize("lanes", [LANES, 11])
+def test_vectors(machine, text, expected, lanes):
+    a, b, mask = machine.vector[:3].copy()
+    untouched = machine.vector[TO, lanes:].copy()
+    found = run(machine, f"C_SET_V_MASK {lanes}\n{text}").vector[TO]
+    np.testing.assert_array_equal(found[:lanes], bfloat16(expected(a, b, mask))[:lanes])
+    np.testing.assert_array_equal(found[lanes:], untouched)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_logits_that_are_no_numbers(mode):
-    inputs = random_inputs(5, 1, 1, 6, 100, 6)
-    logits = inputs.logits[0, 0]
-    logits[0] = -np.inf
-    logits[1] = np.nan
-    logits[2, 40:] = np.nan
-    logits[3, [7, 70]] = np.inf
-    logits[4, :99] = -np.inf
-    sampling = Sampling(batch=1, rows=6, vocab=100, mode=mode)
-    found = run(sampling, exact_engine(), inputs)
-    assert_same(found, reference_sampler(sampling, inputs))
-    assert found.predictions[0, 3] == 7 and found.predictions[0, 4] == 99
-    assert found.transfer[0].tolist() == [False, False, True, True, True, True]
+def test_reductions(machine):
+    a = machine.vector[A].copy()
+    text = """
+    V_RED_MAX f2, gp0
+    S_ST_FP f2, gp0, 3
+    V_RED_SUM f1, gp0
+    S_ST_FP f1, gp0, 4
+    S_ADDI_INT gp4, gp0, 100
+    S_LD_FP f3, gp0, 1
+    V_RED_MAX_IDX gp5, gp0, gp4, f3
+    S_ST_INT gp5, gp0, 6
+    V_RED_MAX_IDX gp5, gp0, gp0, f3
+    S_ST_INT gp5, gp0, 7
+    """
+    run(machine, text)
+    assert machine.fp[3] == a.max()
+    assert machine.fp[4] == pytest.approx(0.75 + a.sum(dtype=np.float64), rel=1e-6)
+    assert machine.int[6] == machine.int[7] == 100 + a.argmax()  # an equal one does not replace it
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_takes_no_part(mode):
-    inputs = random_inputs(1, 1, 1, 4, 40, 2)
-    inputs = inputs._replace(logits=inputs.logits - 1000)
-    sampling = Sampling(batch=1, rows=4, vocab=40, mode=mode)
-    assert_same(run(sampling, exact_engine(), inputs), reference_sampler(sampling, inputs))
+def test_a_reduction_passes_over_what_is_no_number(machine):
+    machine.vector[A, 3] = np.nan
+    rest = np.delete(machine.vector[A], 3)
+    run(machine, "V_RED_MAX f2, gp0\nS_ST_FP f2, gp0, 3\nV_RED_MAX_IDX gp5, gp0, gp0, f0\n"
+        "S_ST_INT gp5, gp0, 6")  # fmt: skip
+    assert machine.fp[3] == rest.max()
+    assert machine.int[6] == np.nanargmax(machine.vector[A])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_equal_logits_and_equal_confidences_go_to_the_first(mode):
-    inputs = random_inputs(1, 1, 1, 5, 90, 2)
-    inputs.logits[:] = 0
-    inputs.logits[..., [33, 34, 89]] = 4
-    inputs.open[0, 0] = False
-    found = run(Sampling(batch=1, rows=5, vocab=90, mode=mode), exact_engine(), inputs)
-    assert found.predictions[0].tolist() == [89, 33, 33, 33, 33]
-    assert found.transfer[0].tolist() == [False, True, True, False, False]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("S_ADD_FP f3, f1, f2", -1.25),
+        ("S_SUB_FP f3, f1, f2", 2.75),
+        ("S_MUL_FP f3, f1, f2", -1.5),
+        ("S_RECI_FP f3, f2", -0.5),
+        ("S_RECI_FP f3, f0", 0.0),
+        ("S_EXP_FP f3, f2", float(np.float32(np.exp(-2)))),
+    ],
+)
+def test_scalars(machine, text, expected):
+    assert run(machine, f"{text}\nS_ST_FP f3, gp1, 2").fp[3] == expected
 
 
-@pytest.mark.parametrize("vlen", [32, 128])
-def test_bfloat16_picks_the_best_of_the_rounded_logits(vlen):
-    inputs = random_inputs(2, 1, 2, 8, 600, 3)
-    sampling = Sampling(batch=2, rows=8, vocab=600, mode="one_pass")
-    found = run(sampling, EngineConfig(vlen=vlen), inputs)
-    best = rounded(inputs.logits[0], "bfloat16").argmax(axis=-1)
-    np.testing.assert_array_equal(found.predictions, best)
+def test_integers_and_registers_that_are_zero(machine):
+    text = """
+    S_LD_INT gp4, gp1, 2
+    S_ADD_INT gp5, gp4, gp3
+    S_ST_INT gp5, gp0, 8
+    S_ADDI_INT gp0, gp5, 1
+    S_ST_INT gp0, gp0, 9
+    S_ADD_FP f0, f1, f1
+    S_ST_FP f0, gp0, 5
+    """
+    run(machine, text)
+    assert machine.int[8] == 43 and machine.int[9] == 0 and machine.fp[5] == 0
 
 
-@pytest.mark.parametrize("threshold", [None, 0.5])
-@pytest.mark.parametrize("mode", MODES)
-def test_odds_rank_as_confidences_do(mode, threshold):
-    sampling = Sampling(
-        batch=2, rows=12, vocab=707, steps=2, mode=mode, threshold=threshold, key="odds"
-    )
-    inputs = random_inputs(3, 2, 2, 12, 707, 3)
-    inputs.logits[0, 0, 3] = np.nan
-    assert_same(run(sampling, exact_engine(), inputs), reference_sampler(sampling, inputs))
+def test_between_memories(machine):
+    mask = machine.vector[MASK, :3] != 0
+    run(machine, "S_MAP_V_FP gp3, gp0, 3\nS_SELECT_INT gp0, gp0, gp3, gp2, 3")
+    assert machine.vector[TO].tolist() == [0.75, -2, 3] + [0] * 13
+    assert machine.int[:3] == np.where(mask, (10, 20, 30), (40, 50, 60)).tolist()
 
 
-def test_odds_tell_apart_what_is_nearly_sure():
-    """Confidences of 0.9990 to 0.9999 are all 1 in BF16, and then the first ones win."""
-    inputs = random_inputs(0, 1, 1, 8, 4, 2)
-    inputs.logits[:] = 0
-    inputs.logits[..., 2] = np.linspace(8, 11, 8)
-    engine = EngineConfig(vlen=8, fp_words=16)
-    chosen = {
-        key: run(Sampling(batch=1, rows=8, vocab=4, key=key), engine, inputs)
-        for key in ("confidence", "odds")
-    }
-    assert np.flatnonzero(chosen["confidence"].transfer).tolist() == [0, 1]
-    assert np.flatnonzero(chosen["odds"].transfer).tolist() == [6, 7]
+def test_loads_wait_or_not(machine):
+    rows = machine.hbm.read(0, 4)
+    before = machine.vector[4:6].copy()
+    started = "S_ADDI_INT gp4, gp0, 4\nH_PREFETCH_V gp3, gp1, 1\nH_START_V gp4, gp2, 2\n"
+    run(machine, started)
+    np.testing.assert_array_equal(machine.vector[TO], rows[1])
+    np.testing.assert_array_equal(machine.vector[4:6], before)
+    run(machine, "H_WAIT 0")
+    np.testing.assert_array_equal(machine.vector[4:6], rows[2:])
 
 
-def test_a_sure_position_has_odds_and_one_without_numbers_has_none():
-    inputs = random_inputs(0, 1, 1, 2, 4, 2)
-    inputs.logits[..., 1:] = -np.inf
-    inputs.logits[0, 0, 1, 0] = -np.inf
-    sampling = Sampling(batch=1, rows=2, vocab=4, key="odds")
-    found = run(sampling, EngineConfig(vlen=8), inputs)
-    assert found.transfer[0].tolist() == [True, False]
+def test_loops_count_down(machine):
+    run(machine, "C_LOOP_START gp6, 3\nS_ST_INT gp6, gp6, 4\nC_LOOP_END gp6\nS_ST_INT gp6, gp0, 8")
+    assert machine.int[5:9] == [1, 2, 3, 0]
 
 
-def test_a_load_that_nobody_waits_for_is_not_there():
-    sampling = Sampling(batch=2, rows=6, vocab=300, mode="one_pass_overlapped", chunk_rows=2)
-    inputs = random_inputs(0, 1, 2, 6, 300, 2)
-    program = compile_sampler(sampling, exact_engine())
-    hasty = tuple(i for i in program.instructions if i.name != "H_WAIT")
-    hbm = store_logits(sampling, 32, inputs.logits, "float32")
-    found = run_sampler(Program(hasty, sampling, program.engine, program.layout), inputs, hbm)
-    assert (found.predictions != reference_sampler(sampling, inputs).predictions).all()
-
-
-def test_float16_scalars_overflow_on_flat_logits_as_the_published_simulator_would():
-    inputs = random_inputs(0, 1, 1, 2, 70_000, 1)
-    inputs.logits[:] = 0
-    sampling = Sampling(batch=1, rows=2, vocab=70_000, mode="one_pass", chunk_rows=64)
-    committed = {
-        format: run(sampling, EngineConfig(vlen=1024, scalar_format=format), inputs).transfer.sum()
-        for format in ("float16", "float32")
-    }
-    assert committed == {"float16": 0, "float32": 1}
+def test_every_instruction_of_the_set_runs():
+    run_by_name = {n for n in INSTRUCTION_SET if hasattr(Machine, f"_{n.lower()}")}
+    assert set(INSTRUCTION_SET) - run_by_name == {"C_LOOP_START", "C_LOOP_END"}
 
 
 @pytest.mark.parametrize(
@@ -189,24 +191,6 @@ def test_a_program_that_leaves_its_memories(instructions, message):
         machine.run([Instruction(name, tuple(operands)) for name, *operands in instructions])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(k=np.full((1, 1), 5)), r"k is 5; allowed: 0 to rows \(4\)"),
-        (dict(k=np.full((1, 1), -1)), r"k is -1; allowed: 0 to rows \(4\)"),
-        (dict(k=np.full((2, 1), 1)), r"k has shape \(2, 1\); allowed: \(1, 1\)"),
-        (dict(tokens=np.zeros((1, 5), np.int32)), r"tokens has shape \(1, 5\); allowed: \(1, 4\)"),
-    ],
-)
-def test_bad_input(change, message):
-    sampling = Sampling(batch=1, rows=4, vocab=50)
-    inputs = random_inputs(0, 1, 1, 4, 50, 1)
-    with pytest.raises(ValueError, match=message):
-        run(sampling, exact_engine(), inputs._replace(**change))
-    with pytest.raises(ValueError, match=r"logits have shape \(1, 1, 4, 50\); allowed: \(1, 1, 4"):
-        run(Sampling(batch=1, rows=4, vocab=51), exact_engine(), inputs)
-
-
 @given(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=20), st.integers(0, 25))
 def test_top_k_is_the_k_largest_positive_and_the_first_of_equals(keys, k):
     wanted = sorted((i for i, key in enumerate(keys) if key > 0), key=lambda i: (-keys[i], i))[:k]
@@ -218,11 +202,3 @@ def test_the_tree_adds_lane_i_to_lane_i_plus_half():
     assert tree_sum(np.float32([big, 1, 1, -big]), 4) == 0  # (big + 1) + (1 - big)
     assert tree_sum(np.float32([big, 1, -big, 1]), 4) == 2  # (big - big) + (1 + 1)
     assert tree_sum(np.float32([1, 2, 3]), 8) == 6
-
-
-@pytest.mark.parametrize("format", ["float32", "float16", "bfloat16"])
-@given(threshold=st.floats(0, 1), confidence=st.floats(0.001, 1))
-def test_a_threshold_is_what_it_says_in_every_format(format, threshold, confidence):
-    value = float(rounded(np.float32([confidence]), format)[0])
-    assert (value > bound_to_exceed(threshold, True, format)) == (value > threshold)
-    assert (value > bound_to_exceed(threshold, False, format)) == (value >= threshold)

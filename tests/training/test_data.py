@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llada_jax.config import TrainConfig
-from llada_jax.training.data import Batch, Example, batch_at, batches
+from llada_jax.training.data import Example, TrainingBatch, batch_at, batches
 
 EOS = 1
 BLOCK = 8
@@ -39,7 +39,7 @@ def canvases(config: TrainConfig, steps: int = 40):
         yield from zip(*map(np.asarray, batch), strict=True)
 
 
-def equal(a: Batch, b: Batch) -> bool:
+def equal(a: TrainingBatch, b: TrainingBatch) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 

@@ -48,6 +48,7 @@ CONFIG = TrainConfig(
     ema_decay=0.9,
     log_every=2,
     checkpoint_every=4,
+    evaluate_every=4,
 )
 
 
@@ -60,8 +61,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder: Path, config: TrainConfig = CONFIG, source=source, evaluate=None):
-    return loop.train(folder, MODEL, config, source, evaluate, progress=False)
+def run(folder: Path, config: TrainConfig = CONFIG, source=source):
+    return loop.train(folder, MODEL, config, source, rows_of_embedding, progress=False)
+
+
+def rows_of_embedding(params) -> dict[str, float]:
+    return {"answer": float(params.embedding.shape[0])}
 
 
 def die_in_step(folder: Path, step: int) -> None:
@@ -106,16 +111,29 @@ def die_in_metrics(folder: Path, step: int) -> None:
         run(folder)
 
 
-def killed(folder: Path, how: str, step: int) -> None:
-    code = f"from tests.training import test_loop as t; t.{how}(t.Path({str(folder)!r}), {step})"
+def die_one_after_the_other(folder: Path, *deaths: tuple[str, int]) -> None:
+    """Runs that are killed in forks, which share what the process has imported."""
+    for how, step in deaths:
+        child = os.fork()
+        if child == 0:
+            globals()[how](folder, step)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, (how, step)
+
+
+def killed(folder: Path, *deaths: tuple[str, int]) -> None:
+    call = f"die_one_after_the_other(t.Path({str(folder)!r}), *{deaths})"
+    code = f"from tests.training import test_loop as t; t.{call}"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
-    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def metrics(folder: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (folder / loop.METRICS_FILE).read_text().splitlines()]
+def metrics(folder: Path, whole: bool = True) -> list[dict]:
+    """Rows but for their seconds; where the last is not whole, those before it."""
+    lines = (folder / loop.METRICS_FILE).read_text().splitlines()
+    rows = map(json.loads, lines if whole else lines[:-1])
     return [{k: v for k, v in row.items() if k != "seconds_per_step"} for row in rows]
 
 
@@ -130,24 +148,13 @@ def uninterrupted(tmp_path_factory):
     return folder, run(folder).arrays()
 
 
-def test_killed_three_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted):
+def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted):
     folder, arrays = uninterrupted
-    killed(tmp_path, "die_in_step", 3)  # before the first checkpoint
-    killed(tmp_path, "die_in_metrics", 6)  # after it
-    killed(tmp_path, "die_in_save", 8)
-    assert [row["step"] for row in metrics(tmp_path)] == [2, 4, 6, 8]
-    resumed = run(tmp_path)
-    assert_same_bits(resumed.arrays(), arrays)
-    assert metrics(tmp_path) == metrics(folder)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [loop.CHECKPOINT_FOLDER, loop.METRICS_FILE]
-    steps = sorted(path.name for path in (tmp_path / loop.CHECKPOINT_FOLDER).iterdir())
-    assert steps == ["12", "8"]
-
-
-def test_metrics_after_the_checkpoint_are_written_again(tmp_path, uninterrupted):
-    folder, _ = uninterrupted
-    killed(tmp_path, "die_in_metrics", 8)
+    before_the_first_checkpoint, after_it = ("die_in_step", 3), ("die_in_metrics", 6)
+    killed(
+        tmp_path, before_the_first_checkpoint, after_it, ("die_in_save", 8), ("die_in_metrics", 8)
+    )
+    assert [row["step"] for row in metrics(tmp_path, whole=False)] == [2, 4, 6]
     assert (tmp_path / loop.METRICS_FILE).read_text()[-1] != "\n"
     asked = []
 
@@ -155,9 +162,14 @@ def test_metrics_after_the_checkpoint_are_written_again(tmp_path, uninterrupted)
         asked.append(index)
         return source(index)
 
-    run(tmp_path, source=listening)
-    assert min(asked) == 4 * CONFIG.batch_size
+    resumed = run(tmp_path, source=listening)
+    assert min(asked) == 4 * CONFIG.batch_size, "it goes on from the checkpoint of step 4"
+    assert_same_bits(resumed.arrays(), arrays)
     assert metrics(tmp_path) == metrics(folder)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [loop.CHECKPOINT_FOLDER, loop.METRICS_FILE]
+    steps = sorted(path.name for path in (tmp_path / loop.CHECKPOINT_FOLDER).iterdir())
+    assert steps == ["12", "8"]
 
 
 def test_metrics_say_where_the_run_stands(uninterrupted):
@@ -204,11 +216,6 @@ def test_what_a_run_left_is_only_looked_at_before_it_goes_on(tmp_path, uninterru
     assert list((tmp_path / "run").rglob("*")) == [leftover.parent, leftover]
 
 
-def test_evaluations_join_the_metrics(tmp_path):
-    config = CONFIG.replace(steps=6, decay_steps=2, evaluate_every=4)
-    run(tmp_path, config, evaluate=lambda params: {"answer": float(params.embedding.shape[0])})
-    assert [(row["step"], row.get("answer")) for row in metrics(tmp_path)] == [
-        (2, None),
-        (4, 16.0),
-        (6, 16.0),
-    ]
+def test_evaluations_join_the_metrics(uninterrupted):
+    found = [(row["step"], row.get("answer")) for row in metrics(uninterrupted[0])]
+    assert found == [(2, None), (4, 16.0), (6, None), (8, 16.0), (10, None), (12, 16.0)]

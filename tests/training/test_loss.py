@@ -5,24 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llada_jax.training.data import Batch
-from llada_jax.training.loss import (
-    Corruption,
-    corrupt,
-    mask_probabilities,
-    masked_diffusion_loss,
-)
+from llada_jax.training import loss
+from llada_jax.training.data import TrainingBatch
+from llada_jax.training.loss import Corruption, mask_probabilities
 
 VOCAB = 11
 MASK_ID = 10
 
+corrupt = jax.jit(loss.corrupt, static_argnums=(2, 3))
+masked_diffusion_loss = jax.jit(loss.masked_diffusion_loss)
 
-def make_batch(seed: int, batch: int = 4, length: int = 24) -> Batch:
+
+def make_batch(seed: int, batch: int = 4, length: int = 24) -> TrainingBatch:
     """Prompts of 5 tokens, 8 hidden tokens at the end, the rest is the target."""
     tokens = np.random.default_rng(seed).integers(0, MASK_ID, (batch, length)).astype(np.int32)
     place = np.broadcast_to(np.arange(length), tokens.shape)
     target, hidden = (place >= 5) & (place < length - 8), place >= length - 8
-    return Batch(*map(jnp.asarray, (tokens, np.ones_like(target), target, hidden)))
+    return TrainingBatch(tokens, np.ones_like(target), target, hidden)
 
 
 def brute_force(logits, tokens, target, masked, probability):
@@ -37,7 +36,7 @@ def brute_force(logits, tokens, target, masked, probability):
     return total / len(tokens)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_equals_a_loop_over_tokens(seed):
     batch = make_batch(seed)
     logits = 3 * np.random.default_rng(seed).standard_normal((*batch.tokens.shape, VOCAB))
@@ -58,18 +57,20 @@ def test_a_model_that_knows_nothing_loses_log_vocab_on_average():
     batch = make_batch(0, batch=32)
     logits = jnp.zeros((*batch.tokens.shape, VOCAB))
 
-    def loss(key):
+    @jax.jit
+    @jax.vmap
+    def losses_of(key):
         corruption = corrupt(key, batch, MASK_ID, 1e-3)
         return masked_diffusion_loss(logits, batch.tokens, batch.target, corruption).loss
 
-    losses = jax.vmap(loss)(jax.random.split(jax.random.key(0), 400))
+    losses = np.asarray(losses_of(jax.random.split(jax.random.key(0), 400)))
     assert abs(losses.mean() - np.log(VOCAB)) < 4 * losses.std() / np.sqrt(400)
 
 
 def test_a_perfect_model_loses_nothing():
     batch = make_batch(1)
     corruption = corrupt(jax.random.key(0), batch, MASK_ID, 1e-3)
-    logits = 100 * jax.nn.one_hot(batch.tokens, VOCAB)
+    logits = 100 * np.eye(VOCAB, dtype=np.float32)[batch.tokens]
     result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
     assert result.loss < 1e-6
     assert result.accuracy == 1
@@ -78,18 +79,22 @@ def test_a_perfect_model_loses_nothing():
 def test_the_gradient_is_finite_and_only_at_masked_tokens():
     batch = make_batch(2)
     corruption = corrupt(jax.random.key(3), batch, MASK_ID, 1e-3)
-    logits = jax.random.normal(jax.random.key(4), (*batch.tokens.shape, VOCAB))
-    gradient = jax.grad(
-        lambda x: masked_diffusion_loss(x, batch.tokens, batch.target, corruption).loss
-    )(logits)
-    assert jnp.isfinite(gradient).all()
+    logits = np.random.default_rng(4).standard_normal((*batch.tokens.shape, VOCAB), np.float32)
+    gradient = np.asarray(
+        jax.jit(
+            jax.grad(
+                lambda x: masked_diffusion_loss(x, batch.tokens, batch.target, corruption).loss
+            )
+        )(logits)
+    )
+    assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(np.abs(gradient).max(axis=-1) > 0, np.asarray(corruption.masked))
 
 
 def test_nothing_masked_is_no_loss_and_no_division_by_zero():
     batch = make_batch(3)
     nothing = Corruption(
-        jnp.asarray(batch.tokens), jnp.zeros(batch.tokens.shape, bool), jnp.full(4, 1e-3)
+        *map(jnp.asarray, (batch.tokens, batch.tokens < 0, np.full(4, 1e-3, np.float32)))
     )
     logits = jnp.zeros((*batch.tokens.shape, VOCAB))
     result = masked_diffusion_loss(logits, batch.tokens, batch.target, nothing)
@@ -116,9 +121,8 @@ def test_tokens_are_masked_with_the_probability_of_their_canvas():
 
 def test_probabilities_cover_their_range_evenly():
     smallest = 0.1
-    draws = jax.vmap(lambda key: mask_probabilities(key, 16, smallest))(
-        jax.random.split(jax.random.key(0), 200)
-    )
+    draw = jax.jit(jax.vmap(lambda key: mask_probabilities(key, 16, smallest)))
+    draws = np.asarray(draw(jax.random.split(jax.random.key(0), 200)))
     assert draws.min() >= smallest
     assert draws.max() < 1
     gaps = np.diff(np.sort(draws, axis=1), axis=1)

@@ -37,6 +37,28 @@ def test_two_experts_for_everybody():
     assert found.z == pytest.approx((20 + np.log(2)) ** 2, rel=1e-5)
 
 
+def test_going_down_the_balance_evens_the_load():
+    """From a router that favours two experts, by the gradient of its losses alone."""
+    rng = np.random.default_rng(0)
+    x, live = 1 + rng.standard_normal((64, 4)).astype(np.float32), np.ones(64, bool)
+    nothing = np.zeros((4, 1, 4), np.float32)
+
+    @jax.jit
+    @jax.value_and_grad
+    def balance_of(router):
+        return router_loss(x, Experts(router, None, nothing, nothing, nothing, None), MOE, live)[0]
+
+    router = 0.3 * rng.standard_normal((4, 4)).astype(np.float32)
+    router[:2] += np.float32(0.4)
+    found = []
+    for _ in range(100):
+        balance, slope = balance_of(router)
+        found.append(float(balance))
+        router = router - np.float32(0.5) * np.asarray(slope)
+    assert found[-1] < 1.05 < 1.1 < found[0]
+
+
+@pytest.mark.slow
 def test_training_spreads_the_load_and_the_loss_falls():
     ends = {}
     for weight in (0.0, 1.0):

@@ -26,6 +26,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_str((BUNDLED / "tokenizer.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_bundled_files_are_what_the_module_builds(tmp_path):
     save_tokenizer(build_tokenizer(word_problem_texts()), tmp_path)
     built = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))

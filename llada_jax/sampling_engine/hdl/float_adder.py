@@ -50,7 +50,7 @@ class FloatAdder(Elaboratable):
 
 
 def _parts(m: Module, number: Signal) -> tuple[Signal, Signal]:
-    """Exponent, 1 for subnormals too, and mantissa with its leading bit."""
+    """Returns exponent, 1 for subnormals too, and mantissa with its leading bit."""
     exponent, mantissa = Signal(EXPONENT), Signal(_MANTISSA)
     field = number[FRACTION:-1]
     m.d.comb += exponent.eq(Mux(field == 0, 1, field))
@@ -59,7 +59,7 @@ def _parts(m: Module, number: Signal) -> tuple[Signal, Signal]:
 
 
 def _aligned(m: Module, mantissa: Signal, distance) -> Signal:
-    """The mantissa shifted right; what falls off is remembered in the last bit."""
+    """Shifts the mantissa right; what falls off is remembered in the last bit."""
     places, shifted, aligned = Signal(5), Signal(2 * _EXTENDED), Signal(_EXTENDED)
     m.d.comb += places.eq(Mux(distance > _EXTENDED, _EXTENDED, distance))
     m.d.comb += shifted.eq(Cat(Const(0, _EXTENDED + 3), mantissa) >> places)
@@ -69,7 +69,7 @@ def _aligned(m: Module, mantissa: Signal, distance) -> Signal:
 
 
 def _normalised(m: Module, raw: Signal, exponent: Signal) -> tuple[Signal, Signal]:
-    """The sum with its leading bit in place, as far as the smallest exponent allows."""
+    """Puts the sum's leading bit in place, as far as the smallest exponent allows."""
     zeros, left = Signal(5), Signal(5)
     m.d.comb += zeros.eq(_EXTENDED)
     for place in range(_EXTENDED):
@@ -87,8 +87,8 @@ def _normalised(m: Module, raw: Signal, exponent: Signal) -> tuple[Signal, Signa
 
 
 def _rounded(m: Module, normal: Signal, exponent: Signal) -> Signal:
-    """The bits of exponent and fraction. A carry out of the fraction counts up the exponent, and a
-    leading bit that is missing (a subnormal number) leaves it 0."""
+    """Rounds the bits of exponent and fraction. A carry out of the fraction counts up the exponent,
+    and a leading bit that is missing (a subnormal number) leaves it 0."""
     up, packed = Signal(), Signal(EXPONENT + 1 + FRACTION)
     m.d.comb += up.eq(normal[2] & (normal[0] | normal[1] | normal[3]))
     m.d.comb += packed.eq(((exponent - 1) << FRACTION) + normal[3:] + up)

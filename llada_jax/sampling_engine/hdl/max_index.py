@@ -59,7 +59,7 @@ class MaxIndex(Elaboratable):
         return m
 
     def _row(self, m: Module) -> tuple[_Best, Signal, Signal]:
-        """The best lane of a row, and the row's `start` and `valid` delayed as much."""
+        """Returns the best lane of a row, and the row's `start` and `valid` delayed as much."""
         level = []
         for i, lane in enumerate(self.lanes):
             best = _Best(Signal(LANE_WIDTH, name=f"input{i}"), Signal(INDEX_WIDTH, name=f"at{i}"))
@@ -80,7 +80,7 @@ def _order(number: Signal):
 
 
 def _better(m: Module, first: _Best, second: _Best) -> _Best:
-    """A register with the larger; the first, whose index is lower, where they are equal."""
+    """Returns a register with the larger; the first, whose index is lower, where they are equal."""
     best = _Best(Signal(LANE_WIDTH), Signal(INDEX_WIDTH))
     later = _order(second.number) > _order(first.number)
     m.d.sync += [

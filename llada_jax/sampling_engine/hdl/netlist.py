@@ -26,7 +26,7 @@ Wire = int | str
 """A number, or the constants "0", "1" and "x"."""
 
 
-class Cell(NamedTuple):
+class NetlistCell(NamedTuple):
     """One gate or flip-flop."""
 
     kind: str
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 class Netlist(NamedTuple):
     """Gates in an order in which each comes after those it reads, and flip-flops."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[NetlistCell, ...]
     ports: Mapping[str, tuple[Wire, ...]]
     """Wires of each port, lowest bit first."""
     initial: Mapping[int, bool]
@@ -45,7 +45,7 @@ class Netlist(NamedTuple):
 
     @classmethod
     def of(cls, module: Mapping[str, Any]) -> "Netlist":
-        """The netlist of a module of Yosys' JSON.
+        """Reads the netlist of a module of Yosys' JSON.
 
         Raises:
           ValueError: it has cells that are neither gates nor flip-flops known here.
@@ -58,7 +58,7 @@ class Netlist(NamedTuple):
             named = ("D",) if kind == FLIP_FLOP else INPUTS
             inputs = tuple(connections[name][0] for name in named if name in connections)
             output = connections["Q" if kind == FLIP_FLOP else "Y"][0]
-            cells[output] = Cell(kind, inputs, output)
+            cells[output] = NetlistCell(kind, inputs, output)
         before = {
             output: [] if cell.kind == FLIP_FLOP else [w for w in cell.inputs if w in cells]
             for output, cell in cells.items()
@@ -69,7 +69,7 @@ class Netlist(NamedTuple):
 
 
 def _initial(module: Mapping[str, Any]) -> dict[int, bool]:
-    """Initial values: an attribute of the named wires, highest bit first."""
+    """Reads initial values: an attribute of the named wires, highest bit first."""
     initial = {}
     for wire in module["netnames"].values():
         text = wire["attributes"].get("init", "")
@@ -98,13 +98,13 @@ class NetlistSimulator:
             self._wires[cell.output] = np.full(streams, netlist.initial.get(cell.output, False))
 
     def set(self, port: str, values: NDArray[np.integer] | int) -> None:
-        """Put a number on an input port, for each stream."""
+        """Puts a number on an input port, for each stream."""
         numbers = np.broadcast_to(np.asarray(values, np.int64), self._streams)
         for place, wire in enumerate(self._netlist.ports[port]):
             self._wires[wire] = (numbers >> place & 1).astype(bool)
 
     def get(self, port: str) -> NDArray[np.int64]:
-        """The number on a port, for each stream."""
+        """Returns the number on a port, for each stream."""
         self._settle()
         total = np.zeros(self._streams, np.int64)
         for place, wire in enumerate(self._netlist.ports[port]):
@@ -112,7 +112,7 @@ class NetlistSimulator:
         return total
 
     def tick(self) -> None:
-        """One edge of the clock."""
+        """Passes one edge of the clock."""
         self._settle()
         taken = [self._wires[cell.inputs[0]] for cell in self._flip_flops]
         for cell, value in zip(self._flip_flops, taken, strict=True):

@@ -40,7 +40,7 @@ class SumTree(Elaboratable):
 
 
 def _added(m: Module, a: Signal, b: Signal) -> Signal:
-    """A register with the sum."""
+    """Returns a register with the sum."""
     adder, register = FloatAdder(), Signal(WIDTH)
     m.submodules += adder
     m.d.comb += [adder.a.eq(a), adder.b.eq(b)]

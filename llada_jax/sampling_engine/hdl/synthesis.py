@@ -54,13 +54,13 @@ class Synthesised(NamedTuple):
 
     @property
     def gate_equivalents(self) -> float:
-        """All cells, as NAND gates of two inputs with as many transistors."""
+        """Counts all cells as NAND gates of two inputs with as many transistors."""
         transistors = sum(TRANSISTORS[kind] * count for kind, count in self.cells.items())
         return transistors / NAND2_TRANSISTORS
 
 
 def synthesise(unit: Elaboratable) -> Synthesised:
-    """A unit with `ports`, as gates.
+    """Turns a unit with `ports` into gates.
 
     Raises:
       ValueError: Yosys fails.

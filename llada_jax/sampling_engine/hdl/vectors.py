@@ -36,12 +36,12 @@ class Vectors(NamedTuple):
 
 
 def bits(numbers: Floats) -> Ints:
-    """BF16 bits of numbers that BF16 can say."""
+    """Returns BF16 bits of numbers that BF16 can say."""
     return numbers.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.int64)
 
 
 def random_rows(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    """BF16 numbers: of all magnitudes, close ones, equal ones, and zeros of both signs."""
+    """Draws BF16 numbers: of all magnitudes, close ones, equal ones, and zeros of both signs."""
     kinds = rng.integers(0, 4, shape)
     wide = np.ldexp(rng.standard_normal(shape), rng.integers(-140, 100, shape))
     near = rng.standard_normal(shape)
@@ -51,7 +51,7 @@ def random_rows(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
 
 
 def _machine(rows: Floats) -> Machine:
-    """A machine whose vector memory holds rows [rows, lanes]."""
+    """Returns a machine whose vector memory holds rows [rows, lanes]."""
     count, lanes = rows.shape
     engine = EngineConfig(vlen=lanes, vector_bytes=(count + 1) * lanes * 2, fp_words=count)
     machine = Machine(engine, store(np.zeros((1, lanes), np.float32), "bfloat16"))
@@ -127,7 +127,7 @@ def max_index_vectors(
 
 
 def top_k_vectors(unit: TopK, blocks: int, streams: int, seed: int) -> Vectors:
-    """Blocks of keys, one key a cycle, and the masks of V_TOPK_MASK."""
+    """Draws blocks of keys, one key a cycle, and the masks of V_TOPK_MASK."""
     rng = np.random.default_rng(seed)
     length, slots = len(unit.mask), unit.slots
     keys = np.abs(random_rows(rng, (blocks, streams, length)))
@@ -159,12 +159,12 @@ def top_k_vectors(unit: TopK, blocks: int, streams: int, seed: int) -> Vectors:
 
 
 def _one_a_cycle(values: np.ndarray) -> np.ndarray:
-    """[blocks, streams, length] as [blocks * length, streams]."""
+    """Turns [blocks, streams, length] into [blocks * length, streams]."""
     return values.transpose(0, 2, 1).reshape(-1, values.shape[1])
 
 
 def _held(values: Ints, length: int) -> Ints:
-    """Each block's last cycle twice: in the second one its mask is looked at."""
+    """Repeats each block's last cycle: in the second one its mask is looked at."""
     cycles = np.arange(len(values))
     return values[np.repeat(cycles, np.where(cycles % length == length - 1, 2, 1))]
 
@@ -183,7 +183,7 @@ def _after(rows: int, latency: int) -> Ints:
 
 
 def simulated(unit: Elaboratable, vectors: Vectors, stream: int = 0) -> dict[str, Ints]:
-    """What the unit puts out for one stream, by Amaranth's simulator [len(cycles)]."""
+    """Returns what a unit puts out for one stream, by Amaranth's simulator [len(cycles)]."""
     ports = {port.name: port for port in unit.ports}  # pyright: ignore[reportAttributeAccessIssue]
     seen: dict[str, list[int]] = {name: [] for name in vectors.outputs}
     wanted = set(vectors.cycles.tolist())
@@ -205,7 +205,7 @@ def simulated(unit: Elaboratable, vectors: Vectors, stream: int = 0) -> dict[str
 
 
 def run_netlist(netlist: Netlist, vectors: Vectors) -> dict[str, Ints]:
-    """What the gates put out, for all streams [len(cycles), streams]."""
+    """Returns what the gates put out, for all streams [len(cycles), streams]."""
     streams = next(iter(vectors.inputs.values())).shape[1]
     simulator = NetlistSimulator(netlist, streams)
     seen: dict[str, list[Ints]] = {name: [] for name in vectors.outputs}

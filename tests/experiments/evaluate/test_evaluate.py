@@ -9,12 +9,13 @@ from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate import answers, cell
-from experiments.evaluate.judged import judged, score_rows
+from experiments.evaluate.result_rows import score_rows
 from experiments.harness.on_phones import on_phones
-from experiments.harness.run import environment
 from experiments.report import __main__ as report
+from llada_jax.evaluation import answers, harness
+from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
 
@@ -126,8 +127,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
         decoded.append(list(items))
         return answer_items(model, items, *arguments, **settings)
 
-    answer_items = cell.answer_items
-    monkeypatch.setattr(cell, "answer_items", interrupted)
+    answer_items = harness.answer_items
+    monkeypatch.setattr(harness, "answer_items", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
@@ -160,7 +161,7 @@ def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
 
 def test_seconds_of_a_batch_count_only_with_all_its_items(finished):
     def speed(items: int) -> dict[str, float]:
-        rows = score_rows(judged(finished, items))
+        rows = score_rows(Evaluation.load(finished, items))
         return {row.name: row.value for row in rows if "tokens_per_second" in row.name}
 
     first, second = GenerationStore.load(finished / "generations").batches()
@@ -293,7 +294,7 @@ def test_another_seeds_run_is_no_baseline(finished, tmp_path):
 def test_a_rescore_that_cannot_be_compared_leaves_nothing(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "short")
     (tmp_path / "short" / "generations" / "000003.jsonl").unlink()
-    with pytest.raises(SystemExit, match=r"short, lacks items \[3, 4, 5\]"):
+    with pytest.raises(SystemExit, match=r"short/generations, lacks items \[3, 4, 5\]"):
         run(tmp_path / "run", f"rescore={finished}", f"baseline={tmp_path / 'short'}")
     assert not any((tmp_path / "run").iterdir())
 

@@ -8,10 +8,10 @@ import pytest
 
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate import cell
-from experiments.evaluate.chosen import CHOSEN, Chosen
+from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.report import __main__ as report
 from llada_jax.config import SamplerConfig
+from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
@@ -45,9 +45,9 @@ def results(folder: Path) -> dict[str, dict]:
 def write_chosen(folder: Path, model: Path, **changes) -> None:
     """As a sweep of the model would have; `b` and `hasty` were swept."""
     sampler = SamplerConfig(threshold=0.001, cache="blockwise")
-    found = Chosen(
+    found = ChosenSamplers(
         samplers={"b": sampler, "hasty": sampler},
-        fingerprint=cell.fingerprint(lj.load(model)),
+        fingerprint=harness.fingerprint(lj.load(model)),
         scored_seed=5,
         scored_items=9,
     )
@@ -157,7 +157,7 @@ def test_only_a_suite_takes_what_a_sweep_has_chosen(tmp_path):
 
 def test_a_finished_suite_decodes_nothing_again(finished, monkeypatch):
     folder, rows = finished
-    monkeypatch.setattr(cell, "answer_items", None)
+    monkeypatch.setattr(harness, "answer_items", None)
     assert run(folder) == rows
 
 

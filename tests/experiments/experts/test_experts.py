@@ -7,9 +7,9 @@ from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.experts.__main__ import ExpertsConfig, experts
-from experiments.experts.paper import PUBLISHED_SPEEDUP
-from experiments.experts.pictures import draw_pictures
-from experiments.experts.recorded import RecordedConfig, narrow_models
+from experiments.experts.expert_pictures import draw_pictures
+from experiments.experts.hybrimoe_tables import PUBLISHED_SPEEDUP
+from experiments.experts.recorded_routing import RecordedConfig, narrow_models
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config

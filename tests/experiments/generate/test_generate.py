@@ -20,7 +20,10 @@ from llada_jax.text import Tokenizer
 from tests.experiments.in_process import run_experiment
 
 PROMPT = "Anna has 3 apples, and she's got 5+4=9 (pears). How many?"
-SMALL = ["sampler.gen_length=16", "sampler.block_length=8", "sampler.steps=16", "phones=[]"]
+SMALL = [
+    "sampler=llada", "sampler.gen_length=16", "sampler.block_length=8", "sampler.steps=16",
+    "phones=[]", "plain_sampler=false",
+]  # fmt: skip
 SAMPLER = lj.SamplerConfig.preset("llada", gen_length=16, block_length=8, steps=16)
 RUN_FILES = {"config.yaml", "env.json", "metrics.jsonl", "results.json", "trace.npz", "answer.txt"}
 
@@ -93,7 +96,9 @@ def test_results_say_what_they_are(finished):
 
 def test_a_run_ends_with_what_it_would_take_on_phones(random_model, tmp_path):
     arguments = [f"model={random_model}", f"prompt={PROMPT}", f"hydra.run.dir={tmp_path}"]
-    run_main([*arguments, "loop=host", "phones=[SM8750]"])
+    lines = run_main([*arguments, "loop=host", "phones=[SM8750]", "plain_sampler=true"])
+    beside = [line.split() for line in lines.splitlines() if " s " in line]
+    assert [line[0] for line in beside[-2:]] == ["this", "SM8750,"]
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
     phones = {name: row for name, row in rows.items() if name.startswith("phone/SM8750/")}
     assert {row["kind"] for row in phones.values()} == {"modelled"}
@@ -101,7 +106,7 @@ def test_a_run_ends_with_what_it_would_take_on_phones(random_model, tmp_path):
     assert {row["trace_source"] for row in phones.values()} == {source}
     run = phones["phone/SM8750/this_run"]
     assert run["interval"][0] < run["value"] < run["interval"][1]
-    for baseline in ("cpu", "cpu_with_cache", "npu"):
+    for baseline in ("cpu", "cpu_with_cache", "npu", "plain_sampler"):
         assert phones[f"phone/SM8750/{baseline}"]["value"] > 0
 
 

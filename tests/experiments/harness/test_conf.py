@@ -13,6 +13,7 @@ from experiments.harness.schema import read_config
 from experiments.thresholds import __main__ as thresholds
 from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.config.sampler import PRESETS
 from llada_jax.evaluation.tasks import task_names, word_problems
 from llada_jax.model.architecture import ARCHITECTURES
 
@@ -27,10 +28,6 @@ SCHEMAS = {
     "thresholds_options": thresholds.ThresholdsConfig,
     "train": train.RunConfig,
 }
-
-
-def names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
 
 
 def composed(entry: str, *overrides: str):
@@ -58,9 +55,10 @@ def test_every_architecture_composes(architecture):
     assert read_config(ModelConfig, config.model).n_layers > 0
 
 
-@pytest.mark.parametrize("sampler", names("sampler"))
-def test_every_sampler_composes(sampler):
-    assert isinstance(composed("generate", f"sampler={sampler}").sampler, SamplerConfig)
+def test_the_demos_sampler_stops_with_the_answer():
+    expected = SamplerConfig.preset("blockwise", eos_early_stop=True)
+    assert composed("generate").sampler == composed("generate", "sampler=early_stop").sampler
+    assert composed("generate").sampler == expected
 
 
 REPORTED = {
@@ -102,33 +100,23 @@ def test_options_are_swept_apart_from_thresholds():
     assert names and not names & {sweep.name for sweep in chosen_from.sweeps}
 
 
-@pytest.mark.parametrize("sampler", ["llada", "fast_dllm"])
-def test_samplers_are_the_presets_of_the_same_name(sampler):
+@pytest.mark.parametrize("sampler", PRESETS)
+def test_every_preset_is_a_sampler(sampler):
     assert composed("generate", f"sampler={sampler}").sampler == SamplerConfig.preset(sampler)
-
-
-def test_a_sampler_named_like_a_preset_is_that_preset():
-    for sampler in names("sampler"):
-        try:
-            preset = SamplerConfig.preset(sampler)
-        except ValueError:
-            continue
-        assert composed("generate", f"sampler={sampler}").sampler == preset
 
 
 def test_the_default_sampler_is_the_default_of_the_dataclass():
     assert composed("generate", "sampler=default").sampler == SamplerConfig()
 
 
-def test_the_demo_is_llada_on_a_problem_that_no_model_was_trained_on():
+def test_the_demo_is_a_problem_that_no_model_was_trained_on():
     config = composed("generate")
-    assert config.sampler == SamplerConfig.preset("llada", gen_length=128, block_length=32)
     assert config.prompt == word_problems.TASK.item(0, 3, "test", difficulty=0).question
 
 
 def test_settings_that_a_preset_does_not_name_can_be_overridden():
-    config = composed("generate", "sampler.cache=blockwise", "sampler.threshold=1", "seed=3")
-    expected = SamplerConfig.preset("llada", cache="blockwise", threshold=1.0)
+    config = composed("generate", "sampler.cache=dual", "sampler.threshold=1", "seed=3")
+    expected = SamplerConfig.preset("blockwise", cache="dual", threshold=1.0, eos_early_stop=True)
     assert config == replace(composed("generate"), sampler=expected, seed=3)
 
 

@@ -1,25 +1,14 @@
 """A run folder: empty until something happened, whole afterwards."""
 
 import json
-import re
-import subprocess
-import tomllib
 
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.harness import run as module
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, environment
+from experiments.harness.run import Run
 
 ROW = ResultRow(name="steps", value=2, unit="steps")
-
-
-@pytest.fixture(autouse=True)
-def a_process_that_has_not_asked():
-    environment.cache_clear()
-    yield
-    environment.cache_clear()
 
 
 @pytest.fixture
@@ -80,41 +69,3 @@ def test_damaged_settings_of_a_folder_are_named(run, content):
     (run.folder / "config.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
         run.require_own_folder()
-
-
-def test_the_environment_names_versions_and_the_commit():
-    told = environment()
-    assert told["packages"]["jax"] and told["python"] and "CPU cores" in told["machine"]
-    assert told["git_sha"] is None or len(told["git_sha"]) == 40
-    assert json.loads(json.dumps(told)) == told
-
-
-def test_what_is_committed_while_a_process_runs_is_not_what_it_runs(monkeypatch):
-    before = environment()
-    monkeypatch.setattr(module, "_git", lambda *_: "a later commit")
-    assert environment() == before
-
-
-def test_versions_of_extras_are_named_where_they_are_installed(monkeypatch):
-    monkeypatch.setattr(module, "OF_EXTRAS", ("pytest", "no-such-package"))
-    packages = environment()["packages"]
-    assert packages["pytest"] == pytest.__version__ and "no-such-package" not in packages
-
-
-def test_the_extras_are_those_of_the_backends():
-    extras = tomllib.loads((module.REPOSITORY / "pyproject.toml").read_text())
-    stated = extras["project"]["optional-dependencies"]
-    backends = [re.split("[<>=]", each)[0] for name in ("npu", "qnn") for each in stated[name]]
-    assert set(module.OF_EXTRAS) == {each for each in backends if "[" not in each}
-
-
-def test_no_git_is_no_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "REPOSITORY", tmp_path)
-    assert (environment()["git_sha"], environment()["git_dirty"]) == (None, None)
-    environment.cache_clear()
-
-    def no_program(*_, **__):
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr(subprocess, "run", no_program)
-    assert environment()["git_sha"] is None

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.harness.pictures import training_curve
-from experiments.harness.run import environment
 from experiments.report import __main__ as entry
-from llada_jax.evaluation.generations import FORMAT, Batch, Generation, GenerationStore
+from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.generations import FORMAT, Generation, GenerationBatch, GenerationStore
 from llada_jax.evaluation.task import Item
 from tests.experiments.in_process import run_experiment
 
@@ -44,7 +44,7 @@ def evaluation(
                    f"#### {'yes' if question < right else 'no'}", [1], 12, nfe)
         for i, question in enumerate(asked)
     ]  # fmt: skip
-    store.add(Batch(generations, seconds=2.0, compiled=False))
+    store.add(GenerationBatch(generations, seconds=2.0, compiled=False))
     (folder / "env.json").write_text(json.dumps(environment()))
     return folder
 
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_named_before_anything_is_written(runs, tmp_path, file
 
 def test_a_baseline_of_fewer_items_is_named_before_anything_is_written(runs, tmp_path):
     evaluation(runs / "short", "short", right=1, nfe=2, items=3)
-    with pytest.raises(SystemExit, match=r"baseline, .*/short, lacks items \[3, 4, 5\] that .*/0"):
+    with pytest.raises(SystemExit, match=r"/short/generations, lacks items \[3, 4, 5\] that .*/0/"):
         run(tmp_path / "page", f"runs=[{runs}/short,{runs}/sweep]", "baseline=short")
     assert not any((tmp_path / "page").iterdir())
 

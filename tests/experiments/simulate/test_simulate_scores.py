@@ -5,18 +5,20 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+import llada_jax as lj
 from experiments.harness.run import Run
 from experiments.simulate import __main__ as simulate
-from llada_jax.phone.simulate import System
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
-from tests.phone.small import GRAPHS, PHONE, SHAPE
+from tests.phone.small import PHONE, SHAPE
 
 
 def rows_of(system: System) -> dict[str, float]:
     engine, workload = AttachedEngine(AttachedConfig(), SHAPE.vocab_size), blockwise(8, 32)
-    found = simulate.simulate(workload, GRAPHS, PHONE, system, engine=engine)
-    rows = simulate.on_phone([workload], found, GRAPHS, PHONE, system, engine)
+    phone = lj.Phone(PHONE, system)
+    found = phone.time(workload, SHAPE, engine=engine)
+    rows = simulate.on_phone(phone, [workload], found, SHAPE, engine)
     return {row.name.removeprefix("SM8750/"): row.value for row in rows}
 
 
@@ -31,7 +33,7 @@ def test_a_head_elsewhere_is_compared_with_all_places():
 
 
 def test_rows_that_the_engine_cannot_hold_are_named_before_a_folder_appears(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulate, "workloads_of", lambda config, graphs: (blockwise(8, 32),))
+    monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(8, 32),))
     config = SimpleNamespace(
         **{
             **vars(simulate.SimulateConfig()),

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.evaluate import cell
-from experiments.evaluate.chosen import Chosen
-from experiments.evaluate.judged import judged
+import llada_jax as lj
+from experiments.evaluate.chosen_samplers import ChosenSamplers
 from experiments.thresholds import __main__ as entry
 from llada_jax.config import SamplerConfig
+from llada_jax.evaluation import harness
+from llada_jax.evaluation.graded import Evaluation
 from tests.experiments.in_process import run_experiment
 
 SWEEPS = (
@@ -43,7 +44,7 @@ def finished(tmp_path_factory, random_model):
 def test_every_setting_has_its_score(finished):
     folder, rows, _ = finished
     for name in SETTINGS:
-        generations = judged(folder / "cells" / f"{name}-yes_no").generations
+        generations = Evaluation.load(folder / "cells" / f"{name}-yes_no").generations
         assert rows[f"thresholds/{name}/nfe"]["value"] == sum(g.nfe for g in generations) / 2
     assert rows["thresholds/plain/nfe"]["value"] == 64
     fast, slow = (rows[f"thresholds/hasty@threshold:{t}/nfe"]["value"] for t in (0.0001, 0.9))
@@ -52,13 +53,13 @@ def test_every_setting_has_its_score(finished):
 
 def test_the_choice_is_printed_and_written(finished, random_model):
     folder, rows, printed = finished
-    chosen = Chosen.load(folder)
+    chosen = ChosenSamplers.load(folder)
     assert chosen.samplers == {
         "hasty": SamplerConfig(cache="blockwise", threshold=0.0001),
         "staged": SamplerConfig(cache="blockwise", accept="staged", theta_visible=0.0001),
     }
     assert (chosen.scored_seed, chosen.scored_items) == (0, 10)
-    assert chosen.fingerprint == cell.fingerprint(cell.load_model(str(random_model), None))
+    assert chosen.fingerprint == harness.fingerprint(lj.load(random_model))
     marked = {line.split()[1] for line in printed.splitlines() if line.startswith("> ")}
     assert marked == {"hasty@threshold:0.0001", "staged@theta_visible:0.0001,theta_stable:0.9"}
     share = rows["thresholds/hasty/chosen/threshold:0.0001/forwards"]["value"]
@@ -82,7 +83,7 @@ def test_what_revision_brings_back_is_said(finished):
 def test_what_was_refreshed_is_said_of_decoders_that_refresh(finished):
     folder, rows, printed = finished
     name = "staged@theta_visible:0.0001,theta_stable:0.9"
-    ((_, trace),) = judged(folder / "cells" / f"{name}-yes_no").store.traces()
+    ((_, trace),) = Evaluation.load(folder / "cells" / f"{name}-yes_no").store.traces()
     refreshed = rows[f"thresholds/{name}/refreshed"]["value"]
     assert refreshed == trace.refreshed.sum() / 2 > 0
     lines = {line.replace(">", "").split()[0]: line for line in printed.splitlines() if line}
@@ -92,7 +93,7 @@ def test_what_was_refreshed_is_said_of_decoders_that_refresh(finished):
 
 def test_a_finished_sweep_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows, _ = finished
-    monkeypatch.setattr(cell, "answer_items", None)
+    monkeypatch.setattr(harness, "answer_items", None)
     assert run(random_model, folder)[0] == rows
 
 

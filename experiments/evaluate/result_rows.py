@@ -1,0 +1,120 @@
+"""Result rows of graded answers: quality, speed, time on phones, and what differs from others."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from experiments.harness.on_phones import as_if_llada_8b, mean_latency
+from experiments.harness.results import ResultRow
+from llada_jax.config import require
+from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.metrics import Paired
+from llada_jax.evaluation.tally import Tally, joined
+from llada_jax.phone.workload import Workload
+
+
+def score_rows(found: Evaluation) -> list[ResultRow]:
+    """Gives quality and speed of one decoder on one task."""
+    return decoder_rows(found.name, [found])
+
+
+def decoder_rows(
+    name: str, parts: Sequence[Evaluation], socs: Sequence[str] = ()
+) -> list[ResultRow]:
+    """Gives quality and latency on phones over all questions of all parts; speed over all items."""
+    return [
+        *tally_rows(name, joined([part.tally for part in parts])),
+        *_speed_rows(name, parts),
+        *_phone_rows(name, parts, socs),
+    ]
+
+
+def tally_rows(name: str, found: Tally) -> list[ResultRow]:
+    """Gives exact match, forwards and tokens a forward."""
+    counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
+    return [
+        ResultRow(
+            name=f"{name}/exact_match",
+            value=found.exact_match,
+            unit="of questions",
+            interval=found.interval,
+            **counts,
+        ),
+        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", **counts),
+        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", **counts),
+    ]
+
+
+def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
+    """Yields answer tokens a second, of the batches that needed no compilation where there are
+    such; nothing where no batch is whole."""
+    whole = [batch for part in parts for batch in part.timed]
+    if not whole:
+        return
+    warm = [batch for batch in whole if not batch.compiled]
+    what = "tokens_per_second" if warm else "tokens_per_second_with_compilation"
+    timed = warm or whole
+    tokens = sum(generation.length for batch in timed for generation in batch.generations)
+    seconds = sum(batch.seconds for batch in timed)
+    yield ResultRow(name=f"{name}/{what}", value=tokens / seconds, unit="tokens/s")
+
+
+def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
+    """Yields the mean latency of a question on each phone: the same forwards, of a model of
+    LLaDA-8B's shape."""
+    workloads = [workload for part in parts for workload in _workloads(part)] if socs else []
+    for soc in socs:
+        seconds, interval = mean_latency(workloads, soc)
+        yield ResultRow(
+            name=f"{name}/phone/{soc}",
+            value=seconds,
+            unit="s",
+            kind="modelled",
+            n=len(workloads),
+            items=sum(len(part.right) for part in parts),
+            interval=interval,
+            trace_source=workloads[0].source,
+        )
+
+
+def _workloads(found: Evaluation) -> list[Workload]:
+    """Returns the forwards of each question. Raises ValueError where a batch has no trace."""
+    counted = found.counted
+    workloads = [
+        as_if_llada_8b(trace, row)
+        for batch, trace in found.store.traces()
+        for row, generation in enumerate(batch.generations)
+        if generation.index in counted
+    ]
+    require(
+        len(workloads) == len(counted),
+        f"{found.store} has traces of {len(workloads)} questions; allowed: of all {len(counted)}",
+    )
+    return workloads
+
+
+def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
+    """Gives the difference to a baseline on the same questions, and whether it could be chance."""
+    result = found.compared_with(baseline).against
+    assert result is not None
+    name = f"{found.name}/against/{baseline.settings['sampler_name']}"
+    difference, p_value = difference_rows(name, result, len(found.counted), len(found.right))
+    return [
+        difference,
+        ResultRow(name=f"{name}/gained", value=result.gained, unit="questions"),
+        ResultRow(name=f"{name}/lost", value=result.lost, unit="questions"),
+        p_value,
+    ]
+
+
+def difference_rows(name: str, result: Paired, n: int, items: int) -> tuple[ResultRow, ResultRow]:
+    """Gives a difference of exact match on n questions of so many items, and its p-value."""
+    difference = ResultRow(
+        name=f"{name}/difference",
+        value=result.difference,
+        unit="of questions",
+        n=n,
+        items=items,
+        interval=result.interval,
+    )
+    chance = "McNemar, exact, two-sided"
+    return difference, ResultRow(name=f"{name}/p_value", value=result.p_value, unit=chance)

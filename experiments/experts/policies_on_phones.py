@@ -1,0 +1,147 @@
+"""Runs every policy at every cache size on phones, with mixture-of-experts dLLMs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+from tqdm import tqdm
+
+from experiments.experts.expert_prices import phone_costs, slots_in_address_space
+from experiments.harness.results import ResultRow
+from llada_jax.config import require
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import ORACLE, POLICIES, TOLD_OF_NEW_BLOCKS
+from llada_jax.experts.replay import Outcome, bound, replay
+from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
+from llada_jax.experts.schedule import SCHEDULERS
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.experts.slots import slots_at_ratio
+from llada_jax.experts.synthetic import STATISTICS, denoising_trace
+from llada_jax.phone.profile import load_profile
+
+MODELS = (LLADA2_MINI, LLADA_MOE)
+TOKENS_PER_STEP = 2.55
+"""LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
+OURS = "denoising"
+WITHOUT_CPU = ("adapmoe", "tide", "lru", "lfu", "mrs", "hybrimoe", OURS)
+"""Policies that are also run with all experts on the NPU, as when the CPU has other work."""
+BEYOND_REACH = {"oracle": ORACLE, "told_of_new_blocks": TOLD_OF_NEW_BLOCKS}
+"""Policies that know what no policy can."""
+PUBLISHED_STATISTICS = {
+    "experts_per_step": (69.5, "dMoE, arXiv 2605.30876 (fitted)"),
+    "similarity_1": (0.985, "TIDE, arXiv 2605.20179 (fitted)"),
+    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: above"),
+}
+
+_modelled = partial(ResultRow, kind="modelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhonesConfig:
+    """Says what is simulated. The comments are in conf/experts.yaml."""
+
+    socs: tuple[str, ...] = ("SM8750", "SM8850")
+    npu: str = "llada_cpp"
+    cpu: str = "plain"
+    ratios: tuple[float, ...] = (0.25, 0.5, 0.75)
+    tokens: int = 1024
+    profile_blocks: int = 2
+    blocks: int = 4
+
+    def __post_init__(self) -> None:
+        for soc in self.socs:
+            phone = load_profile(soc)
+            _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
+        for shape, ratio in product(MODELS, self.ratios):
+            _ = slots_at_ratio(ratio, shape)  # which checks the ratio
+        for name in ("tokens", "profile_blocks", "blocks"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+
+
+def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
+    """Yields statistics of the drawn traces, then tokens per second."""
+    for shape in MODELS:
+        trace = draw_denoising(shape, seed, config.profile_blocks + config.blocks)
+        yield from _statistics(trace, shape)
+        profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
+        cells = list(product(config.socs, config.ratios))
+        for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
+            costs = phone_costs(soc, shape, config.npu, config.cpu)
+            yield from compare(trace, shape, soc, costs, ratio, profile)
+        for soc in config.socs:
+            yield _modelled(
+                name=f"address_space/{shape.name}/{soc}/slots",
+                value=slots_in_address_space(soc, shape, config.tokens),
+                unit=f"of {shape.n_experts} experts a layer",
+            )
+
+
+def draw_denoising(shape: MoEShape, seed: int, blocks: int) -> RoutingTrace:
+    """Draws the routing of a decoding from published statistics."""
+    statistics = STATISTICS[shape.name]
+    return denoising_trace(
+        shape, statistics, seed=seed, blocks=blocks, tokens_per_step=TOKENS_PER_STEP
+    )
+
+
+def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
+    values = {
+        "experts_per_step": (experts_per_step(trace), "experts"),
+        "similarity_1": (step_similarity(trace), "cosine"),
+        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
+    }
+    for name, (value, unit) in values.items():
+        reference, source = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
+        yield _modelled(
+            name=f"trace/{shape.name}/{name}", value=value, unit=unit, reference=reference,
+            source=source,
+        )  # fmt: skip
+
+
+def compare(
+    trace: RoutingTrace,
+    shape: MoEShape,
+    soc: str,
+    costs: ExpertCosts,
+    ratio: float,
+    profile: int,
+) -> Iterator[ResultRow]:
+    """Yields one cell of the table: every policy, with the CPU and without it."""
+    slots = slots_at_ratio(ratio, shape)
+    prefix = f"{shape.name}/{soc}/{round(100 * ratio)}"
+    for part, scheduler, policies in (
+        (prefix, None, POLICIES),
+        (f"{prefix}/npu_only", "all_on_accelerator", {n: POLICIES[n] for n in WITHOUT_CPU}),
+    ):
+        outcomes = {
+            name: replay(
+                trace,
+                replace(policy, scheduler=scheduler or policy.scheduler),
+                costs,
+                slots,
+                profile_steps=profile,
+            )
+            for name, policy in {**policies, **BEYOND_REACH}.items()
+        }
+        outcomes["bound"] = bound(
+            trace, costs, slots, profile_steps=profile, scheduler=SCHEDULERS[scheduler or "fastest"]
+        )
+        yield from _rows(part, outcomes)
+
+
+def _rows(prefix: str, outcomes: dict[str, Outcome]) -> Iterator[ResultRow]:
+    speed = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
+    for name, outcome in outcomes.items():
+        cell = f"{prefix}/{name}"
+        yield _modelled(name=f"{cell}/tokens_per_second", value=speed[name], unit="tokens/s")
+        yield _modelled(
+            name=f"{cell}/hit_rate", value=outcome.hit_rate, unit="of activated experts"
+        )
+    rivals = [speed[name] for name in speed if name not in (OURS, *BEYOND_REACH, "bound")]
+    for name, reference in [("best_other", max(rivals)), ("bound", speed["bound"])]:
+        yield _modelled(
+            name=f"{prefix}/{OURS}_to_{name}", value=speed[OURS] / reference, unit="x the speed"
+        )

@@ -1,0 +1,84 @@
+"""Measures how good the schedules of single layers are, and how quickly they are made."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from experiments.experts.expert_prices import phone_costs
+from experiments.experts.policies_on_phones import draw_denoising
+from experiments.harness.results import ResultRow
+from experiments.harness.timers import best_of
+from llada_jax.experts.cache import visits
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import POLICIES
+from llada_jax.experts.policy_run import PolicyRun
+from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
+from llada_jax.experts.shapes import LLADA2_MINI
+from llada_jax.experts.shortest_schedule import shortest_seconds
+
+RULES = ("earliest_finish", "fastest")
+SMALL_LAYERS = 60
+
+
+def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
+    """Measures the gap to the shortest plan of small layers, and how long planning takes."""
+    for rule in RULES:
+        mean, worst = _gap(SCHEDULERS[rule], np.random.default_rng(seed))
+        for name, value in (("mean", mean), ("worst", worst)):
+            yield ResultRow(
+                name=f"schedule_gap/{rule}/{name}",
+                value=value,
+                unit="of the shortest plan",
+                n=SMALL_LAYERS,
+            )
+    rng = np.random.default_rng(seed)
+    loads = rng.integers(1, 20, LLADA2_MINI.n_experts)
+    resident = rng.random(loads.size) < 0.5
+    costs = phone_costs("SM8750", LLADA2_MINI)
+    times = {
+        rule: 1e3 * best_of(partial(SCHEDULERS[rule], loads, resident, costs, IDLE), repeats)[1]
+        for rule in RULES
+    }
+    for rule, value in times.items():
+        yield ResultRow(name=f"schedule_256_experts_ms/{rule}", value=value, unit="ms")
+    yield ResultRow(name="schedule_256_experts_ms", value=max(times.values()), unit="ms")
+    yield from _decisions(seed, costs)
+
+
+def _decisions(seed: int, costs: ExpertCosts) -> Iterator[ResultRow]:
+    """Times all that a policy decides for one layer on this machine, and compares it with the
+    layer's modelled time, which has no planning in it.
+
+    The experts wait for the schedule alone; what to keep and to fetch is decided while they run.
+    """
+    trace = draw_denoising(LLADA2_MINI, seed, blocks=2)
+    profile = int(np.flatnonzero(trace.begins_block)[1])
+    coming = [each for step in range(profile, trace.n_steps) for each in visits(trace, step)]
+    for name, policy in POLICIES.items():
+        run = PolicyRun(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
+        planning = float(np.median([best_of(partial(run.run_layer, visit))[1] for visit in coming]))
+        yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
+        yield ResultRow(
+            name=f"planning/{name}/of_a_layer",
+            value=planning / (run.seconds / len(coming)),
+            unit="of its modelled time",
+            kind="modelled",
+        )
+
+
+def _gap(scheduler: Scheduler, rng: np.random.Generator) -> tuple[float, float]:
+    """Returns mean and worst excess over the optimum, on layers of five experts and random
+    machines."""
+    gaps = []
+    for _ in range(SMALL_LAYERS):
+        loads = rng.integers(1, 9, 5)
+        resident = rng.random(5) < 0.5
+        cpu, row, step, move = rng.uniform(0.2, 2, 4)
+        costs = ExpertCosts(
+            cpu_expert=cpu, cpu_row=row, cpu_first=0.1, accelerator=step, transfer=move, dense=0
+        )
+        shortest = shortest_seconds(loads, resident, costs)
+        seconds = scheduler(loads, resident, costs, IDLE).seconds
+        gaps.append(max(0.0, seconds / shortest - 1))  # rounding may say less than the shortest
+    return float(np.mean(gaps)), float(np.max(gaps))

@@ -1,0 +1,75 @@
+"""With which commit, versions and machine a run was made, also where it went on under others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.evaluate.decoder import CELLS
+from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.graded import GENERATIONS
+from llada_jax.evaluation.stored import require_object, stored_object
+
+_ENVIRONMENT = {
+    "git_dirty": (bool, type(None)),
+    "git_sha": (str, type(None)),
+    "packages": dict,
+    "processor": str,
+}
+_UNKNOWN = {"git_dirty": None, "git_sha": None, "packages": {}, "processor": "unknown"}
+
+
+def environment_lines(folder: Path) -> list[dict[str, str]]:
+    """A line for each environment that decoded answers of a run, in the order of its answers; of a
+    run whose answers say nothing, or that has none, the line of `env.json`.
+
+    Versions are jax's, and all that differ between the lines. Raises ValueError for a damaged file.
+    """
+    found = _environments(folder)
+    names = ["jax", *sorted(_differing([each["packages"] for each in found]) - {"jax"})]
+    return _distinct([_line(folder, each, names) for each in found])
+
+
+def environment_file(folder: Path) -> Path:
+    """Where a run wrote how it was last begun; for a suite's cell the suite did."""
+    of_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
+    return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
+
+
+def _line(folder: Path, environment: Mapping[str, Any], packages: Sequence[str]) -> dict[str, str]:
+    changed = ", changed" if environment["git_dirty"] else ""
+    return {
+        "run": str(folder),
+        "commit": f"{(environment['git_sha'] or 'unknown')[:10]}{changed}",
+        "versions": _versions(environment["packages"], packages),
+        "machine": environment["processor"],
+    }
+
+
+def _environments(folder: Path) -> list[Mapping[str, Any]]:
+    decoded = list(_of_answers(folder))
+    if all(each is None for each in decoded):
+        return [stored_object(environment_file(folder), _ENVIRONMENT)]
+    return _distinct([_UNKNOWN if each is None else each for each in decoded])
+
+
+def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Of each batch, also of the cells of a suite."""
+    for path in (folder / GENERATIONS, *sorted(folder.glob(f"{CELLS}/*/{GENERATIONS}"))):
+        for batch in GenerationStore.load(path).batches() if path.is_dir() else ():
+            told = batch.environment
+            yield None if told is None else require_object(told, path, _ENVIRONMENT)
+
+
+def _differing(packages: Sequence[Mapping[str, str]]) -> set[str]:
+    known = [each for each in packages if each]
+    names = {name for each in known for name in each}
+    return {name for name in names if len({each.get(name) for each in known}) > 1}
+
+
+def _versions(packages: Mapping[str, str], names: Sequence[str]) -> str:
+    told = [f"{name} {packages[name]}" if name in packages else f"no {name}" for name in names]
+    return ", ".join(told) if packages else "unknown"
+
+
+def _distinct(found: Sequence[Any]) -> list[Any]:
+    return [each for place, each in enumerate(found) if each not in found[:place]]

@@ -1,0 +1,33 @@
+"""Figures 5a and 8: the process behind the forwards, against what it is fitted to."""
+
+from experiments.reproduce.chapter import PAPER, TASKS, Chapter, modelled
+from llada_jax.phone.dynamics import SOURCE, statistics
+from llada_jax.phone.published_tasks import PublishedTasks
+
+
+def dynamics(world: PublishedTasks) -> Chapter:
+    """Compares the process behind the forwards with the statistics that it is fitted to."""
+    found, published = statistics(world.dynamics), world.figures
+    first = published["fig8_first_commit_step"]["values"]
+    tail = published["fig5a_tail_steps_pct"]["pct"]
+    rows = [
+        modelled(f"fig8/position{i + 1}", found.first_commit[i], "forwards", reference=first[i],
+                  source=f"{PAPER}, Figure 8", fitted=True, trace_source=SOURCE)
+        for i in (0, 7, 15, 23, 31)
+    ]  # fmt: skip
+    rows += [
+        modelled(f"fig5a/{k}", 100 * found.tail_share[k - 1], "%", reference=tail[k - 1],
+                  source=f"{PAPER}, Figure 5a", fitted=True, trace_source=SOURCE)
+        for k in (1, 4, 8)
+    ]  # fmt: skip
+    words = [
+        f"`{name}`: prompt of {task.prompt} tokens, {statistics(task.dynamics).forwards:.1f} "
+        f"forwards for a block alone (reach {task.dynamics.reach:.2f})."
+        for name in TASKS
+        if (task := world.task(name))
+    ]
+    words.append(
+        f"Figures 5a and 8 alone ask for {found.forwards:.1f} forwards a block: the latency cell "
+        "of GSM8K, which knows nothing of them, asks for about the same."
+    )
+    return Chapter("dynamics", "Decoding dynamics", rows, words)

@@ -1,0 +1,126 @@
+"""Table 6: the ablation of llada.cpp, and why each row costs what it costs."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from experiments.harness.means import mean_of
+from experiments.harness.results import ResultRow
+from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, modelled
+from llada_jax.phone.dynamics import SOURCE, Decoding
+from llada_jax.phone.memory import Runtime
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.system import System
+from llada_jax.phone.workload import Workload, blockwise, vanilla
+
+
+class Rung(NamedTuple):
+    """One row of Table 6: which forwards, on which software."""
+
+    name: str
+    published: str
+    workloads: tuple[Workload, ...]
+    system: System
+    source: str
+    fitted: bool
+    why: str
+
+
+def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
+    """Returns the nine rows of Table 6."""
+    prompt = world.task("GSM8K").prompt
+    whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
+
+    def npu(runtime: Runtime) -> System:
+        return System(kernels=kernels, cpu=cpu, runtime=runtime)  # pyright: ignore
+
+    def decoded(**settings: Any) -> tuple[Workload, ...]:
+        return world.workloads("GSM8K", 128, Decoding(**settings))
+
+    on_cpu = System(body="cpu", cpu=cpu)  # pyright: ignore[reportArgumentType]
+    swap = npu("swap")
+    return [
+        Rung("cpu", "CPU", whole, on_cpu, ONE_A_STEP, True,
+             "runs prompt and canvas, all rows, for each token"),
+        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP, False,
+             "runs the block's 32 rows"),
+        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP, False,
+             "as many tiles as the canvas has, each unpacking all weights"),
+        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP, False,
+             "one tile a step, and four buffers mapped again"),
+        Rung("somr", "+SOMR", cached, swap, ONE_A_STEP, False,
+             "copies of what is not resident hide behind the NPU"),
+        Rung("mbsd", "+MBSD", decoded(commit="one", skip_logits=False, refresh=0), swap, SOURCE,
+             False, "drafts that pass at once when their block becomes current"),
+        Rung("sts", "+STS", decoded(skip_logits=False, refresh=0), swap, SOURCE, False,
+             "every confident token is committed: far fewer forwards"),
+        Rung("sls", "+SLS", decoded(refresh=0), swap, SOURCE, False,
+             "the head skips rows whose decision is not open"),
+        Rung("scr", "+SCR", decoded(), swap, SOURCE, True,
+             "the CPU revises two rows beside each forward"),
+    ]  # fmt: skip
+
+
+def table6(world: PublishedTasks) -> Chapter:
+    """Runs the cumulative ablation, and says why each row costs what it costs."""
+    cells = world.figures["fig11_cells_SM8750_128"]["GSM8K"]
+    fitted = {"CPU": cells["cpu"], "+SCR": cells["llada_cpp"]}
+    published = dict(world.published["table6_s"]["rows"]) | fitted
+    rows, words, parts = [], [], {}
+    for rung in ladder(world):
+        phone = world.phone("SM8750", rung.system)
+        seconds = mean_of(world.seconds(phone, rung.workloads))
+        rows.append(
+            modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
+                      source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
+        )  # fmt: skip
+        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
+        parts[rung.name] = found.parts
+        words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
+    words.append(f"{_order(rows)} {_revision(parts['scr'])}")
+    words.append(
+        "`cpu` and `scr` share their figures with the fit (prompt length, forwards per block). "
+        "The rows with a cache come out low by about as much: Table 2's step is one step alone, "
+        "and runs of minutes may throttle."
+    )
+    return Chapter("table6", "Table 6: GSM8K, 128 tokens, SM8750", rows, words, parts)
+
+
+def _largest(parts: dict[str, float], count: int = 3) -> str:
+    total = sum(parts.values())
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:count]
+    return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in largest)
+
+
+def _order(rows: list[ResultRow]) -> str:
+    """Says which steps of the ladder go the same way as in the paper, and which do not."""
+    steps = [
+        (after.name.split("/")[1], after.value - before.value,
+         (after.reference or 0.0) - (before.reference or 0.0))
+        for before, after in pairwise(rows)
+    ]  # fmt: skip
+    other = [step for step in steps if _sign(step[1]) != _sign(step[2])]
+    text = (
+        f"Of {len(steps)} steps from row to row, {len(steps) - len(other)} go the way they go in "
+        "the paper."
+    )
+    differing = [
+        f"`{name}`: {here:+.2f} s here, {there:+.2f} s there" for name, here, there in other
+    ]
+    return f"{text} Not so {'; '.join(differing)}." if differing else text
+
+
+def _sign(change: float) -> int:
+    """Returns 0 for what is no more than rounding."""
+    return 0 if abs(change) < 1e-9 else int(math.copysign(1, change))
+
+
+def _revision(parts: Mapping[str, float]) -> str:
+    """Says how much of the CPU's revision a run waits for."""
+    waited = parts.get("revision (not hidden)", 0.0)
+    if not waited:
+        return "In the model the CPU's revision is fully hidden behind the NPU's work."
+    return f"In the model {waited:.2f} s of the CPU's revision are not hidden."

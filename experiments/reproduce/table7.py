@@ -1,0 +1,62 @@
+"""Table 7: which settings fit into the address space."""
+
+from experiments.reproduce.chapter import PAPER, Chapter, modelled
+from llada_jax.phone.memory import Footprint, Runtime, footprint
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_tasks import PublishedTasks
+
+ADDRESS_SPACE_MIB = (3840, 4096)
+"""What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one
+time (Seunghui98/nntrainer 52_flash_experts_on_htp_task.md), and more than 32 bits cannot be."""
+
+
+def table7(world: PublishedTasks) -> Chapter:
+    """Says which settings fit into the address space."""
+    runtimes: dict[str, Runtime] = {"No SOMR": "remap", "Paging only": "paging", "SOMR": "swap"}
+    memory, prompt = load_profile("SM8750").memory, world.task("GSM8K").prompt
+    rows, words = [], []
+    for setting, batch, target, published in world.published["table7"]["rows"]:
+        found = footprint(
+            runtimes[setting], world.graphs.model, memory, canvas=prompt + target, rows=batch
+        )
+        name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
+        rows.append(
+            modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
+                      reference=-1 if published == "failed" else 1, source=f"{PAPER}, Table 7")
+        )  # fmt: skip
+        words.append(f"`{name}`: {_outcome(found, published == 'failed')}.")
+    low, high = ADDRESS_SPACE_MIB
+    words.append(
+        f"The limit is only known to lie between {low:,} MiB, which were mapped at one time, and "
+        f"{high:,}, which 32 bits cannot hold; the profile has {memory.address_space_mib:,.0f}. A "
+        "row that changes within that range is not predicted, whatever the table says. Gaps "
+        "between buffers and what the NPU's own software maps are not published and not counted: "
+        "tens of MiB of them would make the first row fail, as it did on the paper's phone."
+    )
+    words.append(
+        "Paging, which knows no lifetimes, gives each temporary an offset of its own (an "
+        "inference: the paper does not say why paging fails)."
+    )
+    return Chapter("table7", "Table 7: what the address space holds", rows, words)
+
+
+def _outcome(found: Footprint, failed: bool) -> str:
+    """Says whether a setting runs, by how much, and whether that hangs on the limit's place."""
+    low, high = (found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB)
+    met = "as published" if found.fits != failed else "not as published"
+    margin = found.limit - found.total
+    text = (
+        f"{_runs(found.fits)}, {met}: {found.reason}, {abs(margin):,.0f} MiB "
+        f"({abs(margin) / found.limit:.1%}) {'under' if margin >= 0 else 'over'} the limit"
+    )
+    if low == high:
+        return f"{text}; {_runs(low)} at both ends of the limit's range"
+    ends = " and ".join(
+        f"{_runs(fits)} at {limit:,}" for fits, limit in zip((low, high), ADDRESS_SPACE_MIB,
+                                                             strict=True)
+    )  # fmt: skip
+    return f"{text}; it {ends}, the ends of the limit's range, so the model does not tell"
+
+
+def _runs(fits: bool) -> str:
+    return "runs" if fits else "fails"

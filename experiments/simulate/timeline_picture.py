@@ -1,0 +1,25 @@
+"""A timeline as a picture: what each lane does when."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.pictures import figure, save
+from llada_jax.phone.timeline import LANES, Timeline
+
+
+def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
+    """Draws lanes over time, as Perfetto would show them, as a PNG."""
+    from matplotlib.colors import to_rgba
+
+    drawn = figure(10, 2.4)
+    axes: Any = drawn.subplots()
+    for place, lane in enumerate(LANES):
+        mine = [event for event in timeline.events if event.task.lane == lane]
+        spans = [(event.start, event.end - event.start) for event in mine]
+        shades = [to_rgba(f"C{place}", 0.5 + 0.4 * (i % 2)) for i in range(len(mine))]
+        axes.broken_barh(spans, (place - 0.35, 0.7), facecolors=shades)
+    axes.set_yticks(range(len(LANES)), ["NPU", "staging", "CPU"])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title=title)
+    axes.title.set_fontsize(9)
+    save(drawn, path)

@@ -1,0 +1,1 @@
+"""A model as a folder that phones and this machine run: written, verified, described, opened."""

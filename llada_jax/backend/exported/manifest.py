@@ -1,0 +1,156 @@
+"""What lies in an exported folder: one JSON file that says all a host must know."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llada_jax import atomic
+from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, PhoneConfig, Quant, require
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+CONTRACT = (
+    "All arrays are float32 in row-major order unless a dtype is named. Letters: R rows and C "
+    "cached positions of the bucket (signature rows<R>_cache<C>), D width, K key-value heads, Dh "
+    "head size, V vocabulary.",
+    "A forward runs some rows, each a canvas position. Look up `hidden` [R, D] in the embedding "
+    "file; compute `cos` and `sin` [R, rotary_dims / 2] of position * rope_theta ** (-i / "
+    "(rotary_dims / 2)); fill `bias` [R, C + R] with 0 where a row may look and with -30000 where "
+    "not: first the C cached positions, then the R rows. Rows beyond those that are needed are "
+    "zeros with a bias of -30000.",
+    "A row may look at the live rows, and at cached positions that hold a finished key and value "
+    "and are not themselves rows of this forward.",
+    "Run the shards in order; `hidden` of one is `hidden` of the next. `keys_<layer>` and "
+    "`values_<layer>` [K, C, Dh] are the cache; a graph only reads it. `new_keys_<layer>` and "
+    "`new_values_<layer>` [K, R, Dh] are the rows' own: copy them to the rows' positions of the "
+    "cache once these positions are rows no more.",
+    "The last shard's `hidden` goes to the head. Signature rows<R> takes it with `penalty` [V] "
+    "(added to the logits; -1e30 forbids an id, which [MASK] should be) and gives `token` (int32) "
+    "and `confidence` (its probability). Signature rows<R>_chunk<i> gives the logits of one chunk "
+    "of the vocabulary, for other rules.",
+    "Commit tokens by confidence, feed [MASK] at open positions, and repeat until none is open.",
+)
+"""What the host passes and does in each step."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the folder."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "File":
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return cls(path.name, path.stat().st_size, digest)
+
+    def check(self, folder: Path) -> Path:
+        """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
+        path = folder / self.name
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} lacks {self.name}, which its {MANIFEST} names")
+        size = path.stat().st_size
+        require(
+            size == self.bytes,
+            f"{path} is cut short or changed: it has {size} bytes, {MANIFEST} says {self.bytes}",
+        )
+        require(
+            File.of(path).sha256 == self.sha256,
+            f"{path} is not the file that {MANIFEST} describes: its SHA-256 differs",
+        )
+        return path
+
+
+@dataclass(frozen=True)
+class BodyShard:
+    """Consecutive layers, from `start` up to, not including, `stop`."""
+
+    file: File
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An exported model."""
+
+    model: ModelConfig
+    settings: ExportConfig
+    source: str
+    """Where the weights came from."""
+    shards: tuple[BodyShard, ...]
+    head: File
+    head_chunk: int
+    """Entries of the vocabulary in a chunk of the head."""
+    embedding: File
+    embedding_dtype: str
+    """Dtype of the embedding file, [V, D]."""
+    others: tuple[File, ...] = ()
+    """Tokenizer, instructions, and what else lies in the folder."""
+    contexts: tuple[dict[str, Any], ...] = ()
+    """Binaries for phones' NPUs: see `llada_jax.backend.qnn`."""
+    checks: tuple[dict[str, Any], ...] = ()
+    """Error of each signature against JAX (relative, root mean square), as it was run here."""
+    versions: dict[str, str] = field(default_factory=dict)
+    contract: tuple[str, ...] = CONTRACT
+
+    @property
+    def quant(self) -> Quant:
+        return self.settings.quant
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        bodies = tuple(shard.file for shard in self.shards)
+        return (*bodies, self.head, self.embedding, *self.others)
+
+    def save(self, folder: Path) -> None:
+        """Writes `manifest.json`, whole or not at all."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
+        atomic.write_text(folder / MANIFEST, text + "\n")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Manifest":
+        """Reads a folder's manifest; files are checked when they are opened.
+
+        Raises FileNotFoundError or ValueError that name the folder and what is wrong.
+        """
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(f"no {MANIFEST} in {folder}")
+        try:
+            record = json.loads(path.read_text())
+            found = record["format"]
+            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+            return cls._read(record)
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no manifest: {error!r}") from error
+
+    @classmethod
+    def _read(cls, record: dict[str, Any]) -> "Manifest":
+        moe = record["model"]["moe"]
+        shards = [{**shard, "file": File(**shard["file"])} for shard in record["shards"]]
+        return cls(
+            model=ModelConfig(**{**record["model"], "moe": moe and MoEConfig(**moe)}),
+            settings=_settings(record["settings"]),
+            source=record["source"],
+            shards=tuple(BodyShard(**shard) for shard in shards),
+            head=File(**record["head"]),
+            head_chunk=record["head_chunk"],
+            embedding=File(**record["embedding"]),
+            embedding_dtype=record["embedding_dtype"],
+            others=tuple(File(**other) for other in record["others"]),
+            contexts=tuple(record["contexts"]),
+            checks=tuple(record["checks"]),
+            versions=record["versions"],
+            contract=tuple(record["contract"]),
+        )
+
+
+def _settings(record: dict[str, Any]) -> ExportConfig:
+    return ExportConfig(**{**record, "phones": PhoneConfig(**record["phones"])})

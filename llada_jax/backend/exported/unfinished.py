@@ -1,0 +1,96 @@
+"""An export in the making: a folder under another name, and a record of what is finished in it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llada_jax import atomic
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.manifest import File
+from llada_jax.config import require
+
+_RECORD = "progress.json"
+_PACKAGES = ("jax", "litert-converter", "ai-edge-litert", "llada_jax")
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of what makes an export's files."""
+    return {package: version(package) for package in _PACKAGES}
+
+
+class UnfinishedExport:
+    """The unfinished folder, which an export that is started again goes on with."""
+
+    def __init__(self, target: Path, export: Export):
+        """Raises ValueError where the folder was begun with other settings or packages."""
+        self.folder = target.with_name(f".{target.name}.partial")
+        self._target = target
+        self._record = self.folder / _RECORD
+        made_with = {
+            "source": export.source,
+            "model": asdict(export.model),
+            "settings": asdict(export.settings),
+            "versions": package_versions(),
+        }
+        self._made_with = json.loads(json.dumps(made_with))  # tuples become lists
+        self._files: dict[str, File] = {}
+        self.contexts: dict[str, dict[str, Any]] = {}
+        """Entries of the manifest for the binaries that are compiled."""
+        if self._record.is_file():
+            self._resume()
+
+    def _resume(self) -> None:
+        record = json.loads(self._record.read_text())
+        for part, ours in self._made_with.items():
+            theirs = record["made_with"][part]
+            require(
+                theirs == ours,
+                f"{self.folder} is an interrupted export with other {part}: "
+                f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
+            )
+        self._files = {name: File(**file) for name, file in record["files"].items()}
+        self.contexts = record["contexts"]
+
+    @property
+    def bytes(self) -> int:
+        """Counts the bytes of the files that are finished."""
+        return sum(file.bytes for file in self._files.values())
+
+    def begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.remove_temporaries(self.folder)
+        self._save()
+
+    def file(self, name: str, write: Callable[[Path], None]) -> File:
+        """Writes a file, unless it is there from an earlier attempt."""
+        known = self._files.get(name)
+        path = self.folder / name
+        if known is None or not path.is_file() or path.stat().st_size != known.bytes:
+            write(path)
+            self._files[name] = File.of(path)
+            self._save()
+        return self._files[name]
+
+    def add_context(self, name: str, entry: dict[str, Any]) -> None:
+        """Records a binary that is compiled."""
+        self.contexts[name] = entry
+        self._save()
+
+    def finish(self) -> None:
+        self.folder.rename(self._target)
+        (self._target / _RECORD).unlink()
+
+    def _save(self) -> None:
+        files = {name: asdict(file) for name, file in self._files.items()}
+        record = {"made_with": self._made_with, "files": files, "contexts": self.contexts}
+        atomic.write_text(self._record, json.dumps(record, indent=2))
+
+
+def _difference(theirs: object, ours: object) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = [key for key in ours if theirs.get(key) != ours[key]]
+        return ", ".join(f"{key} was {theirs.get(key)!r}, is {ours[key]!r}" for key in keys)
+    return f"was {theirs!r}, is {ours!r}"

@@ -1,0 +1,134 @@
+"""Runs what an export wrote, and compares it with JAX on the very numbers that the files store.
+
+One reference serves every bucket: the smallest one's rows, against as many cached positions. In a
+larger bucket the same rows run beside padding. The reference goes layer by layer, so that it holds
+the float32 weights of one layer at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.protocol import Bucket, Executable, Weights
+from llada_jax.backend.steps import body_step, head_chunks, head_step, resized
+from llada_jax.backend.weights import pieces_of, restore, store, stored_as
+from llada_jax.config import ModelConfig, Quant
+from llada_jax.model.layers import rotation
+
+_TOLERANCE = {"float32": 1e-3, "fp16": 0.03}
+"""Largest root-mean-square error, relative to the reference's own; else `_QUANTIZED`."""
+_QUANTIZED = 0.15
+"""Activations of 8 bits add about 1 % a layer."""
+
+
+def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.ndarray]:
+    """Returns a body step's inputs: noise of the size that a norm leaves, everything live."""
+    rng = np.random.default_rng(0)
+    angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
+    step = body_step(model, layers, bucket)
+    inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+    cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
+    return inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
+
+
+def reference(
+    model: ModelConfig,
+    layers: range,
+    bucket: Bucket,
+    inputs: Mapping[str, np.ndarray],
+    stored: "StoredWeights",
+) -> np.ndarray:
+    """Returns `hidden` after the layers, by JAX in float32."""
+    hidden = inputs["hidden"]
+    for layer in layers:
+        one = range(layer, layer + 1)
+        step = body_step(model, one, bucket)
+        weights = {name: stored.array(name, shape) for name, shape in step.weights.items()}
+        mine = {name: inputs[name] for name in step.inputs} | {"hidden": hidden}
+        hidden = np.asarray(jax.jit(step.function)(weights, mine)["hidden"])
+    return hidden
+
+
+class StoredWeights:
+    """Weights as floats, after the rounding that a file's numbers have."""
+
+    def __init__(self, weights: Weights, quant: Quant):
+        self._weights, self.quant = weights, quant
+
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        spec = stored_as(name, shape, self.quant)
+        pieces = store(pieces_of(self._weights, name), spec)
+        return np.concatenate([restore(piece, spec) for piece in pieces]).reshape(shape)
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Returns the root-mean-square error over the reference's root mean square."""
+    return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+def require_close(error: float, quant: str, what: str) -> None:
+    """Raises RuntimeError where a file does not compute what JAX does."""
+    allowed = _TOLERANCE.get(quant, _QUANTIZED)
+    if not error <= allowed:
+        raise RuntimeError(
+            f"{what} differs from JAX by {error:.3g} (relative, root mean square); allowed: "
+            f"{allowed}"
+        )
+
+
+def check_body(
+    path: Path,
+    model: ModelConfig,
+    layers: range,
+    buckets: Sequence[Bucket],
+    stored: StoredWeights,
+) -> Iterator[dict[str, Any]]:
+    """Yields each signature's error. Raises RuntimeError for one that is too large."""
+    small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))
+    inputs = example(model, layers, small)
+    wanted = reference(model, layers, small, inputs, stored)
+    for name, executable in _opened(path):
+        bucket = next(b for b in buckets if b.name == name)
+        found = executable.run(resized(inputs, bucket))["hidden"][: small.rows]
+        yield _checked(path, name, relative_error(found, wanted), stored)
+
+
+def check_head(
+    path: Path, model: ModelConfig, rows: Sequence[int], stored: StoredWeights
+) -> Iterator[dict[str, Any]]:
+    """Yields errors of logits and confidences. Raises RuntimeError as `check_body`."""
+    rng = np.random.default_rng(0)
+    count = min(rows)
+    hidden = rng.standard_normal((count, model.width), np.float32)
+    parts = head_step(model, count).weights.items()
+    logits = np.concatenate([hidden @ stored.array(*part).T for part in parts], axis=1)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    confidence = 1 / shares.sum(axis=1)
+    chunks = head_chunks(model)
+    for name, executable in _opened(path):
+        size = int(name.split("_")[0].removeprefix("rows"))
+        padded_hidden = np.zeros((size, model.width), np.float32)
+        padded_hidden[:count] = hidden
+        penalty = np.zeros(model.vocab_size, np.float32)
+        out = executable.run({"hidden": padded_hidden, "penalty": penalty})
+        if "logits" in out:
+            start, stop = chunks[int(name.split("_chunk")[1])]
+            error = relative_error(out["logits"][:count], logits[:, start:stop])
+        else:
+            error = relative_error(out["confidence"][:count], confidence)
+        yield _checked(path, name, error, stored)
+
+
+def _checked(path: Path, signature: str, error: float, stored: StoredWeights) -> dict[str, Any]:
+    require_close(error, stored.quant, f"{path.name}, signature {signature},")
+    return {"file": path.name, "signature": signature, "error": error}
+
+
+def _opened(path: Path) -> Iterator[tuple[str, Executable]]:
+    yield from tqdm(LiteRT().open(path).items(), desc=f"check {path.name}", unit="signature")

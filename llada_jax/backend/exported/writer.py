@@ -1,0 +1,153 @@
+"""A model as a folder of `.tflite` files that phones and this machine run.
+
+    shard-00.tflite ...   layers, some hundred megabytes to 2 GB each, every bucket a signature
+    head.tflite           scores, streamed over the vocabulary
+    embedding.bin         [V, D], read row by row
+    context-....bin       the layers for one phone's NPU, where phones are asked for
+    manifest.json         what the host passes and does, hashes, versions
+    PUSH.md               how it all gets to a phone
+
+Weights come tensor by tensor, so the peak of memory is that of the largest one. The folder has its
+name only once it is complete. Until then an interrupted export goes on where it stopped: each file
+that is finished is recorded with the settings it was made with.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from llada_jax import atomic
+from llada_jax.backend import steps
+from llada_jax.backend.exported import verify
+from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
+from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
+from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
+from llada_jax.backend.exported.push import PUSH, push_page
+from llada_jax.backend.exported.unfinished import UnfinishedExport, package_versions
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.install import require_npu
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.protocol import Step
+from llada_jax.backend.resources import require_disk
+from llada_jax.backend.steps import body_step, head_steps
+from llada_jax.config import require
+from llada_jax.model.quantize import QuantArray, dequantize
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+def write_export(folder: Path, export: Export) -> Manifest:
+    """Writes the folder, shows progress, and goes on where an interrupted export stopped.
+
+    Raises ValueError, before anything is written: for a model that the target cannot take, where
+    the folder exists, where the disk is too small, or where an interrupted export had other
+    settings.
+    """
+    require_npu()
+    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
+    _check_operations(export)
+    if export.settings.phones.socs:
+        check_phones(export)
+    shards = shard_layers(export.model, export.settings)
+    size = sum(layer_bytes(export.model, export.settings))
+    size += outer_bytes(export.model, export.settings)
+    unfinished = UnfinishedExport(folder, export)
+    require_disk(folder.parent, size - unfinished.bytes, f"the export of {export.source}")
+    unfinished.begin()
+    with tqdm(
+        total=size, initial=unfinished.bytes, unit="B", unit_scale=True, desc=folder.name
+    ) as bar:
+        bodies = []
+        for index, layers in enumerate(shards):
+            body = [body_step(export.model, layers, bucket) for bucket in export.buckets]
+            name = f"shard-{index:02}.tflite"
+            file = unfinished.file(name, partial(_write_steps, export, body, bar))
+            bodies.append(BodyShard(file, layers.start, layers.stop))
+        heads = head_steps(export.model, export.settings.rows)
+        head = unfinished.file("head.tflite", partial(_write_steps, export, heads, bar))
+        embedding = unfinished.file("embedding.bin", partial(_write_embedding, export, bar))
+    contexts = list(compile_for_phones(unfinished, export))
+    checks = list(_check_files(unfinished.folder, export, bodies)) if export.verify else []
+    manifest = Manifest(
+        model=export.model,
+        settings=export.settings,
+        source=export.source,
+        shards=tuple(bodies),
+        head=head,
+        head_chunk=steps.HEAD_CHUNK,
+        embedding=embedding,
+        embedding_dtype=_embedding_dtype(export),
+        others=(
+            *_copy_tokenizer(unfinished.folder, export.tokenizer),
+            *(File.of(unfinished.folder / entry["file"]) for entry in contexts),
+        ),
+        contexts=tuple(contexts),
+        checks=tuple(checks),
+        versions=package_versions(),
+    )
+    push = unfinished.folder / PUSH
+    push.write_text(push_page(manifest, folder.name))
+    manifest = replace(manifest, others=(*manifest.others, File.of(push)))
+    manifest.save(unfinished.folder)
+    unfinished.finish()
+    return manifest
+
+
+def _check_operations(export: Export) -> None:
+    """Checks the operations of one bucket, which stands for all: they differ in sizes only."""
+    bucket = export.buckets[0]
+    for step in (
+        body_step(export.model, range(export.model.n_layers), bucket),
+        *head_steps(export.model, [bucket.rows])[:2],
+    ):
+        check(lower(step, export.settings.quant), "litert")
+
+
+def _check_files(
+    folder: Path, export: Export, bodies: Sequence[BodyShard]
+) -> Iterator[dict[str, Any]]:
+    model, settings = export.model, export.settings
+    stored = verify.StoredWeights(export.weights, settings.quant)
+    for shard in bodies:
+        layers = range(shard.start, shard.stop)
+        path = folder / shard.file.name
+        yield from verify.check_body(path, model, layers, export.buckets, stored)
+    yield from verify.check_head(folder / "head.tflite", model, settings.rows, stored)
+
+
+def _write_steps(export: Export, steps: Sequence[Step], bar: tqdm, path: Path) -> None:
+    lowered = [lower(step, export.settings.quant) for step in steps]
+    tflite.write(path, tflite.convert(lowered), tflite.shared_weights(lowered), export.weights, bar)
+
+
+def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
+    with atomic.new_file(path) as part, part.open("wb") as file:
+        for piece in export.weights.rows("embedding"):
+            numbers = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
+            rows = np.ascontiguousarray(numbers, jnp.dtype(_embedding_dtype(export)))
+            rows.tofile(file)
+            bar.update(rows.nbytes)
+
+
+def _embedding_dtype(export: Export) -> str:
+    """Returns the stored dtype, if it has two bytes; else that of a loaded model of the kind."""
+    piece = next(export.weights.rows("embedding", 0, 1))
+    if not isinstance(piece, QuantArray) and piece.dtype.itemsize == 2:
+        return piece.dtype.name
+    return "float32" if export.settings.quant == "float32" else "bfloat16"
+
+
+def _copy_tokenizer(folder: Path, tokenizer: Path | None) -> Iterator[File]:
+    for name in TOKENIZER_FILES:
+        if tokenizer is not None and (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+            yield File.of(folder / name)

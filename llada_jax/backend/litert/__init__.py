@@ -1,0 +1,1 @@
+"""Google's LiteRT: `.tflite` files, and the CPU runtime that runs them."""

@@ -1,0 +1,146 @@
+"""Google's LiteRT on the CPU: `.tflite` files through `CompiledModel`, weights packed once.
+
+Inputs and outputs are written and read in LiteRT's own memory. Its Python interface only copies, so
+the addresses of its buffers come from the C interface of the same library.
+"""
+
+import ctypes
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from llada_jax.backend.litert import tflite
+from llada_jax.backend.litert.install import litert_runtime
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.protocol import Executable, Step, Weights
+from llada_jax.backend.resources import available_cores
+from llada_jax.backend.silenced import silenced
+from llada_jax.config import Quant
+
+_CAPSULE = b"LiteRtTensorBuffer"
+_POINTERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
+
+
+class LiteRT:
+    """The backend. What it opens shares host buffers: an input of one step serves another one."""
+
+    def __init__(self, quant: Quant = "float32", threads: int | None = None):
+        """Takes as many threads as this process has cores, unless told."""
+        self._quant: Quant = quant
+        self._threads = threads or available_cores()
+        self._runtime = litert_runtime()
+        self._buffers = _HostBuffers()
+
+    def compile(self, steps: Sequence[Step], weights: Weights) -> dict[str, Executable]:
+        lowered = [lower(step, self._quant) for step in steps]
+        for step in lowered:
+            check(step, "litert")
+        graph, specs = tflite.convert(lowered), tflite.shared_weights(lowered)
+        with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
+            path = Path(folder) / "steps.tflite"
+            tflite.write(path, graph, specs, weights)
+            return self.open(path)
+
+    def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:
+        """Opens a `.tflite` file: its executables by signature.
+
+        `packed` is a file that keeps the weights in the order of the CPU's kernels: the first
+        opening writes it, later ones map it into memory and leave the weights in `path` alone. It
+        must belong to this very file: LiteRT does not check.
+        """
+        runtime = self._runtime
+        cpu = runtime.CpuOptions(
+            num_threads=self._threads, xnnpack_weight_cache_path=str(packed) if packed else ""
+        )
+        options = runtime.Options(
+            hardware_accelerators=runtime.HardwareAccelerator.CPU, cpu_options=cpu
+        )
+        with silenced(f"LiteRT, opening {path.name},"):
+            model = runtime.CompiledModel.from_file(
+                str(path), options=options, environment=_environment()
+            )
+            signatures = model.get_signature_list()
+        return {name: _Signature(model, name, io, self._buffers) for name, io in signatures.items()}
+
+
+@cache
+def _environment() -> Any:
+    """Makes one for the process. LiteRT writes to stderr whenever it makes one, and makes another
+    for itself at the first look at a buffer, so that happens here too."""
+    runtime = litert_runtime()
+    with silenced("LiteRT"):
+        runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
+        return runtime.Environment.create()
+
+
+class _HostBuffers:
+    """LiteRT's buffers as NumPy arrays that share their memory."""
+
+    def __init__(self) -> None:
+        folder = Path(litert_runtime().__file__).parent
+        self._host_memory = ctypes.CDLL(
+            str(folder / "libLiteRt.so")
+        ).LiteRtGetTensorBufferHostMemory
+        self._pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        self._pointer.restype = ctypes.c_void_p
+        self._pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    def array(self, buffer: Any, details: Mapping[str, Any]) -> np.ndarray:
+        """Returns the buffer's memory as `details` have it; it lives as long as the array."""
+        address = ctypes.c_void_p()
+        handle = ctypes.c_void_p(self._pointer(buffer.capsule, _CAPSULE))
+        status = self._host_memory(handle, ctypes.byref(address))
+        if status or not address.value:
+            raise RuntimeError(f"LiteRT gives no host memory for a buffer (status {status})")
+        memory = (_POINTERS[details["dtype"]] * math.prod(details["shape"])).from_address(
+            address.value
+        )
+        memory.owner = buffer
+        self._owners[address.value] = buffer
+        return np.frombuffer(memory, memory._type_).reshape(details["shape"])
+
+    def owner(self, array: np.ndarray) -> Any | None:
+        """Returns the buffer whose memory the array is, if there is one."""
+        return self._owners.get(array.ctypes.data)
+
+
+class _Signature:
+    """One step of a file: an `Executable`."""
+
+    def __init__(
+        self, model: Any, name: str, io: Mapping[str, Sequence[str]], buffers: _HostBuffers
+    ):
+        self._model, self._name, self._buffers = model, name, buffers
+        self._names = list(io["inputs"])
+        self._own: dict[str, np.ndarray] = {}
+        self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
+        details = model.get_output_tensor_details(name)
+        self._views = {o: buffers.array(buffer, details[o]) for o, buffer in self._outputs.items()}
+        self._details = model.get_input_tensor_details(name)
+
+    def allocate(self, name: str) -> np.ndarray:
+        buffer = self._model.create_input_buffer_by_name(self._name, name)
+        array = self._buffers.array(buffer, self._details[name])
+        array[...] = 0
+        return array
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        inputs = {name: self._buffer_of(name, arrays[name]) for name in self._names}
+        self._model.run_by_name(self._name, inputs, self._outputs)
+        return self._views
+
+    def _buffer_of(self, name: str, array: np.ndarray) -> Any:
+        owner = self._buffers.owner(array)
+        if owner is not None:
+            return owner
+        if name not in self._own:
+            self._own[name] = self.allocate(name)
+        self._own[name][...] = array
+        return self._buffers.owner(self._own[name])

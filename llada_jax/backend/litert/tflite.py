@@ -1,0 +1,264 @@
+"""StableHLO to a `.tflite` file: conversion without weights, then the weights streamed in.
+
+The converter sees each weight as an input of the graph, so a layer of LLaDA-8B converts in a tenth
+of a second. The graph is then edited: such an input becomes a constant, float32 or integers with
+scales, whose numbers lie behind the flatbuffer in the same file. They are written tensor by tensor;
+no copy of the model ever exists in memory. Steps that are converted together share their weights.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from llada_jax import atomic
+from llada_jax.backend.litert.install import litert_converter, litert_schema
+from llada_jax.backend.protocol import Weights
+from llada_jax.backend.silenced import silenced
+from llada_jax.backend.weights import pieces_of, store
+from llada_jax.config import require
+from llada_jax.lowered import Lowered, LoweredWeight
+
+MAX_FILE_BYTES = 2**31 - 1
+_ALIGNMENT = 64
+_IDENTIFIER = b"TFL3"
+
+
+def convert(steps: Sequence[Lowered]) -> bytes:
+    """Converts some steps to one flatbuffer with a signature for each; weights are inputs.
+
+    Raises RuntimeError with the converter's words where it fails.
+    """
+    ir, passes, stablehlo, api = litert_converter()
+    context = ir.Context()
+    with silenced("litert-converter"):
+        api.prepare_mlir_context(context)
+        with context, ir.Location.unknown():
+            modules = []
+            for step in steps:
+                module = stablehlo.deserialize_portable_artifact(context, step.module)
+                names = [*step.weights, *step.inputs]
+                api.set_signature(module.operation, step.name, names, list(step.outputs))
+                _rename_functions(ir, module, step.name)
+                modules.append(module)
+            merged = modules[0] if len(modules) == 1 else api.merge_modules(modules)
+            settings = api.ConvertToTFLConfig()
+            settings.model_origin_framework = "JAX"
+            settings.enable_x64 = False
+            api.run_convert_to_tfl_passes(merged, passes.PassManager(), settings)
+            return api.export_flatbuffer_to_bytes(merged.operation)
+
+
+def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
+    """Names that stay apart when modules are merged."""
+    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
+    for function in functions:
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        function.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
+        for op in _operations_within(function):
+            for role in ("callee", "decomposition"):
+                if role in op.attributes:
+                    callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
+                    op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
+
+
+def _operations_within(op: Any) -> Iterator[Any]:
+    """Yields all operations of an operation's regions, branches and loops included."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from _operations_within(inner)
+
+
+def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
+    """Returns what a file with these steps holds, each weight once."""
+    return {name: spec for step in steps for name, spec in step.weights.items()}
+
+
+def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
+    """Estimates how long a file with these weights gets, where so many signatures use them.
+
+    Scales and zero points of rows (12 bytes) stand in each graph, scales of blocks (2) once.
+    """
+    rows = sum(_n_scales(spec) for spec in specs.values() if spec.group is None)
+    blocks = sum(_n_scales(spec) for spec in specs.values() if spec.group is not None)
+    return sum(map(_stored_bytes, specs.values())) + 12 * signatures * rows + 2 * blocks
+
+
+def write(
+    path: Path,
+    graph: bytes,
+    specs: Mapping[str, LoweredWeight],
+    weights: Weights,
+    progress: tqdm | None = None,
+) -> None:
+    """Writes what `convert` gave with its weights; the file appears once it is complete.
+
+    Raises ValueError where the file would reach 2 GiB.
+    """
+    model = litert_schema().ModelT.InitFromPackedBuf(graph, 0)
+    constants = _Constants(model, specs)
+    first, size = constants.lay_out()
+    require(
+        size <= MAX_FILE_BYTES,
+        f"{path.name} would be {size} bytes; allowed: up to {MAX_FILE_BYTES} (use smaller shards)",
+    )
+    with atomic.new_file(path) as part, part.open("wb") as file:
+        file.seek(first)
+        for name in constants.names:
+            scales = _write_numbers(file, constants, name, specs[name], weights, progress)
+            constants.set_scales(name, scales)
+        file.truncate()
+        file.seek(0)
+        file.write(constants.packed())
+
+
+def _write_numbers(
+    file: BinaryIO,
+    constants: "_Constants",
+    name: str,
+    spec: LoweredWeight,
+    weights: Weights,
+    progress: tqdm | None,
+) -> np.ndarray | None:
+    """Writes the numbers to the file, and returns the scales."""
+    file.seek(constants.offset(name))
+    scales, written = [], 0
+    for numbers, scale in store(pieces_of(weights, name), spec):
+        numbers.tofile(file)
+        written += numbers.nbytes
+        if scale is not None:
+            scales.append(scale)
+        if progress is not None:
+            progress.update(numbers.nbytes)
+    require(
+        written == _stored_bytes(spec),
+        f"{name} gave {written} bytes; expected: {_stored_bytes(spec)} for {list(spec.shape)}",
+    )
+    return np.concatenate(scales) if scales else None
+
+
+def _stored_bytes(spec: LoweredWeight) -> int:
+    return math.prod(spec.shape) * spec.bits // 8
+
+
+def _n_scales(spec: LoweredWeight) -> int:
+    if spec.bits == 32:
+        return 0
+    return math.prod(spec.shape) // (spec.group or spec.shape[-1])
+
+
+class _Constants:
+    """The weights of a graph on their way from inputs to constants behind the flatbuffer."""
+
+    def __init__(self, model: Any, specs: Mapping[str, LoweredWeight]):
+        self._schema = litert_schema()
+        self._model = model
+        self._specs = specs
+        self._buffers: dict[str, Any] = {}
+        self._quantization: dict[str, list[Any]] = {name: [] for name in specs}
+        self._block_scales: dict[str, Any] = {}
+        for signature in model.signatureDefs:
+            self._fill_in(model.subgraphs[signature.subgraphIndex], signature)
+        self.names = [name for name in specs if name in self._buffers]
+
+    def _fill_in(self, graph: Any, signature: Any) -> None:
+        inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
+        filled = {inputs[name] for name in self._specs if name in inputs}
+        for name in self._specs:
+            if name in inputs:
+                self._to_constant(graph, graph.tensors[inputs[name]], name)
+        graph.inputs = [index for index in graph.inputs if index not in filled]
+        signature.inputs = [t for t in signature.inputs if t.tensorIndex not in filled]
+
+    def _to_constant(self, graph: Any, tensor: Any, name: str) -> None:
+        types = self._schema.TensorType
+        spec = self._specs[name]
+        tensor.buffer = self._buffer(name)
+        if spec.bits == 32:
+            return
+        tensor.type = types.INT8 if spec.bits == 8 else types.INT4
+        tensor.quantization = self._schema.QuantizationParametersT()
+        tensor.quantization.quantizedDimension = 0
+        if spec.group is None:
+            rows = spec.shape[0]
+            tensor.quantization.scale = np.zeros(rows, np.float32)
+            tensor.quantization.zeroPoint = np.zeros(rows, np.int64)
+        else:
+            self._add_block_scales(graph, tensor, name, spec)
+        self._quantization[name].append(tensor.quantization)
+
+    def _add_block_scales(self, graph: Any, tensor: Any, name: str, spec: LoweredWeight) -> None:
+        assert spec.group is not None
+        scales = self._schema.TensorT()
+        scales.name = f"{name}.scale".encode()
+        scales.shape = [spec.shape[0], spec.shape[1] // spec.group]
+        scales.type = self._schema.TensorType.FLOAT16
+        if name not in self._block_scales:
+            buffer = self._schema.BufferT()
+            buffer.data = np.zeros(2 * _n_scales(spec), np.uint8)
+            self._model.buffers.append(buffer)
+            self._block_scales[name] = (len(self._model.buffers) - 1, buffer)
+        scales.buffer = self._block_scales[name][0]
+        graph.tensors.append(scales)
+        blocks = self._schema.BlockwiseQuantizationT()
+        blocks.scales, blocks.blockSize = len(graph.tensors) - 1, spec.group
+        tensor.quantization.detailsType = self._schema.QuantizationDetails.BlockwiseQuantization
+        tensor.quantization.details = blocks
+
+    def _buffer(self, name: str) -> int:
+        if name not in self._buffers:
+            buffer = self._schema.BufferT()
+            # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
+            buffer.offset, buffer.size = MAX_FILE_BYTES, _stored_bytes(self._specs[name])
+            self._model.buffers.append(buffer)
+            self._buffers[name] = (len(self._model.buffers) - 1, buffer)
+        return self._buffers[name][0]
+
+    def lay_out(self) -> tuple[int, int]:
+        """Gives each weight its place in the file; returns where they begin and end."""
+        first = end = _aligned(len(self.packed()))
+        for name in self.names:
+            buffer = self._buffers[name][1]
+            buffer.offset = end
+            end = _aligned(end + buffer.size)
+        return first, end
+
+    def offset(self, name: str) -> int:
+        return self._buffers[name][1].offset
+
+    def set_scales(self, name: str, scale: np.ndarray | None) -> None:
+        if scale is None:
+            return
+        if name in self._block_scales:
+            self._block_scales[name][1].data = scale.astype(np.float16).reshape(-1).view(np.uint8)
+        else:
+            for quantization in self._quantization[name]:
+                quantization.scale = scale.reshape(-1)
+
+    def packed(self) -> bytes:
+        """Packs the flatbuffer; its length does not depend on the values of scales and offsets."""
+        import flatbuffers
+
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self._model.Pack(builder), _IDENTIFIER)
+        return bytes(builder.Output())
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def operators(path: Path) -> Iterator[str]:
+    """Yields the operators of a file's graphs, by TFLite's names."""
+    schema = litert_schema()
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    names = {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int)}
+    for graph in model.subgraphs:
+        for operator in graph.operators or []:
+            code = model.operatorCodes[operator.opcodeIndex]
+            yield names[max(code.builtinCode, code.deprecatedBuiltinCode)]

@@ -1,0 +1,183 @@
+"""`.tflite` files compiled for the Hexagon NPU (HTP) of Snapdragon phones.
+
+The compiler is LiteRT's Qualcomm plugin on the QNN libraries of the `onnxruntime-qnn` wheel. It
+runs offline, and does not say how long a phone takes.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from llada_jax import atomic
+from llada_jax.backend.qnn.context import (
+    DISPATCH,
+    NpuGraph,
+    check_soc,
+    extract_contexts,
+    op_name,
+    read_tflite,
+    require_qnn,
+    signatures,
+)
+
+
+class Traffic(NamedTuple):
+    """Bytes between NPU and DRAM in one run of a graph, by the compiler's own account."""
+
+    spill: int  # activations that find no room in the NPU's memory
+    fill: int  # and come back
+    write: int  # all that is written, spills included
+    read: int  # all that is read: fills, weights, inputs
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A compiled .tflite file, and what the compiler said about it."""
+
+    path: Path
+    soc: str
+    weight_sharing: bool
+    context_bytes: int
+    traffic: Mapping[str, Traffic]
+    """By signature."""
+    seconds: float
+    """Of compiling."""
+    qnn_version: str
+
+
+def compile_contexts(
+    tflite: str | PathLike[str],
+    out: str | PathLike[str],
+    soc: str,
+    *,
+    weight_sharing: bool = False,
+) -> Compilation:
+    """Compiles every signature of a .tflite file into a graph of one QNN context.
+
+    Args:
+      tflite: float32, or from `quantize`; its constants may lie in the flatbuffer or after it.
+      out: the .tflite file to write, in which each signature is a single op of the NPU.
+      soc: a name of `SOCS`.
+      weight_sharing: one copy of the weights for all signatures, as is right for a phone.
+        `Emulator` takes no such file of several signatures.
+
+    Raises ImportError without the extra; ValueError for an unknown SoC, and where ops are left that
+    the NPU does not take; RuntimeError with the end of its log where the compiler fails.
+    """
+    require_qnn()
+    check_soc(soc)
+    if not Path(tflite).is_file():
+        raise FileNotFoundError(f"no file {tflite}")
+    with atomic.new_file(out) as part:
+        start = time.perf_counter()
+        log = _run_compiler(Path(tflite), part, soc, weight_sharing)
+        seconds = time.perf_counter() - start
+        _check_offloaded(part, soc, log)
+        contexts = extract_contexts(part)
+        traffic = _traffic(log.stdout, [graph for context in contexts for graph in context.graphs])
+    version = re.search(r"SDK version: v([\d.]+)", log.stderr)
+    return Compilation(
+        path=Path(out),
+        soc=soc,
+        weight_sharing=weight_sharing,
+        context_bytes=sum(len(context.binary) for context in contexts),
+        traffic=traffic,
+        seconds=seconds,
+        qnn_version=version[1] if version else "unknown",
+    )
+
+
+def _run_compiler(
+    tflite: Path, out: Path, soc: str, weight_sharing: bool
+) -> subprocess.CompletedProcess[str]:
+    litert, qnn = _folder("ai_edge_litert"), _folder("onnxruntime_qnn")
+    with tempfile.TemporaryDirectory() as stand_in:
+        # The plugin is linked against a library for low-power audio that the wheel lacks and HTP
+        # never calls. Under its name, one that is loaded anyway contents the loader.
+        Path(stand_in, "libQnnLpai.so").symlink_to(qnn / "libQnnSystem.so")
+        folders = [str(qnn), stand_in, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        command = [
+            str(litert / "tools" / "apply_plugin_main"),
+            "--cmd=apply",
+            f"--model={tflite}",
+            f"--o={out}",
+            "--soc_manufacturer=Qualcomm",
+            f"--soc_model={soc}",
+            f"--libs={litert / 'vendors' / 'qualcomm' / 'compiler'}",
+            "--err=--",
+            f"--qualcomm_enable_weight_sharing={str(weight_sharing).lower()}",
+        ]
+        environment = os.environ | {"LD_LIBRARY_PATH": ":".join(folders)}
+        log = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace"
+        )
+    if log.returncode:
+        raise RuntimeError(
+            f"compiling {tflite} for {soc} failed with status {log.returncode}:\n"
+            + "\n".join(_complaints(log)[-10:])
+        )
+    return log
+
+
+def _folder(package: str) -> Path:
+    """Returns where a package lies, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"no {package}")
+    return Path(spec.origin).parent
+
+
+def _complaints(log: subprocess.CompletedProcess[str]) -> list[str]:
+    """Returns what the log reports as errors, each once, or else its last lines."""
+    lines = [line.strip() for line in (log.stdout + log.stderr).splitlines()]
+    errors = [
+        re.split(r"<E>|\[ ERROR \]", line)[-1].strip()
+        for line in lines
+        if re.search("ERROR|Fail", line)
+    ]
+    return list(dict.fromkeys(errors)) or lines[-10:]
+
+
+def _check_offloaded(compiled: Path, soc: str, log: subprocess.CompletedProcess[str]) -> None:
+    model, _ = read_tflite(compiled)
+    outside = []
+    for signature, subgraph in signatures(model):
+        ops = Counter(op_name(model, operator) for operator in subgraph.operators)
+        partitions = ops.pop(DISPATCH, 0)
+        if ops or partitions != 1:
+            left = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "nothing"
+            name = signature.signatureKey.decode()
+            outside.append(f"  signature {name!r}: {partitions} partitions, outside: {left}")
+    if outside:
+        complaints = [f"  {line}" for line in _complaints(log)[:6]]
+        first = f"{soc} does not take the whole of each signature as one partition:"
+        raise ValueError("\n".join([first, *outside, "the compiler says:", *complaints]))
+
+
+_GRAPH = re.compile(r"QnnGraph_create started for graph (\S+)")
+_BYTES = re.compile(r"\b(spill|fill|write_total|read_total)_bytes=(\d+)")
+_COUNTED = {*Traffic._fields}
+
+
+def _traffic(log: str, graphs: Sequence[NpuGraph]) -> dict[str, Traffic]:
+    """Returns traffic by signature: the log names a graph and sums it up before the next one."""
+    found: dict[str, dict[str, int]] = {}
+    name = ""
+    for line in log.splitlines():
+        if begun := _GRAPH.search(line):
+            name = begun[1]
+        elif count := _BYTES.search(line):
+            found.setdefault(name, {})[count[1].removesuffix("_total")] = int(count[2])
+    unknown = [graph.name for graph in graphs if set(found.get(graph.name, ())) != _COUNTED]
+    if unknown:
+        raise RuntimeError(f"the compiler's log has no DDR summary of {', '.join(unknown)}")
+    return {graph.signature: Traffic(**found[graph.name]) for graph in graphs}

@@ -1,0 +1,164 @@
+"""QNN context binaries, as they lie in a compiled `.tflite` file: graphs, tensors, chips."""
+
+import importlib.util
+import mmap
+import platform
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llada_jax.config import require
+
+SOCS: Mapping[str, int] = {"SM8550": 43, "SM8650": 57, "SM8750": 69, "SM8850": 87}
+"""Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5, by QNN's numbers of their models."""
+
+
+class Tensor(NamedTuple):
+    """An input or output of a graph. With a scale, value = scale * (stored - zero_point)."""
+
+    argument: str  # its name in the signature
+    name: str  # its name in the graph
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    scale: float | None
+    zero_point: int
+
+
+class NpuGraph(NamedTuple):
+    """A signature as the NPU runs it; arguments on which nothing depends are left out."""
+
+    signature: str
+    name: str  # within its context
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Context(NamedTuple):
+    """A QNN context binary: graphs for one SoC with their weights."""
+
+    soc: str
+    graphs: tuple[NpuGraph, ...]
+    binary: memoryview  # of the file, which may be larger than the memory
+
+
+DISPATCH = "DISPATCH_OP"
+"""The op by which LiteRT hands a compiled graph to the NPU."""
+
+_PACKAGES = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
+_GLIBC = (2, 35)
+
+
+def require_qnn() -> None:
+    """Raises RuntimeError where QNN has no libraries, ImportError without the extra 'qnn'."""
+    libc, version = platform.libc_ver()
+    recent = libc == "glibc" and tuple(map(int, version.split("."))) >= _GLIBC
+    if not recent or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise RuntimeError(
+            "QNN's compiler and emulator need Linux on x86-64 with glibc 2.35 or newer; "
+            f"this is {platform.system()} on {platform.machine()} with {libc or 'no glibc'} "
+            f"{version}".rstrip()
+        )
+    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ImportError(f"no {', '.join(missing)}; install with: pip install 'llada_jax[qnn]'")
+
+
+def check_soc(soc: str) -> None:
+    """Raises ValueError for a SoC that is not in `SOCS`."""
+    require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
+
+
+def extract_contexts(compiled: str | PathLike[str]) -> tuple[Context, ...]:
+    """Returns the context binaries in a .tflite from `compile_contexts`: one for all signatures.
+
+    Raises ImportError without the extra, ValueError for a file that is something else.
+    """
+    require_qnn()
+    from flatbuffers import flexbuffers
+
+    model, raw = read_tflite(Path(compiled))
+    graphs: dict[tuple[int, int], list[NpuGraph]] = {}
+    for signature, subgraph in signatures(model):
+        ops = [op_name(model, operator) for operator in subgraph.operators]
+        require(ops == [DISPATCH], f"{compiled} has ops that are not compiled for an NPU")
+        (operator,) = subgraph.operators
+        options = flexbuffers.GetRoot(bytes(operator.customOptions)).AsMap.Value
+        graph = NpuGraph(
+            signature.signatureKey.decode(),
+            options["name"],
+            _tensors(subgraph, signature.inputs, operator.inputs),
+            _tensors(subgraph, signature.outputs, operator.outputs),
+        )
+        where = options["bytecode_offset"], options["bytecode_size"]
+        graphs.setdefault(where, []).append(graph)
+    soc = _stamped_soc(model)
+    check_soc(soc)
+    return tuple(
+        Context(soc, tuple(members), memoryview(raw)[offset : offset + size])
+        for (offset, size), members in graphs.items()
+    )
+
+
+def read_tflite(path: Path) -> tuple[Any, mmap.mmap]:
+    """Returns a .tflite as the schema's objects, and its bytes, which stay on disk until used.
+
+    Raises ValueError for a file of another kind.
+    """
+    from ai_edge_litert.schema_py_generated import ModelT
+
+    with path.open("rb") as file:
+        head = file.read(8)
+        require(head[4:] == b"TFL3", f"{path} is no .tflite file")
+        raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return ModelT.InitFromPackedBuf(raw, 0), raw
+
+
+def signatures(model: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields each signature of a model with its subgraph."""
+    for signature in model.signatureDefs or ():
+        yield signature, model.subgraphs[signature.subgraphIndex]
+
+
+def op_name(model: Any, operator: Any) -> str:
+    """Returns an operator's name, such as FULLY_CONNECTED, or that of a custom op."""
+    from ai_edge_litert.schema_py_generated import BuiltinOperator
+
+    code = model.operatorCodes[operator.opcodeIndex]
+    if code.customCode:
+        return code.customCode.decode()
+    # Old files have the code in a field of eight bits.
+    return _name_in(BuiltinOperator, max(code.builtinCode, code.deprecatedBuiltinCode))
+
+
+def _name_in(enumeration: type, value: int) -> str:
+    return next(name for name, number in vars(enumeration).items() if number == value)
+
+
+def _tensors(subgraph: Any, arguments: Any, used: Any) -> tuple[Tensor, ...]:
+    return tuple(
+        _tensor(argument.name.decode(), subgraph.tensors[argument.tensorIndex])
+        for argument in arguments
+        if argument.tensorIndex in used
+    )
+
+
+def _tensor(argument: str, tensor: Any) -> Tensor:
+    from ai_edge_litert.schema_py_generated import TensorType
+
+    name, shape = tensor.name.decode(), tuple(map(int, tensor.shape))
+    dtype = np.dtype(_name_in(TensorType, tensor.type).lower())
+    ranges = tensor.quantization
+    if ranges is None or ranges.scale is None:
+        return Tensor(argument, name, shape, dtype, None, 0)
+    return Tensor(argument, name, shape, dtype, float(ranges.scale[0]), int(ranges.zeroPoint[0]))
+
+
+def _stamped_soc(model: Any) -> str:
+    """Returns the SoC in LiteRT's stamp, which is two fields of one length: maker and model."""
+    stamps = [entry for entry in model.metadata or () if entry.name == b"LiteRtStamp"]
+    require(len(stamps) == 1, "the .tflite file lacks LiteRT's stamp")
+    stamp = bytes(model.buffers[stamps[0].buffer].data)
+    return stamp[len(stamp) // 2 :].rstrip(b"\0").decode()

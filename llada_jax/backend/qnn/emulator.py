@@ -1,0 +1,161 @@
+"""QNN's emulator of the NPU on this machine, which runs the context binaries of phones."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, Tensor, extract_contexts
+from llada_jax.backend.silenced import silenced
+from llada_jax.config import require
+
+
+class Emulator:
+    """The signatures of a compiled .tflite file on QNN's emulator of the NPU.
+
+    It runs the context binaries themselves, so numbers are those of the NPU's float16 and integers.
+    How long it takes says nothing about the NPU.
+    """
+
+    def __init__(self, compiled: str | PathLike[str]) -> None:
+        """Loads every signature, each with a context of its own.
+
+        Raises ImportError without the extra, ValueError for a file that is not compiled,
+        RuntimeError for one that the emulator does not load: weights shared among signatures.
+        """
+        self.graphs: dict[str, NpuGraph] = {}
+        """By signature."""
+        self._sessions: dict[str, Any] = {}
+        contexts = extract_contexts(compiled)
+        with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
+            for context in contexts:
+                Path(folder, "context.bin").write_bytes(context.binary)
+                for graph in context.graphs:
+                    model = Path(folder, f"{graph.name}.onnx")
+                    model.write_bytes(_wrapped(graph, "context.bin"))
+                    if len(context.graphs) > 1 and not self.graphs:
+                        _try_to_load(model, context.soc, compiled)
+                    self.graphs[graph.signature] = graph
+                    self._sessions[graph.signature] = _session(model, context.soc)
+
+    def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Runs a signature: returns its outputs by name for its inputs by name, all float32.
+
+        Where the graph itself takes or gives integers, these are converted by its scales. Inputs
+        on which nothing depends may be left out. Raises ValueError for what does not fit.
+        """
+        require(
+            signature in self.graphs,
+            f"signature is {signature!r}; allowed: {', '.join(self.graphs)}",
+        )
+        graph = self.graphs[signature]
+        missing = [tensor.argument for tensor in graph.inputs if tensor.argument not in inputs]
+        require(not missing, f"signature {signature!r} lacks inputs: {', '.join(missing)}")
+        feed = {tensor.name: _stored(tensor, inputs[tensor.argument]) for tensor in graph.inputs}
+        results = self._sessions[signature].run([tensor.name for tensor in graph.outputs], feed)
+        return {
+            tensor.argument: _value(tensor, result)
+            for tensor, result in zip(graph.outputs, results, strict=True)
+        }
+
+
+def _stored(tensor: Tensor, value: np.ndarray) -> np.ndarray:
+    value = np.asarray(value)
+    require(
+        value.shape == tensor.shape,
+        f"input {tensor.argument!r} has shape {value.shape}; needed: {tensor.shape}",
+    )
+    if tensor.scale is None:
+        return np.ascontiguousarray(value, tensor.dtype)
+    limits = np.iinfo(tensor.dtype)
+    steps = np.rint(value / np.float32(tensor.scale)) + tensor.zero_point
+    return np.clip(steps, limits.min, limits.max).astype(tensor.dtype)
+
+
+def _value(tensor: Tensor, stored: np.ndarray) -> np.ndarray:
+    if tensor.scale is None:
+        return stored
+    return (stored.astype(np.float32) - tensor.zero_point) * np.float32(tensor.scale)
+
+
+def _wrapped(graph: NpuGraph, binary: str) -> bytes:
+    """Returns an ONNX model that is one graph of the context binary in a file of its folder."""
+    from onnx import helper
+
+    def described(tensors: tuple[Tensor, ...]) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(
+                tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), tensor.shape
+            )
+            for tensor in tensors
+        ]
+
+    node = helper.make_node(
+        "EPContext",
+        [tensor.name for tensor in graph.inputs],
+        [tensor.name for tensor in graph.outputs],
+        name=graph.name,  # the provider looks the graph up by this name
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=0,
+        ep_cache_context=binary,
+        partition_name=graph.name,
+        source="QNN",
+    )
+    wrapped = helper.make_graph([node], "step", described(graph.inputs), described(graph.outputs))
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
+    return model.SerializeToString()
+
+
+def _session(model: str | Path, soc: str) -> Any:
+    """Opens a session on the emulator. Raises RuntimeError for what the emulator does not take."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    provider = {
+        "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
+        "soc_model": str(SOCS[soc]),
+    }
+    options.add_provider_for_devices(_devices(), provider)
+    try:
+        return onnxruntime.InferenceSession(str(model), options)
+    except Exception as error:  # its own classes have no other base
+        raise RuntimeError(f"the emulator does not load this context: {error}") from error
+
+
+@cache
+def _devices() -> list[Any]:
+    """Returns the devices of QNN's provider, which a process can register only once."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    name = onnxruntime_qnn.get_ep_name()
+    if all(device.ep_name != name for device in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library(name, onnxruntime_qnn.get_library_path())
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
+
+
+def _try_to_load(model: Path, soc: str, compiled: str | PathLike[str]) -> None:
+    """Loads a model in a process of its own, because QNN 2.50 ends the process where it cannot."""
+    code = f"import sys, {__name__} as emulator; emulator._session(*sys.argv[1:])"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(model), soc],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+    )
+    if finished.returncode < 0:
+        raise RuntimeError(
+            f"the emulator crashes on {compiled}, as it does on weights that several signatures "
+            "share; compile with weight_sharing=False to emulate"
+        )

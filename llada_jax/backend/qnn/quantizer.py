@@ -1,0 +1,143 @@
+"""Static and dynamic quantization of `.tflite` files, in the forms that the NPU takes.
+
+`Precision` says how products with constant weights are computed; the NPU does everything else in
+float16. `int8` is int8 weights with float16 activations. `a16w8` is int16 activations, in ranges
+that recorded inputs fix, with int8 weights; so are the others of that form. The NPU of QNN 2.50
+gets a16 wrong for exactly 16 rows where a product of activations comes before: take another number.
+"""
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llada_jax import atomic
+from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
+from llada_jax.backend.silenced import silenced
+from llada_jax.config import Precision, require, require_choice
+
+Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
+"""Recorded values of all inputs, by signature and name."""
+
+
+def quantize(
+    tflite: str | PathLike[str],
+    out: str | PathLike[str],
+    precision: Precision,
+    samples: Samples | None = None,
+) -> None:
+    """Quantizes the FULLY_CONNECTED ops with constant weights of a float32 .tflite file.
+
+    Args:
+      tflite: its constants may lie in the flatbuffer or after it.
+      out: the file to write. For fp16 it is a copy: the compiler converts float32 itself.
+      precision: weights get a scale for each output.
+      samples: real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range is
+        all that it takes in them.
+
+    Raises ImportError without the extra, ValueError where the samples do not fit the file.
+    """
+    require_qnn()
+    require_choice("precision", precision, Precision)
+    with atomic.new_file(out) as part:
+        if precision == "fp16":
+            shutil.copyfile(tflite, part)
+            return
+        if precision != "int8":
+            _check_samples(Path(tflite), samples or {})
+        with silenced("ai-edge-quantizer"):
+            part.write_bytes(_quantized(Path(tflite), precision, samples or {}))
+
+
+def _quantized(tflite: Path, precision: Precision, samples: Samples) -> bytearray:
+    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer.quantizer import Quantizer
+    from ai_edge_quantizer.recipe_manager import RecipeManager
+
+    recipe, kind = RecipeManager(), TFLOperationName.FULLY_CONNECTED
+    if precision == "int8":
+        recipe.add_dynamic_config(".*", kind, num_bits=8)
+    else:
+        activations, weights = map(int, precision[1:].split("w"))
+        recipe.add_static_config(".*", kind, activations, weights)
+    for output in _products_of_activations(tflite):
+        only_this = f"^{re.escape(output)};?$"
+        recipe.add_quantization_config(only_this, kind, algorithm_key="no_quantize")
+    ranges = _ranges(tflite, recipe, samples) if recipe.need_calibration() else None
+    quantizer = Quantizer(str(tflite), recipe.get_quantization_recipe())
+    quantized = bytearray(quantizer.quantize(ranges).quantized_model or b"")
+    _repair_signatures(quantized, tflite)
+    return quantized
+
+
+def _ranges(tflite: Path, recipe: Any, samples: Any) -> dict[str, Any]:
+    """Returns each tensor's lowest and highest value in all samples.
+
+    The quantizer's own way is an average in which the first sample has nearly all the weight, so
+    that values of the others are clipped.
+    """
+    from ai_edge_quantizer.calibrator import Calibrator
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
+
+    threads = os.cpu_count() or 1
+    calibrator = Calibrator(str(tflite), threads, qsv_update_func=min_max_update)
+    calibrator.calibrate(samples, recipe)
+    return calibrator.get_model_qsvs()
+
+
+def _repair_signatures(quantized: bytearray, tflite: Path) -> None:
+    """Makes signatures name the float32 outputs.
+
+    Where an op that is quantized makes an output that other ops use too, the quantizer appends a
+    dequantized one, but leaves the integers in the signature.
+    """
+    from ai_edge_litert.schema_py_generated import Model
+
+    before, _ = read_tflite(tflite)
+    places = {
+        (signature.signatureKey, output.name): list(subgraph.outputs).index(output.tensorIndex)
+        for signature, subgraph in signatures(before)
+        for output in signature.outputs
+    }
+    model: Any = Model.GetRootAs(quantized)
+    for signature in map(model.SignatureDefs, range(model.SignatureDefsLength())):
+        outputs = model.Subgraphs(signature.SubgraphIndex()).OutputsAsNumpy()
+        for output in map(signature.Outputs, range(signature.OutputsLength())):
+            right = outputs[places[signature.SignatureKey(), output.Name()]]
+            if output.TensorIndex() != right:
+                # The index is the second field of its table, whose offset stands at 6.
+                field = output._tab.Pos + output._tab.Offset(6)
+                struct.pack_into("<I", quantized, field, right)
+
+
+def _products_of_activations(tflite: Path) -> Iterator[str]:
+    """Yields outputs of FULLY_CONNECTED ops without a constant, as unbatched products become."""
+    model, _ = read_tflite(tflite)
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators or ():
+            if op_name(model, operator) == "FULLY_CONNECTED":
+                weight = model.buffers[subgraph.tensors[operator.inputs[1]].buffer]
+                if weight.data is None and not weight.offset:
+                    yield subgraph.tensors[operator.outputs[0]].name.decode()
+
+
+def _check_samples(tflite: Path, samples: Samples) -> None:
+    model, _ = read_tflite(tflite)
+    inputs = {
+        signature.signatureKey.decode(): {entry.name.decode() for entry in signature.inputs}
+        for signature, _ in signatures(model)
+    }
+    given = {name for name, recorded in samples.items() if recorded}
+    require(given == set(inputs), f"samples are of {sorted(given)}; needed: {sorted(inputs)}")
+    for name, recorded in samples.items():
+        for sample in recorded:
+            require(
+                set(sample) == inputs[name],
+                f"a sample of {name!r} has inputs {sorted(sample)}; needed: {sorted(inputs[name])}",
+            )

@@ -1,0 +1,153 @@
+"""What a checkpoint's files hold, and where in them each parameter lies.
+
+A file format says what it holds (`StoredTensor`); the parameter tree and the family's names say
+what is needed (`ParamSource`). Everything is checked before the first tensor is read. Files are
+read, not mapped: mapped pages count as resident memory until the file is closed.
+"""
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from llada_jax.config import ModelConfig, require
+from llada_jax.model.families import Names, checkpoint_name
+from llada_jax.model.params import ParamSpec, abstract_params
+
+FLOATS: Mapping[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_LISTED = 4
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file, of which rows can be read without the rest."""
+
+    file: Path
+    offset: int
+    shape: tuple[int, ...]
+    row_bytes: int
+    kind: str
+    """The format's own name of the number type."""
+    dtype: np.dtype | None
+    """What it loads as where no dtype is asked for; None where the kind is not supported."""
+    decode: Callable[[np.ndarray], np.ndarray]
+    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]."""
+    int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+    """Rows of raw bytes to int4 and scales, for kinds that are the int4 of `quantize` already."""
+
+    def raw(self, start: int, stop: int) -> np.ndarray:
+        """Reads rows `start` to `stop`, uint8 [rows, row_bytes]."""
+        count = (stop - start) * self.row_bytes
+        data = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * self.row_bytes)
+        return data.reshape(stop - start, self.row_bytes)
+
+
+def plain_numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns `StoredTensor.decode` of a kind of `FLOATS`."""
+    return partial(np.ndarray.view, dtype=FLOATS.get(kind))
+
+
+class ParamSource(NamedTuple):
+    """Where one parameter lies: rows from `start` on of a tensor, or one tensor per expert."""
+
+    path: str
+    spec: ParamSpec
+    tensors: tuple[str, ...]
+    part: tuple[int, ...]
+    """Shape of what it takes of each tensor."""
+    start: int
+
+
+RowOrder = Callable[[ParamSource], np.ndarray | None]
+"""The row of the parameter that each stored row is; None where they are in order."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was looked through and checked; no tensor is read yet."""
+
+    location: Path
+    config: ModelConfig
+    sources: Sequence[ParamSource]
+    """In the order of the tree's leaves."""
+    stored: Mapping[str, StoredTensor]
+    row_order: RowOrder = lambda source: None
+
+
+def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
+    """Returns where each parameter of `config` lies, in the order of the tree's leaves."""
+    next_row: dict[tuple[str, ...], int] = defaultdict(int)
+    sources = []
+    for keys, spec in jax.tree.leaves_with_path(abstract_params(config)):
+        path, layer = path_of(keys)
+        routed = config.moe is not None and layer >= config.moe.first_layer
+        template = checkpoint_name(names, path, routed=routed)
+        stacked = "{e}" in template
+        experts = range(spec.shape[0] if stacked else 1)
+        tensors = tuple(template.format(i=layer, e=expert) for expert in experts)
+        part = spec.shape[1:] if stacked else spec.shape
+        sources.append(ParamSource(path, spec, tensors, part, next_row[tensors]))
+        next_row[tensors] += part[0]
+    return sources
+
+
+def path_of(keys: Sequence[Any]) -> tuple[str, int]:
+    """Returns a leaf's path with `{i}` for the layer's number, and the number (-1 outside)."""
+    names = [key.name if hasattr(key, "name") else "{i}" for key in keys]
+    layer = next((key.idx for key in keys if hasattr(key, "idx")), -1)
+    return ".".join(names), layer
+
+
+def tensor_shapes(sources: Sequence[ParamSource]) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor that the parameters take, by name."""
+    shapes = {}
+    for source in sources:
+        shape = (source.start + source.part[0], *source.part[1:])
+        shapes.update(dict.fromkeys(source.tensors, shape))
+    return shapes
+
+
+def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
+    """Returns the checkpoint, if it has the tensors that it needs.
+
+    Raises ValueError for tensors that are missing, misshapen or of a kind that is none of `kinds`;
+    warns of tensors that the model does not read.
+    """
+    location, stored = checkpoint.location, checkpoint.stored
+    shapes = tensor_shapes(checkpoint.sources)
+    missing = [name for name in shapes if name not in stored]
+    require(not missing, f"{location} lacks {_listed(missing)}")
+    wrong = [
+        f"{name} is {list(stored[name].shape)}, expected {list(shape)}"
+        for name, shape in shapes.items()
+        if stored[name].shape != shape
+    ]
+    require(not wrong, f"{location} has tensors of a wrong shape: {_listed(wrong)}")
+    other = [f"{name} is {stored[name].kind}" for name in shapes if stored[name].kind not in kinds]
+    require(not other, f"{location}: {_listed(other)}; allowed: {', '.join(kinds)}")
+    unread = [name for name in stored if name not in shapes and not name.endswith("inv_freq")]
+    if unread:
+        warnings.warn(f"{location} holds tensors that no parameter reads: {_listed(unread)}",
+                      stacklevel=3)  # fmt: skip
+    return checkpoint
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(items[:_LISTED]) + more
+
+
+def columns_of(tensor: StoredTensor) -> int:
+    """Returns how many numbers a row has."""
+    return max(1, math.prod(tensor.shape[1:]))

@@ -1,0 +1,178 @@
+"""Answers of a decoder, graded: scores, their intervals, and differences between two decoders."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llada_jax.config import require
+from llada_jax.evaluation.generations import (
+    SETTINGS,
+    Generation,
+    GenerationBatch,
+    GenerationMemory,
+    GenerationStore,
+)
+from llada_jax.evaluation.metrics import Interval, Paired, paired
+from llada_jax.evaluation.stored import require_object
+from llada_jax.evaluation.tally import Tally, asked_first, tally
+from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.evaluation.trajectory import Trajectory
+
+GENERATIONS = "generations"
+"""The folder, in that of a run, where its answers are stored."""
+_SETTINGS = {"model": str, "task": dict, "sampler_name": str, "backend": str}
+_TASK = {"name": str, "version": int, "difficulty": int, "seed": int}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Evaluation:
+    """The answers of one decoder to items of one task, and which of them are right.
+
+    Attributes:
+      store: where the answers and the traces are.
+      batches: answers that were decoded together, in the order of their items.
+      right: whether an item was answered right, by its place.
+      timed: the batches that are whole: of a part of one, nobody knows the seconds.
+      against: the difference to the baseline, where one was given.
+    """
+
+    store: GenerationStore | GenerationMemory
+    batches: tuple[GenerationBatch, ...]
+    right: Mapping[int, bool]
+    timed: tuple[GenerationBatch, ...]
+    against: Paired | None = None
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, items: int | None = None, task: Task | None = None
+    ) -> "Evaluation":
+        """Grades the answers in the folder of a run anew; with `items`, only the first ones.
+
+        Raises:
+          FileNotFoundError: the folder has no generations.
+          ValueError: they are damaged, of another version, or none yet.
+        """
+        store = GenerationStore.load(Path(folder) / GENERATIONS)
+        path = store.folder / SETTINGS
+        require_object(require_object(store.settings, path, _SETTINGS)["task"], path, _TASK)
+        found = graded(store, task or load_task(store.settings["task"]["name"]), items)
+        require(bool(found.batches), f"{folder} has no generations yet; allowed: one batch or more")
+        return found
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Returns what the answers depend on, as plain JSON."""
+        return self.store.settings
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Returns all answers, in the order of their items."""
+        return [generation for batch in self.batches for generation in batch.generations]
+
+    @property
+    def counted(self) -> dict[int, bool]:
+        """Returns `right` without the items that ask a question again."""
+        return {each.index: self.right[each.index] for each in asked_first(self.generations)}
+
+    @property
+    def name(self) -> str:
+        """Names task and sampler, and what else is not as usual: `word_problems/threshold`, or
+        `word_problems/threshold/tiles/q4_0`."""
+        parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
+        backend, tiles = self.settings["backend"], self.settings.get("tiles")
+        parts += [] if backend == "xla" else [backend]
+        return "/".join([*parts, tiles] if tiles else parts)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Counts the questions, each once however often it is asked."""
+        return tally(self.generations, self.right)
+
+    @property
+    def score(self) -> float:
+        """Returns the share of questions answered right (exact match), 0 to 1."""
+        return self.tally.exact_match
+
+    @property
+    def interval(self) -> Interval:
+        """Returns Wilson's 95 % interval of the score."""
+        return self.tally.interval
+
+    @property
+    def nfe(self) -> float:
+        """Returns the mean number of forwards a question."""
+        return self.tally.nfe
+
+    @property
+    def tpf(self) -> float:
+        """Returns answer tokens a forward."""
+        return self.tally.tpf
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        shown = (
+            f"{self.name}: {self.score:.1%} of {len(self.tally.right)} questions ({low:.1%} to "
+            f"{high:.1%}), {self.nfe:.1f} forwards, {self.tpf:.2f} tokens/forward"
+        )
+        if self.against is not None:
+            points = f"{100 * self.against.difference:+.1f} points"
+            shown += f"; {points} against the baseline, p {self.against.p_value:.2g}"
+        return f"Evaluation({shown})"
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yields how the decoding of each batch went, where its trace was kept.
+
+        Raises:
+          ValueError: as `Trajectory`.
+        """
+        for batch, trace in self.store.traces():
+            lengths = np.array([each.length for each in batch.generations])
+            yield Trajectory(trace, lengths)
+
+    def compared_with(self, baseline: "Evaluation") -> "Evaluation":
+        """Returns this evaluation with its difference to a baseline, question by question.
+
+        Raises:
+          ValueError: the baseline's items are others, or fewer.
+        """
+        require_same_items(baseline, self.settings["task"], 0)
+        lacking = sorted(self.right.keys() - baseline.right.keys())
+        require(
+            not lacking,
+            f"the baseline, {baseline.store}, lacks items {lacking[:3]} that {self.store} has; "
+            "allowed: a baseline with all of them",
+        )
+        counted = self.counted
+        before = [baseline.right[index] for index in counted]
+        return replace(self, against=paired(before, list(counted.values())))
+
+
+def graded(
+    store: GenerationStore | GenerationMemory, task: Task, items: int | None = None
+) -> Evaluation:
+    """Grades the answers of a store; with `items`, only those to the first ones."""
+    stored = store.batches()
+    batches = [first_items(batch, items) for batch in stored]
+    timed = [whole for whole, part in zip(stored, batches, strict=True) if part == whole]
+    batches = [batch for batch in batches if batch.generations]
+    right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
+    return Evaluation(store, tuple(batches), right, tuple(timed))
+
+
+def first_items(batch: GenerationBatch, items: int | None) -> GenerationBatch:
+    """Keeps of a batch what belongs to the first items; all of it where `items` is None."""
+    kept = [each for each in batch.generations if items is None or each.index < items]
+    return batch._replace(generations=kept)
+
+
+def require_same_items(baseline: Evaluation, task: Mapping[str, Any], items: int) -> None:
+    """Raises ValueError unless a baseline has the first `items` of the same sequence."""
+    theirs = baseline.settings["task"]
+    require(theirs == task, f"the baseline's task is {theirs}; allowed: the same items, {task}")
+    lacking = [index for index in range(items) if index not in baseline.right]
+    require(not lacking, f"the baseline lacks item {lacking[:1]} of {items}; allowed: all of them")

@@ -1,0 +1,202 @@
+"""A decoder's score on a task: its items are answered, stored, and graded.
+
+found = lj.evaluate(model, "yes_no", "llada_cpp", items=100, folder="outputs/yes_no")
+found.score, found.interval, found.nfe, found.tpf
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from llada_jax import build
+from llada_jax.backend.exported.manifest import MANIFEST
+from llada_jax.build import Model
+from llada_jax.config import Loop, SamplerConfig, require
+from llada_jax.evaluation.answers import answer_items
+from llada_jax.evaluation.generations import GenerationMemory, GenerationStore
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
+from llada_jax.evaluation.items import TaskItems
+from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.revision.tiles import Tiles
+
+
+def evaluate(
+    model: Model | str | os.PathLike[str],
+    task: str | Task = "word_problems",
+    sampler: str | SamplerConfig = "llada",
+    *,
+    items: int = 100,
+    seed: int = 0,
+    difficulty: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    baseline: Evaluation | str | os.PathLike[str] | None = None,
+    backend: str = "xla",
+    refresh_on: Model | None = None,
+    loop: Loop | None = None,
+    sampling_seed: int = 0,
+    batch_size: int = 50,
+    progress: bool = True,
+) -> Evaluation:
+    """Scores a decoder on the first items of a task's test split.
+
+    Args:
+      model: loaded, or what `llada_jax.load` takes.
+      task: a name of `llada_jax.evaluation.tasks.task_names()`, or a task of one's own.
+      sampler: a preset by name, with the task's answer length and one token a step where it
+        commits by number; or a configuration, taken as it is.
+      items: how many, from the first on; of those that ask the same question, one counts.
+      seed: whose sequence of items is asked.
+      difficulty: default: the task's.
+      folder: where answers and traces are stored. The same call goes on where it was interrupted,
+        and with more items it only decodes what is new. Default: they are kept in memory.
+      baseline: an evaluation of the same items, or its folder; `Evaluation.against` has the paired
+        difference to it.
+      backend: by name, as in `llada_jax.generate`; so are `refresh_on` and `loop`.
+      sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
+      batch_size: items that are decoded together. It changes no answer.
+      progress: show a progress bar.
+
+    Raises:
+      ValueError, FileNotFoundError: one message that names the bad value and what is allowed,
+        before anything is decoded; also for a folder of other settings, or a damaged one.
+    """
+    chosen = load_task(task) if isinstance(task, str) else task
+    lengths = {"gen_length": chosen.gen_length, "steps": chosen.gen_length}
+    asked = TaskItems(task=chosen, count=items, seed=seed, difficulty=difficulty)
+    by_name = isinstance(sampler, str)
+    trial = Trial(
+        model=model if isinstance(model, Model) else build.load(model),
+        items=asked,
+        sampler_name=sampler if by_name else "custom",
+        sampler=SamplerConfig.preset(sampler, **lengths) if by_name else sampler,
+        backend=backend,
+        refresh_on=refresh_on,
+        loop=loop,
+        seed=sampling_seed,
+        batch_size=batch_size,
+    )
+    if baseline is not None:
+        if not isinstance(baseline, Evaluation):
+            baseline = Evaluation.load(Path(baseline))
+        require_same_items(baseline, asked.settings, items)
+    store = trial.memory() if folder is None else trial.store(Path(folder))
+    found = trial.run(store, progress)
+    return found if baseline is None else found.compared_with(baseline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The items of a task, for one model to answer with one decoder.
+
+    Attributes:
+      dtype, sampler_name: what the decoder is called where its answers are stored.
+      refresh_on, loop: as in `llada_jax.generate`.
+      seed: of what is drawn while decoding; an item's own seed is this plus its place.
+
+    Raises:
+      ValueError: the model has no tokenizer, or `batch_size` is below 1.
+    """
+
+    model: Model
+    dtype: str | None = None
+    items: TaskItems
+    sampler_name: str
+    sampler: SamplerConfig
+    backend: str = "xla"
+    refresh_on: Model | None = None
+    loop: Loop | None = None
+    seed: int = 0
+    batch_size: int = 50
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require(
+            self.model.tokenizer is not None,
+            f"model {self.model_name!r} has no tokenizer.json; allowed: one that has",
+        )
+
+    @property
+    def model_name(self) -> str:
+        """Returns what the model was loaded from."""
+        return self.model.source or "model"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Says what the answers depend on, as plain JSON; not how many there are, nor how many are
+        decoded at a time."""
+        return {
+            "model": self.model_name,
+            "dtype": self.dtype,
+            "fingerprint": fingerprint(self.model),
+            "task": self.items.settings,
+            "sampler_name": self.sampler_name,
+            "sampler": asdict(self.sampler),
+            "backend": self.backend,
+            "tiles": _tiles_of([self.model, self.refresh_on]),
+            "seed": self.seed,
+        }
+
+    def memory(self) -> GenerationMemory:
+        """Makes an empty store that no folder holds."""
+        return GenerationMemory(self.settings)
+
+    def store(self, folder: Path) -> GenerationStore:
+        """Opens the answers in the folder of a run, with those that an interrupted run left.
+
+        Raises:
+          ValueError: the folder's settings are others, or a file is damaged.
+        """
+        store = GenerationStore.begin(folder / GENERATIONS, self.settings)
+        _ = store.generations()
+        return store
+
+    def run(self, store: GenerationStore | GenerationMemory, progress: bool = True) -> Evaluation:
+        """Answers the items that the store does not have yet, and grades all of them."""
+        done = {each.index for batch in store.batches() for each in batch.generations}
+        missing = [index for index in range(self.items.count) if index not in done]
+        with tqdm(
+            total=self.items.count,
+            initial=self.items.count - len(missing),
+            desc=f"{self.items.task.name}, {self.sampler_name}",
+            mininterval=1,
+            disable=not progress,
+        ) as bar:
+            for start in range(0, len(missing), self.batch_size):
+                indices = missing[start : start + self.batch_size]
+                answers = answer_items(
+                    self.model,
+                    {index: self.items.item(index) for index in indices},
+                    self.sampler,
+                    backend=self.backend,
+                    seed=self.seed,
+                    loop=self.loop,
+                    refresh_on=self.refresh_on,
+                )
+                store.add(*answers)
+                bar.update(len(indices))
+        return graded(store, self.items.task, self.items.count)
+
+
+def fingerprint(model: Model) -> str:
+    """Tells models apart by what is small in them: no two trainings end with the same norms."""
+    digest = hashlib.sha256(repr(model.config).encode())
+    if model.artifact is not None:
+        digest.update((model.artifact / MANIFEST).read_bytes())
+    for leaf in jax.tree.leaves(model.params):
+        if not isinstance(leaf, Tiles) and leaf.ndim == 1:
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _tiles_of(models: Iterable[Model | None]) -> str | None:
+    """Returns the kind of the tiles that the first model with tiles has; None where none has."""
+    leaves = (leaf for each in models if each for leaf in jax.tree.leaves(each.params))
+    return next((leaf.kind for leaf in leaves if isinstance(leaf, Tiles)), None)

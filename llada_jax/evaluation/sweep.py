@@ -1,0 +1,169 @@
+"""Ways of decoding that differ in a few settings, and which of them to choose.
+
+Sweep(name="staged", sampler=staged, over=Axes(theta_visible=(0.5, 0.7))).settings
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.tally import Tally
+from llada_jax.sampler.accept import without_bound
+
+_SETTINGS = {
+    name: hint
+    for name, hint in get_type_hints(SamplerConfig).items()
+    if name not in ("gen_length", "steps")  # which a task sets
+}
+_RULES = {
+    *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
+    *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
+    *("refresh", "refresh_rows", "refresh_order", "refresh_overflow", "end_steps"),
+}
+"""Settings of what accepts and revises tokens; the others say what it works on."""
+
+
+class Axes(
+    make_dataclass(
+        "Values",
+        [(name, tuple[hint, ...], field(default=())) for name, hint in _SETTINGS.items()],
+        frozen=True,
+        kw_only=True,
+    )
+):
+    """Holds values of settings of `SamplerConfig`; empty ones stay as the sampler has them."""
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yields all of them, less those whose theta_visible is above theta_stable."""
+        axes = {each.name: getattr(self, each.name) for each in fields(self)}
+        axes = {name: values for name, values in axes.items() if values}
+        for values in itertools.product(*axes.values()):
+            combination: dict[str, Any] = dict(zip(axes, values, strict=True))
+            low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
+            if low is None or high is None or low <= high:
+                yield combination
+
+
+class Setting(NamedTuple):
+    """A way of decoding, by the name of its sweep and of what is particular to it."""
+
+    sweep: str
+    particular: str
+    sampler: SamplerConfig
+
+    @property
+    def name(self) -> str:
+        """Returns `staged@theta_visible:0.7,theta_stable:0.9`."""
+        return f"{self.sweep}@{self.particular}" if self.particular else self.sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sampler, and the settings of it that vary."""
+
+    name: str
+    sampler: SamplerConfig
+    over: Axes = field(default_factory=Axes)
+
+    def __post_init__(self) -> None:
+        require(len(self.settings) > 0, f"sweep {self.name!r} is empty; allowed: one setting")
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Returns the sampler with each combination of values."""
+        return [
+            Setting(
+                self.name,
+                ",".join(f"{key}:{value}" for key, value in combination.items()),
+                self.sampler.replace(**combination),
+            )
+            for combination in self.over.combinations()
+        ]
+
+
+def by_program(settings: Iterable[Setting]) -> list[Setting]:
+    """Sorts settings so that those which one compiled program decodes, since only numbers of their
+    rules differ, follow each other."""
+    groups: dict[SamplerConfig, list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(without_bound(setting.sampler), []).append(setting)
+    return list(itertools.chain(*groups.values()))
+
+
+class Found(NamedTuple):
+    """A setting and what it scored.
+
+    Attributes:
+      refreshed: tokens of an item that were refreshed after they had left the window; None where
+        the sampler never refreshes.
+    """
+
+    setting: Setting
+    tally: Tally
+    refreshed: float | None = None
+
+
+def fewest_forwards(found: Sequence[Found], plain: Tally, points: float) -> Found | None:
+    """Chooses the fewest forwards among settings that lose at most so many points of exact match
+    against the plain sampler; of equal ones the better. Returns None where all lose more."""
+    least = plain.exact_match - points / 100
+    kept = [each for each in found if each.tally.exact_match >= least - 1e-9]
+    return min(kept, key=lambda each: (each.tally.nfe, -each.tally.exact_match), default=None)
+
+
+class Revision(NamedTuple):
+    """What staged decoding makes of committing at the same threshold for good.
+
+    Attributes:
+      lost: exact match that the threshold loses against one token a forward.
+      recovered: exact match that revision brings back.
+      forwards: those with revision by those without.
+      beyond: exact match above the threshold rule's own line at as many forwards; None where none
+        of its settings needs as many.
+    """
+
+    staged: Found
+    hasty: Found
+    lost: float
+    recovered: float
+    forwards: float
+    beyond: float | None
+
+
+def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
+    """Compares every staged setting with the threshold that it makes tokens visible at, where all
+    but the rules is the same: a window of another size has other forwards of its own."""
+    thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
+    pairs = []
+    for staged in found:
+        sampler = staged.setting.sampler
+        if sampler.accept != "staged":
+            continue
+        alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
+        for hasty in alike:
+            if hasty.setting.sampler.threshold == sampler.theta_visible:
+                pairs.append(_revision(staged, hasty, alike, slowest))
+    return pairs
+
+
+def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
+
+
+def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:
+    line = sorted((each.tally.nfe, each.tally.exact_match) for each in alike)
+    forwards, scores = np.array(line).T
+    reached = forwards[0] <= staged.tally.nfe <= forwards[-1]
+    level = float(np.interp(staged.tally.nfe, forwards, scores))
+    return Revision(
+        staged,
+        hasty,
+        lost=slowest.exact_match - hasty.tally.exact_match,
+        recovered=staged.tally.exact_match - hasty.tally.exact_match,
+        forwards=staged.tally.nfe / hasty.tally.nfe,
+        beyond=staged.tally.exact_match - level if reached else None,
+    )

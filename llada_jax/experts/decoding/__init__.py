@@ -1,0 +1,1 @@
+"""Decoding with routed experts in view: recorded, or with a limited number of them on hand."""

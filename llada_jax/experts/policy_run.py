@@ -1,0 +1,123 @@
+"""The decisions of a policy, one layer after another, and the time that they take on a machine.
+
+A replayed trace and a forward that really runs both drive this object, so that what is modelled is
+what runs.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from llada_jax.config import require
+from llada_jax.experts.cache import StaticFrequency, Visit, best, make_cache
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.policy import Policy
+from llada_jax.experts.prefetch import LOOK_AHEADS, Prefetcher, Swap
+from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
+
+
+class LayerDecision(NamedTuple):
+    """What is to happen in one layer."""
+
+    schedule: Schedule
+    resident_before: Bool[np.ndarray, " E"]
+    resident_after: Bool[np.ndarray, " E"]
+    """Once its experts have run: what the schedule brought may have replaced others."""
+    swaps: tuple[Swap, ...]
+    """Transfers ahead of time that start while it runs, for any layer."""
+
+
+class PolicyRun:
+    """Knows what is resident, how far the link is, and what time it is."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        costs: ExpertCosts,
+        slots: int,
+        profile: Int[np.ndarray, "S N E"],
+        future: Int[np.ndarray, "S N E"] | None = None,
+    ) -> None:
+        """Starts with the experts that a profile of loads used most.
+
+        Raises ValueError for slots that are fewer than one or more than the experts of a layer.
+        """
+        n_layers, n_experts = profile.shape[1:]
+        require(
+            0 < slots <= n_experts,
+            f"slots is {slots}; allowed: 1 to {n_experts} experts of a layer",
+        )
+        self.cache = make_cache(policy.cache, profile, future=future, alpha=policy.alpha)
+        self.seconds = 0.0
+        self.hits = self.uses = self.transfers = 0
+        frequency = StaticFrequency(profile)
+        self.resident = np.stack([best(frequency.worth(n), slots) for n in range(n_layers)])
+        self._costs = costs
+        self._schedule = SCHEDULERS[policy.scheduler]
+        self._refill = policy.refill
+        self._prefetcher = Prefetcher(
+            LOOK_AHEADS[policy.prefetch], self.cache, self._schedule, costs
+        )
+        self._link_end = 0.0
+        self._in_flight: Swap | None = None
+
+    def run_layer(self, visit: Visit) -> LayerDecision:
+        """Decides the layer of a visit, whose routing is known, and lets its time pass.
+
+        A layer is its dense part, after which the router is known, and its experts on the timelines
+        of the schedule. The link serves the schedule first. From then until the next router is
+        known it may start transfers ahead of time, of which the last may reach into the next layer
+        and keep that layer's link busy; a refill may not. A slot is given up when the transfer into
+        it starts; what a schedule brings stays where the cache policy thinks it worth more than a
+        resident.
+        """
+        layer = visit.layer
+        self.seconds += self._costs.dense
+        before = self.resident[layer].copy()
+        schedule = self._schedule(visit.loads, before, self._costs, self._link(layer))
+        self.uses += int(np.count_nonzero(visit.loads))
+        self.hits += int(np.count_nonzero((visit.loads > 0) & before))
+        self.cache.observe(visit)
+        if schedule.transferred:
+            self._link_end = self.seconds + schedule.transfer_seconds
+            self.transfers += len(schedule.transferred)
+            self.resident[layer] = self._kept(layer, schedule.transferred)
+        after = self.resident[layer].copy()
+        swaps = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
+        self.seconds += schedule.seconds
+        return LayerDecision(schedule, before, after, swaps)
+
+    def _link(self, layer: int) -> Link:
+        """Returns the link as this layer finds it: perhaps busy with the last transfer."""
+        busy = max(0.0, self._link_end - self.seconds)
+        flying = self._in_flight
+        mine = busy > 0 and flying is not None and flying.layer == layer
+        return Link(busy, flying.expert if mine and flying else None)
+
+    def _kept(self, layer: int, brought: list[int]) -> Bool[np.ndarray, " E"]:
+        present = self.resident[layer].copy()
+        slots = int(np.count_nonzero(present))
+        present[brought] = True
+        return best(np.where(present, self.cache.worth(layer), -np.inf), slots)
+
+    def _use_idle_link(self, visit: Visit, until: float) -> tuple[Swap, ...]:
+        """Starts transfers ahead of time before `until`; refills end before it."""
+        done: list[Swap] = []
+        self._link_end = max(self._link_end, self.seconds)
+        wanted = self._prefetcher.swaps(visit, self.resident)
+        while self._link_end < until and (swap := next(wanted, None)):
+            done.append(self._started(swap))
+        if not self._refill:
+            return tuple(done)
+        wanted = self._prefetcher.refills(visit, self.resident)
+        while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
+            done.append(self._started(swap))
+        return tuple(done)
+
+    def _started(self, swap: Swap) -> Swap:
+        self.resident[swap.layer, [swap.expert, swap.victim]] = True, False
+        self._link_end += self._costs.transfer
+        self._in_flight = swap
+        self.transfers += 1
+        return swap

@@ -1,0 +1,203 @@
+"""The parameters of a dLLM, described once, and without JAX.
+
+The tree of `llada_jax.model.params`, what is loaded, quantized and sharded, and what a phone maps,
+stages, plans and pays for are all read off `named_specs` and `matrices`. Matrices are stored
+[out, in], as in PyTorch checkpoints.
+"""
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+from llada_jax.config import ModelConfig, MoEConfig
+
+Axis = Literal["vocab", "width", "heads", "kv_heads", "ffn", "experts", "head_dim"]
+
+_READS: Mapping[str, tuple[str, ...]] = {
+    "attention.output": ("attention.query", "attention.key", "attention.value"),
+    "ffn.router": ("attention.output",),
+    "ffn.gate": ("attention.output", "ffn.router"),
+    "ffn.up": ("attention.output", "ffn.router"),
+    "ffn.down": ("ffn.gate", "ffn.up"),
+    "ffn.shared.gate": ("attention.output",),
+    "ffn.shared.up": ("attention.output",),
+    "ffn.shared.down": ("ffn.shared.gate", "ffn.shared.up"),
+}
+"""What the matrices of a layer read within it; the others read the layer before."""
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Shape, logical axes and standard deviation of one parameter (0: zeros; None: ones)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    init_std: float | None
+    quantizable: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of scalars."""
+        return math.prod(self.shape)
+
+
+class Matrix(NamedTuple):
+    """A parameter that rows are multiplied with; of the routed experts, all copies together."""
+
+    name: str
+    """As in `named_specs`: `layers.3.ffn.down`."""
+    layer: int | None
+    """None for the embedding and the head."""
+    outputs: int
+    inputs: int
+    copies: int
+    """Experts of a routed layer; 1 for every other matrix."""
+    axes: tuple[Axis, ...]
+    """Logical axes, by which it may be sharded; that of the copies first."""
+    quantizable: bool
+    reads: tuple[str, ...]
+    """Names of the matrices whose outputs it needs."""
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all copies."""
+        return self.copies * self.outputs * self.inputs
+
+    @property
+    def of_expert(self) -> bool:
+        """Whether each routed expert has a copy of its own."""
+        return len(self.axes) == 3
+
+    @property
+    def of_shared_expert(self) -> bool:
+        """Whether it belongs to the expert that all rows take."""
+        return ".shared." in self.name
+
+
+def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    """Describes every parameter by name, in the order of the tree's leaves."""
+    specs = {"embedding": ParamSpec((config.vocab_size, config.width), ("vocab", "width"), 0.02)}
+    for layer in range(config.n_layers):
+        specs |= _under(f"layers.{layer}", _layer(config, layer))
+    specs["final_norm"] = _ones(config.width, "width")
+    if not config.tied_embeddings:
+        specs["head"] = _matrix(config.vocab_size, config.width, "vocab", "width")
+    return specs
+
+
+@cache
+def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
+    """Describes every matrix, in the order in which a step runs them.
+
+    The embedding comes first; where it is the head too, it stands once.
+    """
+    specs = {name: spec for name, spec in named_specs(config).items() if len(spec.shape) > 1}
+    return tuple(_described(name, spec, config, specs) for name, spec in specs.items())
+
+
+@cache
+def body_matrices(config: ModelConfig) -> tuple[Matrix, ...]:
+    """Describes the matrices of all layers, without embedding and head."""
+    return tuple(each for each in matrices(config) if each.layer is not None)
+
+
+def head_weights(config: ModelConfig) -> int:
+    """Returns the numbers of the head's matrix, which may be the embedding's."""
+    specs = named_specs(config)
+    return specs.get("head", specs["embedding"]).size
+
+
+def is_routed(config: ModelConfig, layer: int) -> bool:
+    """Returns whether a layer has routed experts."""
+    return config.moe is not None and layer >= config.moe.first_layer
+
+
+def _under(prefix: str, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+    return {f"{prefix}.{name}": spec for name, spec in specs.items()}
+
+
+def _matrix(rows: int, columns: int, row_axis: Axis, column_axis: Axis) -> ParamSpec:
+    return ParamSpec((rows, columns), (row_axis, column_axis), columns**-0.5, quantizable=True)
+
+
+def _ones(size: int, axis: Axis) -> ParamSpec:
+    return ParamSpec((size,), (axis,), None)
+
+
+def _zeros(size: int, axis: Axis) -> ParamSpec:
+    return ParamSpec((size,), (axis,), 0.0)
+
+
+def _layer(config: ModelConfig, layer: int) -> dict[str, ParamSpec]:
+    if config.moe is not None and is_routed(config, layer):
+        ffn = _experts(config.width, config.moe)
+    else:
+        ffn = _feed_forward(config.width, config.ffn_width)
+    return {
+        "attention_norm": _ones(config.width, "width"),
+        **_under("attention", _attention(config)),
+        "ffn_norm": _ones(config.width, "width"),
+        **_under("ffn", ffn),
+    }
+
+
+def _attention(config: ModelConfig) -> dict[str, ParamSpec]:
+    width = config.width
+    query_width, key_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    specs = {
+        "query": _matrix(query_width, width, "heads", "width"),
+        "key": _matrix(key_width, width, "kv_heads", "width"),
+        "value": _matrix(key_width, width, "kv_heads", "width"),
+        "output": _matrix(width, query_width, "width", "heads"),
+    }
+    if config.qkv_bias:
+        specs["query_bias"] = _zeros(query_width, "heads")
+        specs |= {f"{name}_bias": _zeros(key_width, "kv_heads") for name in ("key", "value")}
+    if config.qk_norm:
+        specs |= {f"{name}_norm": _ones(config.head_dim, "head_dim") for name in ("query", "key")}
+    return specs
+
+
+def _feed_forward(width: int, inner: int) -> dict[str, ParamSpec]:
+    return {
+        "gate": _matrix(inner, width, "ffn", "width"),
+        "up": _matrix(inner, width, "ffn", "width"),
+        "down": _matrix(width, inner, "width", "ffn"),
+    }
+
+
+def _experts(width: int, moe: MoEConfig) -> dict[str, ParamSpec]:
+    specs = {"router": ParamSpec((moe.n_experts, width), ("experts", "width"), width**-0.5)}
+    if moe.selection_bias:
+        specs["selection_bias"] = _zeros(moe.n_experts, "experts")
+    for name, one in _feed_forward(width, moe.expert_width).items():
+        shape, axes = (moe.n_experts, *one.shape), ("experts", *one.axes)
+        specs[name] = ParamSpec(shape, axes, one.init_std, quantizable=True)
+    if moe.shared_width:
+        specs |= _under("shared", _feed_forward(width, moe.shared_width))
+    return specs
+
+
+def _described(
+    name: str, spec: ParamSpec, config: ModelConfig, all_names: Container[str]
+) -> Matrix:
+    *copies, outputs, inputs = spec.shape
+    layer, read = None, ()
+    if name.startswith("layers."):
+        layer = int(name.split(".")[1])
+        inside = name.removeprefix(f"layers.{layer}.")
+        read = tuple(f"layers.{layer}.{each}" for each in _READS.get(inside, ()))
+        read = read or _ends(layer - 1)
+    elif name == "head":
+        read = _ends(config.n_layers - 1)
+    reads = tuple(each for each in read if each in all_names)
+    return Matrix(
+        name, layer, outputs, inputs, math.prod(copies), spec.axes, spec.quantizable, reads
+    )
+
+
+def _ends(layer: int) -> tuple[str, ...]:
+    """Names what a layer's output is the sum of."""
+    return (f"layers.{layer}.ffn.down", f"layers.{layer}.ffn.shared.down")

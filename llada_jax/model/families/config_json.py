@@ -1,0 +1,132 @@
+"""Configurations of Hugging Face folders: `config.json`, read and written as a family spells it."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from llada_jax.config import ModelConfig, MoEConfig, require
+from llada_jax.model.families.family import Family
+from llada_jax.model.families.registry import FAMILIES, REQUIRED, completed, family_of
+
+_REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
+_ASSUMED = {
+    **dict.fromkeys(
+        ("alibi", "scale_logits", "input_emb_norm", "include_bias", "attention_bias",
+         "multi_query_attention", "use_sliding_window"), False
+    ),
+    **dict.fromkeys(("activation_type", "hidden_act"), "silu"),
+    "rope": True,
+    "rope_scaling": None,
+    "layer_norm_type": "rms",
+    "block_type": "llama",
+}  # fmt: skip
+"""What the forward computes, by the keys that could ask for something else."""
+
+
+def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None) -> ModelConfig:
+    """Returns the configuration that a `config.json` gives, in either spelling of its keys.
+
+    `tensors` are the names of the checkpoint's tensors: they decide what the configuration leaves
+    open. Raises ValueError for an unknown family, a missing key, a value that is no number, or a
+    feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a norm other
+    than RMSNorm).
+    """
+    require("model_type" in hf, "the model's configuration lacks 'model_type'")
+    name = family_of(hf["model_type"])
+    family = FAMILIES[name]
+    hf = {**hf, **_rope_parameters(hf)}
+    _reject_unsupported(hf)
+    found = {**family.facts, **_read(hf, family, ModelConfig)}
+    _require_fields(found, REQUIRED, family)
+    for flag, tensor in family.presence.items():
+        found.setdefault(flag, tensors is None or tensor in tensors)
+    head_dim = found.get("head_dim", found["width"] // found["n_heads"])
+    found["rotary_dims"] = round(head_dim * hf.get("partial_rotary_factor", 1.0))
+    if family.moe_facts is not None:
+        moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
+        _require_fields(moe, _REQUIRED_MOE, family)
+        if hf.get("num_shared_experts"):
+            moe["shared_width"] = hf["num_shared_experts"] * moe["expert_width"]
+        found["moe"] = MoEConfig(**moe)
+    return completed(name, found)
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Returns the `config.json` of a model as its family spells it; `config_from_hf` inverts it.
+
+    Raises ValueError, with the fields, where the family has no key for what `config` says.
+    """
+    family = FAMILIES[config.family]
+    hf: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_types[0],
+        **family.constants,
+    }
+    for ours, keys in family.keys.items():
+        value = getattr(config if hasattr(config, ours) else config.moe, ours, None)
+        hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
+    if config.rotary_dims != config.head_dim:
+        hf["partial_rotary_factor"] = config.rotary_dims / config.head_dim
+    back = config_from_hf(hf)
+    lost = [f.name for f in fields(config) if getattr(back, f.name) != getattr(config, f.name)]
+    require(not lost, f"{lost} of the configuration have no key in family {config.family!r}")
+    return hf
+
+
+def _spell(key: str, value: Any, config: ModelConfig) -> Any:
+    if key == "moe_layer_freq":
+        return [int(index >= value) for index in range(config.n_layers)]
+    if key == "num_shared_experts" and config.moe is not None:
+        return value // config.moe.expert_width
+    return value
+
+
+def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Family) -> None:
+    for name in names:
+        require(
+            name in found,
+            f"the model's configuration lacks {' or '.join(map(repr, _spellings(name, family)))}",
+        )
+
+
+def _spellings(name: str, family: Family) -> Iterator[str]:
+    """Returns the keys of a field: the family's own, then those of the other families."""
+    rows = (family, *FAMILIES.values())
+    return iter(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
+
+
+def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
+    found = {}
+    for name in (f.name for f in fields(record)):
+        for key in _spellings(name, family):
+            if hf.get(key) is not None:
+                found[name] = _number(hf, key)
+                break
+    return found
+
+
+def _number(hf: Mapping[str, Any], key: str) -> Any:
+    value = hf[key]
+    if key == "moe_layer_freq" and isinstance(value, list):
+        first = value.count(0)
+        require(
+            all(not entry for entry in value[:first]) and all(value[first:]),
+            f"{key} is {value}; allowed: zeros, then ones",
+        )
+        return first
+    require(isinstance(value, int | float), f"{key} is {value!r}; allowed: a number")
+    return value
+
+
+def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns RoPE's keys from where transformers 5 writes them: a table of their own."""
+    rope = hf.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    require(kind == "default", f"rope_type is {kind!r}; allowed: 'default'")
+    return {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+
+
+def _reject_unsupported(hf: Mapping[str, Any]) -> None:
+    for key, allowed in _ASSUMED.items():
+        value = hf.get(key)
+        require(value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}")

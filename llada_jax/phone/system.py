@@ -1,0 +1,50 @@
+"""The software of a phone: which processor runs what, by which kernels, within which memory."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llada_jax.config import require, require_choice
+from llada_jax.phone.memory import Runtime
+from llada_jax.phone.profile import CpuClass
+
+Processor = Literal["npu", "cpu"]
+ScoresOn = Literal["cpu", "npu", "sampling_engine"]
+"""The CPU has its own copy of the head. On the NPU, the product is the kernels'; what makes tokens
+and confidences of the logits is their vector work, or that of an attached sampling engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """Which software runs where."""
+
+    body: Processor = "npu"
+    kernels: str = "llada_cpp"
+    """NPU kernel class of the body."""
+    cpu: CpuClass = "plain"
+    """CPU kernel class of the body on the CPU, and of revisions."""
+    head: CpuClass = "tuned"
+    """CPU kernel class of the head, where the body is on the NPU and the head is not."""
+    scores_on: ScoresOn = "cpu"
+    """Where the head runs."""
+    runtime: Runtime = "swap"
+    """How weights find room in the NPU's address space."""
+    resident_mib: float = 3072
+    """Weights that the runtime `swap` keeps mapped at the most."""
+
+    def __post_init__(self) -> None:
+        require_choice("body", self.body, Processor)
+        require_choice("cpu", self.cpu, CpuClass)
+        require_choice("head", self.head, CpuClass)
+        require_choice("scores_on", self.scores_on, ScoresOn)
+        require(
+            self.body == "npu" or self.scores_on == "cpu",
+            f"scores_on is {self.scores_on!r}; allowed: 'cpu', where the body is on the CPU",
+        )
+        require_choice("runtime", self.runtime, Runtime)
+        value = self.resident_mib
+        require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
+
+    @property
+    def head_on_npu(self) -> bool:
+        """Whether the NPU runs the head, and so needs its matrix."""
+        return self.scores_on != "cpu"

@@ -1,0 +1,175 @@
+"""Which weights a step stages, and when: by a rule of the runtime, or by a planner's plan.
+
+By rule, whole buffers stay mapped, and what a step stages of the others is spread over its layers.
+Of a mixture that is every expert's weights, since no runtime knows in time which ones a step will
+need. A plan says it operator by operator, and may stage for the step to come.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from llada_jax.config import ModelConfig, require
+from llada_jax.phone.memory import (
+    LARGEST_ROWS,
+    MIB,
+    SLOTS_MIB,
+    Runtime,
+    buffers_mib,
+    cache_mib,
+    footprint,
+    resident_mib,
+    temporaries_mib,
+    weights_mib,
+)
+from llada_jax.phone.profile import MappingPaths, PhoneMemory
+from llada_jax.swap.address_plan import Plan
+from llada_jax.swap.graph import Graph
+from llada_jax.swap.stall_times import waits_of
+
+
+class Stretch(NamedTuple):
+    """Neighbouring operators of the body that run as one task."""
+
+    name: str
+    share: float
+    """Of the body's compute time."""
+
+
+class WeightTransfer(NamedTuple):
+    """Weights that become visible to the NPU together, in every step."""
+
+    name: str
+    seconds: float
+    copied_bytes: float
+    """0 where the bytes stay where they are and are only mapped."""
+    feeds: int
+    """The stretch that waits for it."""
+    after: int | None
+    """The stretch that it waits for; None for the start of the step."""
+    lag: int = 0
+    """Whether that stretch is of the same step (0) or of the one before (1)."""
+
+
+class WeightTransfers(NamedTuple):
+    """What every step stages; nothing, where all stays mapped."""
+
+    transfers: tuple[WeightTransfer, ...] = ()
+    seconds: float = 0.0
+    """One step's, when nothing hides it."""
+    resident_mib: float | None = None
+    """Weights that stay mapped by the rule; None for a plan, which gives each its address."""
+    stretches: tuple[Stretch, ...] = ()
+    """What a plan's transfers wait for and feed; none where these are the layers."""
+    looped: bool = False
+    """Whether a transfer may begin in the step before the one that it is for."""
+
+
+def transfers_by_rule(
+    runtime: Runtime,
+    model: ModelConfig,
+    memory: PhoneMemory,
+    paths: MappingPaths,
+    *,
+    resident_budget_mib: float = 3072,
+    canvas: int = 0,
+    head: bool = False,
+) -> WeightTransfers:
+    """Returns what a step in a loop stages where whole buffers stay and the rest is staged.
+
+    What stays must leave room for keys and values of the canvas, for the activations of
+    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too. Raises ValueError
+    where the runtime is "none" and all does not stay mapped.
+    """
+    budget = resident_budget_mib
+    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
+    weights = weights_mib(model, head=head)
+    cache = cache_mib(model, canvas)
+    if runtime == "none":
+        found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
+        require(
+            found.fits,
+            f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "
+            "a session keeps mapped, or a runtime that stages",
+        )
+    if runtime in ("none", "wide") or weights + cache <= memory.mapping_cap_mib:
+        return WeightTransfers(resident_mib=weights)
+    buffers = buffers_mib(weights, memory.buffer_mib)
+    if runtime == "delayed":
+        event = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
+        return _mappings(len(buffers), event, weights, model.n_layers)
+    if runtime != "swap":
+        # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
+        return _mappings(len(buffers), paths.event_ms / 1e3, weights, model.n_layers)
+    room = memory.address_space_mib - SLOTS_MIB - cache
+    room = max(0.0, room - temporaries_mib(model, LARGEST_ROWS, shared=True))
+    resident = resident_mib(buffers, min(budget, room))
+    return _copies(weights - resident, paths, resident, model.n_layers)
+
+
+def _mappings(events: int, seconds: float, weights: float, n_layers: int) -> WeightTransfers:
+    """Spreads events over layers, each of which waits for the layer before."""
+    shares = [(i + 1) * events // n_layers - i * events // n_layers for i in range(n_layers)]
+    transfers = (
+        WeightTransfer(f"stage {layer}", share * seconds, 0.0, layer, layer - 1 if layer else None)
+        for layer, share in enumerate(shares)
+        if share
+    )
+    return WeightTransfers(tuple(transfers), events * seconds, weights)
+
+
+def _copies(
+    moved_mib: float, paths: MappingPaths, resident: float, n_layers: int
+) -> WeightTransfers:
+    """Spreads copies over layers. Two slots: one waits for the layer before the last to be done."""
+    if not moved_mib:
+        return WeightTransfers(resident_mib=resident)
+    copied, once, rate = moved_mib * MIB, paths.copy_ms / 1e3, paths.copy_gbps * 1e9
+    share = once / n_layers + copied / n_layers / rate
+    transfers = (
+        WeightTransfer(
+            f"stage {layer}", share, copied / n_layers, layer, layer - 2 if layer > 1 else None
+        )
+        for layer in range(n_layers)
+    )
+    return WeightTransfers(tuple(transfers), copied / rate + once, resident)
+
+
+def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransfers:
+    """Returns a plan's transfers, with the transfer times of its graph.
+
+    Operators between which nothing is waited for run as one task. `copies` says whether a transfer
+    moves the bytes, and so draws from memory, or maps them.
+    """
+    waits = waits_of(graph, plan)
+    bounds = sorted({0, len(plan.order), *waits.first, *(after + 1 for after in waits.after)})
+    stretch_at = [number for number, at in enumerate(bounds[1:]) for _ in range(bounds[number], at)]
+    transfers = []
+    for number, transfer in enumerate(plan.transfers):
+        size = sum(graph.operators[index].weight_bytes for index in transfer.operators)
+        when_due = not plan.prefetch and waits.lag[number]
+        transfers.append(
+            WeightTransfer(
+                f"stage {graph.operators[transfer.operators[0]].name}",
+                waits.ns[number] / 1e9,
+                size if copies else 0,
+                stretch_at[waits.first[number]],
+                None if when_due else stretch_at[waits.after[number]],
+                0 if when_due else waits.lag[number],
+            )
+        )
+    return WeightTransfers(
+        tuple(transfers),
+        sum(transfer.seconds for transfer in transfers),
+        stretches=tuple(_stretches(graph, plan, bounds)),
+        looped=True,
+    )
+
+
+def _stretches(graph: Graph, plan: Plan, bounds: list[int]) -> Iterator[Stretch]:
+    for begin, end in pairwise(bounds):
+        operators = [graph.operators[index] for index in plan.order[begin:end]]
+        first, last = operators[0].name, operators[-1].name
+        compute = sum(operator.compute_ns for operator in operators)
+        name = first if len(operators) == 1 else f"{first} to {last}"
+        yield Stretch(name, compute / max(1, graph.compute_ns))

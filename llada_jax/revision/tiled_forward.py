@@ -1,0 +1,162 @@
+"""A forward of a few rows whose matrices are tiles: the host's side of llada.cpp's sparse refresh.
+
+The products run on the host's threads, and everything else by the functions of the model's own
+layers. What `forward_rows` and `score_rows` give for the dequantized weights, this gives too.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.model.forward import LayerHooks, cache_for, run_layers
+from llada_jax.model.head import (
+    RunningScores,
+    ScoreRules,
+    absorb_chunk,
+    finish_scores,
+    score_rows,
+    start_scores,
+)
+from llada_jax.model.layers import (
+    CachedLayer,
+    Multiply,
+    attention_bias,
+    feed_forward,
+    rms_norm,
+    rotation,
+)
+from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
+from llada_jax.model.quantize import QuantArray
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiles import (
+    TILE,
+    Kind,
+    Tiles,
+    pack_float16,
+    pack_q4_0,
+    quantize_q4_0,
+)
+from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
+
+
+def pack_params(params: ModelParams, config: ModelConfig, kind: Kind = "q4_0") -> ModelParams:
+    """Packs matrices as `Tiles`, one at a time; the rest becomes float32.
+
+    For Q4_0, int4 keeps its integers and floats are quantized; for float16, floats are rounded.
+    The embedding stays as it is. Raises ValueError, which names the matrix, where it has no tiles.
+    """
+    require_choice("kind", kind, Kind)
+    require(config.moe is None, "the model has experts; allowed: dense models")
+
+    def pack(path: tuple[Any, ...], spec: ParamSpec, leaf: Any) -> Any:
+        if spec.quantizable:
+            try:
+                return _tiles(leaf, kind)
+            except ValueError as error:
+                raise ValueError(f"{parameter_name(path)}: {error}") from error
+        return leaf if path[0].name == "embedding" else jnp.asarray(leaf, jnp.float32)
+
+    return jax.tree.map_with_path(pack, abstract_params(config), params)
+
+
+def _tiles(leaf: Any, kind: Kind) -> Tiles:
+    if isinstance(leaf, QuantArray):
+        require(kind == "q4_0", f"a quantized weight in {kind} tiles; allowed: q4_0")
+        return pack_q4_0(leaf)
+    weight = np.asarray(leaf)
+    return pack_q4_0(quantize_q4_0(weight)) if kind == "q4_0" else pack_float16(_narrow(weight))
+
+
+def _narrow(weight: Float[np.ndarray, "Out In"]) -> np.ndarray:
+    largest, limit = np.abs(weight).max(initial=0), np.finfo(np.float16).max
+    require(bool(largest <= limit), f"a weight of {largest}; allowed in float16: up to {limit}")
+    return weight.astype(np.float16)
+
+
+def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:
+    """Returns the model on the threads of `multiply`, for parameters of `pack_params`.
+
+    Its cache is an ordinary one, and it keeps nothing between calls, so a worker may refresh rows
+    with it against the cache of a run whose other rows go elsewhere.
+    """
+    return Denoiser(
+        partial(forward_tiled_rows, config, multiply),
+        partial(score_tiled_rows, rules, multiply),
+        lambda params, batch, length: cache_for(params, config, batch, length),
+        traceable=False,
+    )
+
+
+def forward_tiled_rows(
+    config: ModelConfig, multiply: TileMultiplier, params: ModelParams, rows: Rows, cache: KVCache
+) -> RowsOut:
+    """Runs `forward_rows`. Only live rows pass through the matrices; the others give any values."""
+    product = _product_of(multiply, np.asarray(rows.live))
+    hidden, keys, values = run_layers(
+        params.layers,
+        config,
+        _embedded(params.embedding, rows.tokens),
+        rotation(config, rows.positions),
+        attention_bias(rows),
+        (CachedLayer(*cache, jnp.int32(index)) for index in range(config.n_layers)),
+        hooks=LayerHooks(product, lambda x, layer, *_: feed_forward(x, layer.ffn, product)),
+    )
+    hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
+    return RowsOut(
+        hidden.astype(params.embedding.dtype),
+        jnp.stack(keys).astype(cache.keys.dtype),
+        jnp.stack(values).astype(cache.values.dtype),
+    )
+
+
+def _product_of(multiply: TileMultiplier, live: Bool[np.ndarray, "B R"]) -> Multiply:
+    """Returns the product of the live rows; it is zero for the others."""
+
+    def product(x: Float[Array, "B R In"], tiles: Tiles) -> Float[Array, "B R Out"]:
+        out = np.zeros((*live.shape, tiles.shape[0]), np.float32)
+        out[live] = multiply(np.asarray(x)[live], tiles)
+        return jnp.asarray(out)
+
+    return product
+
+
+_embedded = jax.jit(lambda embedding, tokens: embedding[tokens].astype(jnp.float32))
+
+
+def score_tiled_rows(
+    rules: ScoreRules,
+    multiply: TileMultiplier,
+    params: ModelParams,
+    hidden: Float[Array, "B C D"],
+    noise_keys: Key[Array, "B C"] | None,
+) -> Scores:
+    """Runs `score_rows`; a head that is the embedding is no tiles, and XLA's own product."""
+    head: Any = params.head
+    if head is None:
+        return _score(params._replace(layers=()), hidden, noise_keys, rules)
+    x = np.asarray(hidden.astype(jnp.float32))
+    vocab, chunk = head.shape[0], max(TILE, rules.chunk // TILE * TILE)
+    running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
+    for start in range(0, vocab, chunk):
+        logits = multiply(x, head.columns(start, min(start + chunk, vocab)))
+        running = _absorb(rules, running, logits, jnp.int32(start), noise_keys)
+    return finish_scores(running)
+
+
+_score = jax.jit(score_rows, static_argnums=3)
+
+
+@partial(jax.jit, static_argnums=0)
+def _absorb(
+    rules: ScoreRules,
+    seen: RunningScores,
+    logits: Float[Array, "B C chunk"],
+    start: Int[Array, ""],
+    noise_keys: Key[Array, "B C"] | None,
+) -> RunningScores:
+    return absorb_chunk(seen, logits.astype(rules.confidence_dtype), start, noise_keys, rules)

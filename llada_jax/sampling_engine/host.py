@@ -1,0 +1,112 @@
+"""The host's side of a sampler: what it writes before a program runs, and reads after."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from llada_jax.config import require
+from llada_jax.sampling_engine.formats import (
+    LogitFormat,
+    StoredLogits,
+    largest,
+    rounded_scalar,
+    store,
+)
+from llada_jax.sampling_engine.machine import Machine
+from llada_jax.sampling_engine.memories import ScalarFormat
+from llada_jax.sampling_engine.programs import SamplerProgram
+from llada_jax.sampling_engine.reference import Decisions, StepInputs
+from llada_jax.sampling_engine.sampling import Sampling
+
+
+def store_logits(
+    sampling: Sampling, vlen: int, logits: NDArray[np.float32], format: LogitFormat
+) -> StoredLogits:
+    """Lays logits [steps, batch, rows, vocab] out as HBM holds them.
+
+    Vector rows have VLEN numbers; the last of each position is padded, and after all positions
+    there is room for a chunk that is loaded ahead.
+    """
+    shape = (sampling.steps, sampling.batch, sampling.rows, sampling.vocab)
+    require(logits.shape == shape, f"logits have shape {logits.shape}; allowed: {shape}")
+    positions = math.prod(shape[:-1])
+    padded = np.zeros((positions + 1, sampling.vector_rows(vlen) * vlen), np.float32)
+    padded[:-1, : sampling.vocab] = logits.reshape(positions, sampling.vocab)
+    return store(padded.reshape(-1, vlen), format)
+
+
+def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Decisions:
+    """Runs all steps of a program.
+
+    Args:
+      inputs: its logits are not read; `hbm` has them, from `store_logits`.
+
+    Raises:
+      ValueError: shapes that are not the program's, or k outside 0 to rows.
+    """
+    sampling, memory_map = program.sampling, program.memory_map
+    block = (sampling.batch, sampling.rows)
+    for name, array, shape in (
+        ("tokens", inputs.tokens, block),
+        ("open", inputs.open, block),
+        ("k", inputs.k, (sampling.steps, sampling.batch)),
+    ):
+        require(array.shape == shape, f"{name} has shape {array.shape}; allowed: {shape}")
+    for k in (int(inputs.k.min()), int(inputs.k.max())):
+        require(0 <= k <= sampling.rows, f"k is {k}; allowed: 0 to rows ({sampling.rows})")
+
+    machine = Machine(program.engine, hbm)
+    masks = slice(memory_map.mask, memory_map.mask + sampling.batch)
+    machine.vector[masks, : sampling.rows] = inputs.open
+    positions = sampling.batch * sampling.rows
+    machine.int[memory_map.tokens : memory_map.tokens + positions] = inputs.tokens.ravel().tolist()
+    machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.ravel().tolist()
+    machine.fp[memory_map.fp_constants : memory_map.words["fp"]] = _constants(program)
+    machine.run(program.instructions)
+
+    def integers(start: int) -> NDArray[np.int32]:
+        return np.array(machine.int[start : start + positions], np.int32).reshape(block)
+
+    transfers = slice(memory_map.transfer, memory_map.transfer + sampling.batch)
+    transfer = machine.vector[transfers, : sampling.rows] != 0
+    return Decisions(
+        tokens=integers(memory_map.tokens),
+        predictions=integers(memory_map.predictions),
+        transfer=transfer,
+        open=(machine.vector[masks, : sampling.rows] != 0) | transfer,
+    )
+
+
+def _constants(program: SamplerProgram) -> list[float]:
+    """Returns `memories.CONSTANTS`.
+
+    Odds subtract the number below 1 and not 1: then a position that is sure has finite odds, and
+    one without any number, whose sum is 0, negative ones.
+    """
+    sampling, scalars = program.sampling, program.engine.scalar_format
+    below_one = _before(1.0, scalars)
+    exceeded = 0.0
+    if sampling.threshold is not None:
+        exceeded = bound_to_exceed(sampling.threshold, sampling.strict_threshold, scalars)
+        if sampling.key == "odds" and exceeded:
+            exceeded = rounded_scalar(1 / (1 / exceeded - below_one), scalars)
+    return [-largest(program.engine.vector_format), exceeded, 1.0, below_one]
+
+
+def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> float:
+    """Returns the b of a format for which x > b says x > threshold, or x >= it unless strict.
+
+    For the top-k unit admits what is greater than 0, and nothing else. Never below 0.
+    """
+    bound = rounded_scalar(threshold, format)
+    if bound > threshold or (bound == threshold and not strict):
+        bound = _before(bound, format)
+    return max(bound, 0.0)
+
+
+def _before(value: float, format: ScalarFormat) -> float:
+    """Returns the largest number of a format below a number of it."""
+    dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
+    return float(np.nextafter(dtype.type(value), dtype.type(-1)))

@@ -1,0 +1,57 @@
+"""What a sampling program is for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llada_jax.config import require, require_choice
+
+Mode = Literal["performance", "edge", "one_pass", "one_pass_overlapped"]
+Key = Literal["confidence", "odds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The sampler of one denoising block.
+
+    Modes: `performance` loads all logits of a batch row at once; `edge` streams chunks of the
+    vocabulary twice, for the maximum and for the sum; `one_pass` (ours) streams them once, with a
+    running maximum and a rescaled sum; `one_pass_overlapped` (ours) also loads the next chunk
+    while it computes.
+
+    Keys, by which the k best are chosen and which a threshold is compared with: `confidence` p =
+    1 / sum, as published; `odds` (ours) p / (1 - p) = 1 / (sum - 1), which tells apart in BF16 what
+    is nearly sure, where confidences are all 1.
+    """
+
+    batch: int
+    rows: int
+    """Positions of the block."""
+    vocab: int
+    steps: int = 1
+    mode: Mode = "performance"
+    chunk_rows: int = 4
+    """Vector rows of VLEN logits in a chunk; performance mode has none."""
+    key: Key = "confidence"
+    threshold: float | None = None
+    """Confidence that commits a token, besides the k best; None: only the k best."""
+    strict_threshold: bool = False
+    """Whether a confidence has to exceed the threshold; else it may equal it."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "rows", "vocab", "steps", "chunk_rows"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_choice("mode", self.mode, Mode)
+        require_choice("key", self.key, Key)
+        require(
+            self.threshold is None or 0 <= self.threshold <= 1,
+            f"threshold is {self.threshold}; allowed: 0 to 1, or none",
+        )
+
+    def vector_rows(self, vlen: int) -> int:
+        """Returns vector rows of one position's logits; the last may be shorter."""
+        return -(-self.vocab // vlen)
+
+    def tail(self, vlen: int) -> int:
+        """Logits in the last of them."""
+        return self.vocab - (self.vector_rows(vlen) - 1) * vlen

@@ -1,0 +1,61 @@
+"""A finished run as a model folder in the Hugging Face layout, with its model card and log."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llada_jax.atomic import new_folder
+from llada_jax.checkpoint import save_huggingface
+from llada_jax.config import ModelConfig
+from llada_jax.model.params import ModelParams
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CARD_FILE = "README.md"
+LOG_FILE = "training_log.jsonl"
+LOG_ROWS = 120
+
+
+def export_model(
+    folder: str | Path,
+    model: ModelConfig,
+    params: ModelParams,
+    tokenizer_folder: str | Path,
+    card: str,
+    log: Iterable[Mapping[str, Any]],
+    log_before: Iterable[Mapping[str, Any]] = (),
+) -> None:
+    """Writes weights in bfloat16, configuration, tokenizer, model card and a thinned-out log.
+
+    `log_before` has the rows of the parent's log, which come first and are not thinned out again.
+    A new folder appears only when it is complete; in an existing one these files are replaced.
+    """
+    with new_folder(Path(folder), replace=False) as part:
+        save_huggingface(part, model, params, "bfloat16")
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(Path(tokenizer_folder) / name, part / name)
+        (part / CARD_FILE).write_text(card, encoding="utf-8")
+        rows = [*log_before, *map(_rounded, thinned(list(log)))]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (part / LOG_FILE).write_text(lines, encoding="utf-8")
+
+
+def read_log(folder: str | Path) -> list[dict[str, Any]]:
+    """Reads the rows of a model's log, those of its parents first; none where it has no log."""
+    path = Path(folder) / LOG_FILE
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def thinned(rows: list[Mapping[str, Any]], most: int = LOG_ROWS) -> list[Mapping[str, Any]]:
+    """Keeps at most so many rows, evenly spread, the last one among them."""
+    stride = -(-len(rows) // most) or 1
+    return rows[(len(rows) - 1) % stride :: stride]
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,431 @@
+"""The way of a step to the NPU of a phone: small steps, converted here, compiled and emulated."""
+
+import importlib
+import importlib.util
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.backend.qnn import compiler
+from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
+from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.quantizer import quantize
+from llada_jax.backend.silenced import silenced
+from llada_jax.config import Precision
+
+ROWS = (8, 24)
+WIDTH = 128
+KEYS = 32
+SOC = "SM8750"
+
+Arrays = dict[str, jax.Array]
+Step = Callable[[Arrays], Arrays]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _why_not() -> str | None:
+    try:
+        require_qnn()
+    except (ImportError, RuntimeError) as error:
+        return str(error)
+    return None if importlib.util.find_spec("litert_converter") else "no litert_converter"
+
+
+needs_qnn = pytest.mark.skipif(_why_not() is not None, reason=str(_why_not()))
+
+
+def _of_converter(module: str) -> Any:
+    return importlib.import_module(f"litert_converter.{module}")
+
+
+def to_tflite(steps: Mapping[str, tuple[Step, Shapes]]) -> bytes:
+    """A .tflite file with a signature for each step; its constants are those the step closes over.
+
+    JAX sorts the names of a dictionary, so these name arguments and results in order.
+    """
+    converter, ir = _of_converter("converter_api_ext"), _of_converter("mlir.ir")
+    passes, stablehlo = _of_converter("mlir.passmanager"), _of_converter("mlir.dialects.stablehlo")
+    context = ir.Context()
+    converter.prepare_mlir_context(context)
+    with context, ir.Location.unknown():
+        modules = []
+        for name, (step, shapes) in steps.items():
+            inputs = {key: jax.ShapeDtypeStruct(shape, "float32") for key, shape in shapes.items()}
+            exported = jax.export.export(jax.jit(step, keep_unused=True), platforms=["cpu"])(inputs)
+            module = stablehlo.deserialize_portable_artifact(
+                context, exported.mlir_module_serialized
+            )
+            (main,) = [
+                function
+                for function in module.body.operations
+                if ir.StringAttr(function.attributes["sym_name"]).value == "main"
+            ]
+            outputs = sorted(jax.eval_shape(step, inputs))
+            converter.set_signature(module.operation, name, sorted(inputs), outputs)
+            main.attributes["sym_name"] = ir.StringAttr.get(f"{name}_main")
+            modules.append(module)
+        merged = converter.merge_modules(modules) if len(modules) > 1 else modules[0]
+        settings = converter.ConvertToTFLConfig()
+        settings.model_origin_framework = "JAX"
+        converter.run_convert_to_tfl_passes(merged, passes.PassManager(), settings)
+        return bytes(converter.export_flatbuffer_to_bytes(merged.operation))
+
+
+def random(seed: int, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {
+        name: generator.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()
+    }
+
+
+def attend(weights: Mapping[str, np.ndarray], inputs: Arrays) -> Arrays:
+    """A step in small: a norm, a softmax over products of activations, and a head."""
+    x, keys = inputs["x"], inputs["keys"]
+    normed = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * weights["norm"]
+    query = jnp.einsum("ri,oi->ro", normed, weights["query"]) / np.float32(WIDTH)
+    share = jax.nn.softmax(jnp.einsum("rd,td->rt", query, keys), axis=-1)
+    mixed = jnp.einsum("ri,oi->ro", share @ keys, weights["out"])
+    y = x + mixed / np.float32(np.sqrt(WIDTH))
+    logits = jnp.einsum("ri,vi->rv", y, weights["head"]) / np.float32(np.sqrt(WIDTH))
+    return {"y": y, "logits": logits, "confidence": jax.nn.softmax(logits).max(axis=-1)}
+
+
+def update(inputs: Arrays) -> Arrays:
+    """Writes rows into a cache in the graph, which the NPU cannot, between things that it can."""
+    rows = jnp.tanh(inputs["rows"])
+    return {"cache": 2 * jax.lax.dynamic_update_slice(inputs["cache"], rows, (0, 0))}
+
+
+def shapes_of(rows: int) -> Shapes:
+    return {"x": (rows, WIDTH), "keys": (KEYS, WIDTH)}
+
+
+def inputs_of(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return random(seed, **shapes_of(rows))
+
+
+def relative_error(got: np.ndarray, want: jax.Array) -> float:
+    """Root mean square of the difference, over that of `want`."""
+    return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(np.asarray(want) ** 2)))
+
+
+WEIGHTS = random(7, query=(WIDTH, WIDTH), out=(WIDTH, WIDTH), head=(WIDTH, WIDTH), norm=(WIDTH,))
+SAMPLES = {f"rows_{rows}": [inputs_of(rows, seed) for seed in (1, 2, 3)] for rows in ROWS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Holds steps.tflite, with a signature for each number of rows, and update.tflite."""
+    folder = tmp_path_factory.mktemp("qnn")
+    step = partial(attend, WEIGHTS)
+    steps = to_tflite({f"rows_{rows}": (step, shapes_of(rows)) for rows in ROWS})
+    (folder / "steps.tflite").write_bytes(steps)
+    (folder / "one.tflite").write_bytes(to_tflite({"rows_8": (step, shapes_of(8))}))
+    shapes = {"rows": (8, WIDTH), "cache": (KEYS, WIDTH)}
+    (folder / "update.tflite").write_bytes(to_tflite({"step": (update, shapes)}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(folder) -> Compilation:
+    return compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
+
+
+@pytest.fixture(scope="module")
+def emulator(compiled) -> Emulator:
+    return Emulator(compiled.path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_printed(capfd):
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+def worst_error(emulator: Emulator) -> float:
+    """Of the emulated signatures against JAX."""
+    errors = []
+    for signature in emulator.graphs:
+        inputs = inputs_of(int(signature.removeprefix("rows_")))
+        got, want = emulator.run(signature, inputs), attend(WEIGHTS, inputs)
+        assert got.keys() == want.keys()
+        assert all(output.dtype == np.float32 for output in got.values())
+        errors += [relative_error(got[name], want[name]) for name in want]
+    return max(errors)
+
+
+@needs_qnn
+def test_every_signature_computes_what_jax_does(emulator):
+    assert set(emulator.graphs) == {"rows_8", "rows_24"}
+    assert 1e-6 < worst_error(emulator) < 1e-2  # not exact: the NPU has float16
+
+
+@needs_qnn
+@pytest.mark.parametrize("soc", SOCS)
+def test_every_soc_is_compiled_for(soc, folder, tmp_path):
+    made = compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
+    (context,) = extract_contexts(made.path)
+    assert context.soc == made.soc == soc
+    assert worst_error(Emulator(made.path)) < 1e-2
+
+
+@needs_qnn
+def test_what_the_compiler_says_is_kept(compiled):
+    weights = 2 * sum(weight.size for weight in WEIGHTS.values())  # bytes, in float16
+    assert compiled.context_bytes > 2 * weights  # a copy for each signature
+    assert compiled.seconds > 0
+    assert compiled.qnn_version.startswith("2.")
+    assert set(compiled.traffic) == {"rows_8", "rows_24"}
+    for rows in ROWS:
+        traffic = compiled.traffic[f"rows_{rows}"]
+        assert traffic.read > weights
+        assert traffic.write > 2 * rows * 2 * WIDTH  # y and logits
+        assert traffic.spill == traffic.fill == 0  # the NPU's memory has room for all of it
+
+
+def test_traffic_is_read_by_graph():
+    log = """
+     0.0ms [  INFO ]   <I> QnnGraph_create started for graph qnn_partition_0
+     ====== DDR bandwidth summary ======
+     0.0ms [  INFO ]  spill_bytes=1
+     0.0ms [  INFO ]  fill_bytes=2
+     0.0ms [  INFO ]  write_total_bytes=3
+     0.0ms [  INFO ]  read_total_bytes=4
+     0.0ms [  INFO ]   <I> QnnGraph_create started for graph qnn_partition_1
+     0.0ms [  INFO ]  spill_bytes=5
+    """
+    graphs = [NpuGraph(f"rows_{rows}", f"qnn_partition_{i}", (), ()) for i, rows in enumerate(ROWS)]
+    assert compiler._traffic(log, graphs[:1]) == {"rows_8": Traffic(1, 2, 3, 4)}
+    with pytest.raises(RuntimeError, match="no DDR summary of qnn_partition_1"):
+        compiler._traffic(log, graphs)
+
+
+@needs_qnn
+def test_contexts_name_their_graphs_and_tensors(compiled):
+    (context,) = extract_contexts(compiled.path)
+    assert len(context.binary) == compiled.context_bytes
+    assert len({graph.name for graph in context.graphs}) == len(ROWS)
+    for graph in context.graphs:
+        rows = int(graph.signature.removeprefix("rows_"))
+        assert {tensor.argument: tensor.shape for tensor in graph.inputs} == shapes_of(rows)
+        assert all(tensor.dtype == np.float32 for tensor in graph.inputs + graph.outputs)
+
+
+@needs_qnn
+def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_path):
+    out = tmp_path / "out.tflite"
+    shared = compile_contexts(folder / "steps.tflite", out, SOC, weight_sharing=True)
+    copy = 2 * sum(weight.size for weight in WEIGHTS.values())
+    assert shared.context_bytes < compiled.context_bytes - 0.9 * copy
+    assert shared.traffic == compiled.traffic
+    with pytest.raises(RuntimeError, match="weight_sharing=False"):
+        Emulator(out)
+
+
+@needs_qnn
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    [("int8", 2e-2), ("a16w8", 2e-2), ("a8w8", 5e-2), ("a16w4", 0.2)],
+)
+def test_precisions_lose_little(precision, bound, folder, compiled, tmp_path):
+    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
+    quantize(folder / "steps.tflite", quantized, precision, SAMPLES)
+    assert quantized.stat().st_size < (folder / "steps.tflite").stat().st_size / 2
+    made = compile_contexts(quantized, out, SOC)
+    assert made.context_bytes < compiled.context_bytes
+    assert worst_error(Emulator(out)) < bound
+
+
+@needs_qnn
+def test_fp16_needs_no_quantization(folder, tmp_path):
+    quantize(folder / "one.tflite", tmp_path / "out.tflite", "fp16")
+    assert (tmp_path / "out.tflite").read_bytes() == (folder / "one.tflite").read_bytes()
+
+
+@needs_qnn
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (None, r"samples are of \[\]; needed: \['rows_8'\]"),
+        ({"rows_8": []}, r"samples are of \[\]"),
+        ({"rows_9": [inputs_of(8)]}, r"\['rows_9'\]; needed"),
+        ({"rows_8": [{"x": inputs_of(8)["x"]}]}, r"'rows_8' has inputs \['x'\]; needed: \['keys'"),
+    ],
+)
+def test_samples_have_to_fit(samples, message, folder, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        quantize(folder / "one.tflite", tmp_path / "out.tflite", "a16w8", samples)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_qnn
+def test_precision_has_to_be_known(folder, tmp_path):
+    with pytest.raises(ValueError, match="precision is 'int3'; allowed: 'fp16'"):
+        quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")
+
+
+def move_constants_out(tflite: bytes) -> bytes:
+    """The same file with its constants after the flatbuffer, each at a multiple of 64."""
+    import flatbuffers
+    from ai_edge_litert.schema_py_generated import ModelT
+
+    model: Any = ModelT.InitFromPackedBuf(tflite, 0)
+    large = [
+        buffer for buffer in model.buffers if buffer.data is not None and len(buffer.data) >= WIDTH
+    ]
+    constants = [bytes(buffer.data) for buffer in large]
+    for buffer, constant in zip(large, constants, strict=True):
+        # The offset is not yet known, but fields of value 0 would be left out of the flatbuffer.
+        buffer.data, buffer.offset, buffer.size = None, 1, len(constant)
+
+    def packed() -> bytes:
+        builder = flatbuffers.Builder()
+        builder.Finish(model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    start, tail = len(packed()), b""
+    for buffer, constant in zip(large, constants, strict=True):
+        tail += b"\0" * (-(start + len(tail)) % 64)
+        buffer.offset = start + len(tail)
+        tail += constant
+    return packed() + tail
+
+
+@needs_qnn
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_constants_may_lie_after_the_flatbuffer(precision, folder, tmp_path):
+    inside = (folder / "one.tflite").read_bytes()
+    inputs, results = inputs_of(8), []
+    for name, tflite in (("inside", inside), ("outside", move_constants_out(inside))):
+        source, quantized, out = (tmp_path / f"{name}.{kind}.tflite" for kind in "sqo")
+        source.write_bytes(tflite)
+        quantize(source, quantized, precision, {"rows_8": SAMPLES["rows_8"]})
+        compile_contexts(quantized, out, SOC)
+        results.append(Emulator(out).run("rows_8", inputs))
+    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@needs_qnn
+def test_integers_of_a_graph_are_converted(folder, tmp_path):
+    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer.quantizer import Quantizer
+
+    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
+    with silenced("quantizing"):
+        quantizer = Quantizer(str(folder / "one.tflite"))
+        quantizer.add_static_config(".*", TFLOperationName.ALL_SUPPORTED, 8, 8)
+        ranges = quantizer.calibrate({"rows_8": SAMPLES["rows_8"]})
+        quantized.write_bytes(quantizer.quantize(ranges).quantized_model)
+    compile_contexts(quantized, out, SOC)
+    emulator = Emulator(out)
+    graph = emulator.graphs["rows_8"]
+    assert {tensor.dtype for tensor in graph.inputs + graph.outputs} == {np.dtype(np.int8)}
+    assert worst_error(emulator) < 0.2
+
+
+@needs_qnn
+def test_ops_that_the_npu_does_not_take_are_named(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"'step': 2 partitions, outside: 1 DYNAMIC_UPDATE_SLICE"):
+        compile_contexts(folder / "update.tflite", tmp_path / "out.tflite", SOC)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_qnn
+def test_a_failure_of_the_compiler_has_its_log(tmp_path):
+    broken, out = tmp_path / "broken.tflite", tmp_path / "out.tflite"
+    broken.write_bytes(b"this is no flatbuffer")
+    out.write_bytes(b"earlier")
+    with pytest.raises(RuntimeError, match=r"(?s)broken.tflite for SM8750 failed .*Failed to load"):
+        compile_contexts(broken, out, SOC)
+    assert out.read_bytes() == b"earlier"
+    assert set(tmp_path.iterdir()) == {broken, out}
+
+
+@needs_qnn
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.tflite"):
+        compile_contexts(tmp_path / "absent.tflite", tmp_path / "out.tflite", SOC)
+
+
+@needs_qnn
+def test_an_unknown_soc_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: SM8550, SM8650"):
+        compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
+
+
+@needs_qnn
+def test_only_compiled_files_are_emulated(folder):
+    with pytest.raises(ValueError, match="ops that are not compiled"):
+        Emulator(folder / "one.tflite")
+    (folder / "text.tflite").write_text("neither")
+    with pytest.raises(ValueError, match=r"is no \.tflite file"):
+        extract_contexts(folder / "text.tflite")
+
+
+@needs_qnn
+@pytest.mark.parametrize(
+    ("signature", "inputs", "message"),
+    [
+        ("rows_9", {}, "signature is 'rows_9'; allowed: rows_"),
+        ("rows_8", {"x": inputs_of(8)["x"]}, "'rows_8' lacks inputs: keys"),
+        ("rows_8", inputs_of(24), r"input 'x' has shape \(24, 128\); needed: \(8, 128\)"),
+    ],
+)
+def test_inputs_have_to_fit(signature, inputs, message, emulator):
+    with pytest.raises(ValueError, match=message):
+        emulator.run(signature, inputs)
+
+
+ENTRIES = {
+    "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
+    "compile_contexts": lambda: compile_contexts("a.tflite", "b.tflite", SOC),
+    "extract_contexts": lambda: extract_contexts("a.tflite"),
+    "Emulator": lambda: Emulator("a.tflite"),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_without_the_extra_the_error_says_how_to_get_it(entry, monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"no ai_edge_litert,.*pip install 'llada_jax\[qnn\]'"):
+        ENTRIES[entry]()
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "libc"),
+    [
+        ("Linux", "x86_64", ("glibc", "2.31")),
+        ("Linux", "x86_64", ("", "")),
+        ("Linux", "aarch64", ("glibc", "2.36")),
+        ("Darwin", "x86_64", ("", "")),
+    ],
+)
+def test_where_the_libraries_do_not_run_the_error_says_where_they_do(
+    system, machine, libc, monkeypatch
+):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    with pytest.raises(RuntimeError, match=rf"glibc 2.35 or newer; this is {system} on {machine}"):
+        require_qnn()
+
+
+def test_import_loads_no_tool():
+    tools = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
+    ours = "llada_jax.backend.qnn.emulator, llada_jax.backend.qnn.quantizer"
+    code = f"import sys, {ours}; print(sys.modules.keys() & set({tools}))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.stdout == "set()\n", finished.stderr

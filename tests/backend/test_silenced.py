@@ -1,0 +1,28 @@
+"""What a library prints is kept to itself, unless it fails."""
+
+import os
+
+import pytest
+
+from llada_jax.backend.silenced import silenced
+
+
+def test_what_a_library_says_is_kept_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with silenced("the library"):
+        os.write(2, b"INFO: nothing of interest\n")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(RuntimeError) as raised, silenced("the library"):
+        os.write(2, b"".join(b"line %d\n" % i for i in range(20)))
+        raise ValueError("no such kernel")
+    lines = str(raised.value).splitlines()
+    assert lines == ["the library failed: no such kernel", *(f"line {i}" for i in range(12, 20))]
+    assert capfd.readouterr().err == ""
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
+def test_other_errors_pass_silently_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), silenced("the library"):
+        raise KeyboardInterrupt
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"

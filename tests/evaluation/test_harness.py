@@ -1,0 +1,175 @@
+"""`evaluate`: scores a decoder on a task, stores what it answered, and goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import llada_jax as lj
+from llada_jax.checkpoint import bundled_folder
+from llada_jax.evaluation import harness
+from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.task import Item, Task
+from llada_jax.model.params import init_params
+from llada_jax.text import Tokenizer
+
+SHORT = lj.SamplerConfig(gen_length=8, block_length=8, steps=8, threshold=1e-4, cache="blockwise")
+"""One forward: whatever a model of random weights holds likely is above the threshold."""
+
+
+def sums(rng, difficulty, owns):
+    a, b = rng.randint(1, 9), rng.randint(1, 9)
+    return Item(f"{a}+{b}?", f"#### {a + b}", str(a + b))
+
+
+EVEN = Task(
+    name="even", about="", draw=sums, difficulties={0: ""}, default_difficulty=0, gen_length=8,
+    verify=lambda item, text: int(item.target) % 2 == 0,
+)  # fmt: skip
+"""Graded by its questions alone, so that a score is known beforehand."""
+
+
+@pytest.fixture(scope="module")
+def model() -> lj.Model:
+    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    config = lj.ModelConfig(
+        family="llada", vocab_size=tokenizer.vocab_size, width=16, n_layers=1, n_heads=2,
+        n_kv_heads=2, head_dim=8, ffn_width=16, rope_theta=1e4, norm_eps=1e-5, max_length=256,
+        mask_id=tokenizer.mask_id, eos_id=tokenizer.eos_id,
+    )  # fmt: skip
+    return lj.Model(config, init_params(config, jax.random.key(0)), tokenizer)
+
+
+def even(model: lj.Model, sampler: lj.SamplerConfig = SHORT, **settings) -> Evaluation:
+    return evaluate(
+        model, EVEN, sampler, **{"items": 6, "batch_size": 3, "progress": False, **settings}
+    )
+
+
+@pytest.fixture(scope="module")
+def found(model) -> Evaluation:
+    return even(model)
+
+
+def test_a_score_has_its_interval_its_forwards_and_one_line(found):
+    items = [EVEN.item(0, place, "test") for place in range(6)]
+    assert [each.item for each in found.generations] == items
+    asked = {item.question: int(item.target) % 2 == 0 for item in items}
+    right = sum(asked.values())
+    assert found.score == right / len(asked)
+    assert found.interval == wilson_interval(right, len(asked))
+    assert found.nfe == 1 and 1 <= found.tpf <= 8
+    assert repr(found).startswith(f"Evaluation(even/custom: {right / len(asked):.1%} of ")
+    assert "\n" not in repr(found)
+
+
+def test_answers_are_those_of_generate(found, model):
+    answers = found.generations[:3]
+    questions = [[{"role": "user", "content": each.item.question}] for each in answers]
+    prompts = [model.tokenizer.encode_chat(question) for question in questions]
+    expected = lj.generate(model, prompts, SHORT).generated
+    assert [each.tokens for each in answers] == [each.tolist() for each in expected]
+
+
+def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monkeypatch):
+    decoded = []
+
+    def interrupted(model, items, *arguments, **settings):
+        if len(decoded) == 1:
+            raise KeyboardInterrupt
+        decoded.append(list(items))
+        return answer_items(model, items, *arguments, **settings)
+
+    answer_items = harness.answer_items
+    monkeypatch.setattr(harness, "answer_items", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        even(model, folder=tmp_path / "run")
+    decoded.clear()
+    again = even(model, folder=tmp_path / "run")
+    assert decoded == [[3, 4, 5]]
+    assert again.generations == found.generations
+    assert Evaluation.load(tmp_path / "run", task=EVEN).score == found.score
+    monkeypatch.setattr(harness, "answer_items", None)
+    assert repr(even(model, folder=tmp_path / "run")) == repr(again)
+    with pytest.raises(ValueError, match=r"threshold is 0\.0001 there and 0\.5 here"):
+        even(model, SHORT.replace(threshold=0.5), folder=tmp_path / "run")
+
+
+def test_a_baseline_is_compared_on_the_same_items(found, model):
+    compared = even(model, baseline=found)
+    assert (compared.against.difference, compared.against.p_value) == (0, 1)
+    assert "+0.0 points against the baseline" in repr(compared)
+    with pytest.raises(ValueError, match=r"the baseline's task is .*'seed': 0.*'seed': 1"):
+        even(model, seed=1, baseline=found)
+    with pytest.raises(ValueError, match=r"the baseline lacks item \[6\] of 7"):
+        even(model, items=7, baseline=found)
+
+
+def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
+    asked = []
+
+    def noted(model, items, sampler, **settings):
+        asked.append(sampler)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(harness, "answer_items", noted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, "yes_no", "staged", items=1, progress=False)
+    assert asked == [lj.SamplerConfig.preset("staged", gen_length=64, steps=64)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "chess"}, "task is 'chess'; allowed: choices, countdown"),
+        ({"sampler": "quick"}, "preset is 'quick'; allowed: 'llada'"),
+        ({"items": 0}, "items is 0; allowed: 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
+        ({"difficulty": 9}, "difficulty of word_problems is 9; allowed: 0, 1, 2, 3"),
+        ({"backend": "gpu"}, "backend is 'gpu'; allowed: 'xla'"),
+        ({"model": "nowhere"}, "no model at 'nowhere'"),
+        ({"baseline": "nowhere"}, "nowhere/generations has no settings.json"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_input_leaves_no_folder(changes, message, model, tmp_path):
+    settings = {"model": model, "progress": False, **changes}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        evaluate(**settings, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused(model):
+    with pytest.raises(ValueError, match=r"model 'model' has no tokenizer\.json"):
+        even(model._replace(tokenizer=None))
+
+
+def test_a_fingerprint_is_the_same_in_tiles():
+    pytest.importorskip("llvmlite")
+    model = lj.load("tiny")
+    assert harness.fingerprint(lj.tiled(model)) == harness.fingerprint(model)
+
+
+def test_no_experiment_is_needed(tmp_path):
+    """In a fresh process that finds neither `experiments` nor Hydra."""
+    code = f"""
+import sys
+sys.modules["hydra"] = sys.modules["omegaconf"] = sys.modules["experiments"] = None
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.harness import evaluate
+sampler = SamplerConfig(gen_length=32, steps=32, threshold=0.01, cache="blockwise")
+print(evaluate("tiny", "yes_no", sampler, items=1, folder={str(tmp_path)!r}, progress=False))
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("Evaluation(yes_no/custom: ")
+    (batch,) = GenerationStore.load(tmp_path / "generations").batches()
+    assert json.loads(json.dumps(batch.environment))["packages"]["jax"] == jax.__version__

@@ -1,0 +1,65 @@
+"""Where a run was made: each environment that decoded answers of it, or the one of `env.json`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.report.environments import environment_lines
+from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
+from llada_jax.evaluation.task import Item
+
+
+def environment(commit: str, **packages: str) -> dict:
+    versions = {"jax": "1.0", "numpy": "2.0"} | packages
+    return {"git_sha": commit * 40, "git_dirty": False, "packages": versions, "processor": "a CPU"}
+
+
+def answered(folder: Path, *environments: dict | None) -> Path:
+    """A run whose first item was answered in the first environment, and so on; begun in `z` last"""
+    store = GenerationStore.begin(folder / "generations", {})
+    for index, told in enumerate(environments):
+        generation = Generation(index, Item("Is it?", "#### yes", "yes"), "#### yes", [1], 1, 1)
+        store.add(GenerationBatch([generation], 1.0, False, told))
+    (folder / "env.json").write_text(json.dumps(environment("z")))
+    return folder
+
+
+def told(folder: Path) -> list[tuple[str, str]]:
+    lines = environment_lines(folder)
+    assert all(line["run"] == str(folder) for line in lines)
+    return [(line["commit"], line["versions"]) for line in lines]
+
+
+def test_every_environment_is_listed_once_with_the_versions_that_differ(tmp_path):
+    old, new = environment("a"), environment("b", jax="1.1", litert="3")
+    assert told(answered(tmp_path, old, old, new)) == [
+        ("a" * 10, "jax 1.0, no litert"),
+        ("b" * 10, "jax 1.1, litert 3"),
+    ]
+
+
+def test_a_run_that_was_begun_again_is_of_those_who_answered(tmp_path):
+    assert told(answered(tmp_path, environment("a"))) == [("a" * 10, "jax 1.0")]
+
+
+def test_answers_that_do_not_say_are_of_the_last_beginning_or_unknown(tmp_path):
+    assert told(answered(tmp_path / "old", None)) == [("z" * 10, "jax 1.0")]
+    assert told(answered(tmp_path / "mixed", None, environment("b"))) == [
+        ("unknown", "unknown"),
+        ("b" * 10, "jax 1.0"),
+    ]
+
+
+def test_a_suite_is_of_all_its_cells(tmp_path):
+    (tmp_path / "env.json").write_text(json.dumps(environment("z")))
+    for name in ("b", "a"):
+        answered(tmp_path / "cells" / name, environment(name))
+        (tmp_path / "cells" / name / "env.json").unlink()
+    assert [commit[0] for commit, _ in told(tmp_path)] == ["a", "b"]
+    assert [commit[0] for commit, _ in told(tmp_path / "cells" / "b")] == ["b"]
+
+
+def test_a_damaged_environment_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"generations is damaged: git_dirty is 'absent'"):
+        environment_lines(answered(tmp_path, {}))

@@ -1,0 +1,119 @@
+"""Decoding with experts in view: routing as recorded, and generation within a budget."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.policy import ORACLE, POLICIES
+from llada_jax.experts.replay import replay
+from llada_jax.experts.routing import RoutingTrace
+from tests.checkpoint.folders import GOLDENS
+
+COSTS = ExpertCosts(
+    cpu_expert=3.0, cpu_row=1.0, cpu_first=0.5, accelerator=1.0, transfer=4.0, dense=2.0
+)
+SAMPLER = lj.SamplerConfig(gen_length=16, block_length=8, steps=16, cache="blockwise", mask_id=319)
+PROMPTS = [[5, 9, 17, 33], [7, 7, 8]]
+
+
+@functools.cache
+def model(family):
+    return lj.load(GOLDENS / family, "float32")
+
+
+@functools.cache
+def recorded(family):
+    return record_routing(model(family), PROMPTS, SAMPLER)
+
+
+@pytest.mark.parametrize("family", ["llada-moe", "llada2-moe"])
+def test_recording_changes_nothing(family):
+    result, trace = recorded(family)
+    plain = lj.generate(model(family), PROMPTS, SAMPLER, loop="host")
+    np.testing.assert_array_equal(result.tokens, plain.tokens)
+    moe = model(family).config.moe
+    assert trace.n_steps == len(result.trace.rows)
+    assert trace.n_experts == moe.n_experts
+    assert trace.n_layers == model(family).config.n_layers - moe.first_layer
+    assert trace.committed.sum() == 32
+    live = result.trace.live_rows.sum(axis=1)
+    per_layer = trace.loads.sum(axis=-1)
+    np.testing.assert_array_equal(
+        per_layer, np.repeat(live[:, None], trace.n_layers, 1) * moe.experts_per_token
+    )
+
+
+def test_rows_change_where_a_token_was_committed_or_the_block_is_new():
+    result, trace = recorded("llada-moe")
+    commits = np.zeros((trace.n_steps, 2), int)
+    np.add.at(commits, (result.trace.event_step, result.trace.event_row), 1)
+    for step in range(1, trace.n_steps):
+        if not trace.begins_block[step] and trace.experts.shape[2] == 16:
+            live = trace.experts[step, 0, :, 0] >= 0
+            assert (trace.changed[step] & live).sum() <= commits[step - 1].sum()
+    assert trace.begins_block.sum() == 2
+
+
+def test_a_recorded_trace_is_saved_and_simulated(tmp_path):
+    _, trace = recorded("llada2-moe")
+    trace.save(tmp_path / "routing.npz")
+    loaded = RoutingTrace.load(tmp_path / "routing.npz")
+    outcome = replay(loaded, POLICIES["denoising"], COSTS, 6, profile_steps=4)
+    assert outcome.committed.sum() == trace.committed[4:].sum()
+    assert 0 < outcome.hit_rate <= 1
+
+
+@pytest.mark.parametrize("name", ["ktransformers", "adapmoe", "hybrimoe", "denoising"])
+def test_a_budget_changes_speed_alone(name):
+    result, profile = recorded("llada-moe")
+    run = generate_within_budget(
+        model("llada-moe"), PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER
+    )
+    np.testing.assert_array_equal(run.result.tokens, result.tokens)
+    assert run.store.moved == run.policy_run.transfers
+    assert 0 < run.policy_run.hits < run.policy_run.uses
+    assert [run.store.resident(n) for n in range(3)] == [
+        set(np.flatnonzero(each).tolist()) for each in run.policy_run.resident
+    ]
+
+
+def test_a_shared_expert_and_dense_layers_stay_where_they_are():
+    result, profile = recorded("llada2-moe")
+    run = generate_within_budget(
+        model("llada2-moe"), PROMPTS, POLICIES["denoising"], COSTS, 4, profile, SAMPLER
+    )
+    np.testing.assert_array_equal(run.result.tokens, result.tokens)
+
+
+@pytest.mark.parametrize("name", ["lru", "denoising", "hybrimoe"])
+def test_router_scores_that_are_no_numbers_end_the_run(name):
+    _, profile = recorded("llada-moe")
+    broken = model("llada-moe")
+    layers = [
+        layer._replace(ffn=layer.ffn._replace(router=layer.ffn.router * np.nan))
+        for layer in broken.params.layers
+    ]
+    broken = broken._replace(params=broken.params._replace(layers=tuple(layers)))
+    with pytest.raises(Exception, match=r"layer 0 has .* router scores that are NaN or infinite"):
+        generate_within_budget(broken, PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER)
+
+
+def test_bad_input():
+    _, profile = recorded("llada-moe")
+    dense = lj.load("tiny")
+    with pytest.raises(ValueError, match="llada has no routed experts to look at; allowed: a mixt"):
+        record_routing(dense, [[1]])
+    with pytest.raises(
+        ValueError, match="the profile has 3 layers of 8 experts; allowed: 2 layers"
+    ):
+        generate_within_budget(model("llada2-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
+    with pytest.raises(ValueError, match="cache is 'belady'; allowed: one that needs no future"):
+        generate_within_budget(model("llada-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
+    with pytest.raises(ValueError, match="slots is 9; allowed: 1 to 8 experts of a layer"):
+        generate_within_budget(
+            model("llada-moe"), PROMPTS, POLICIES["mrs"], COSTS, 9, profile, SAMPLER
+        )

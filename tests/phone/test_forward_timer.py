@@ -1,0 +1,228 @@
+"""Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
+
+import pytest
+
+from llada_jax.config import SamplerConfig
+from llada_jax.phone.energy import energy_of
+from llada_jax.phone.forward_timer import ForwardTimer
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.memory import Runtime, most_rows
+from llada_jax.phone.simulate import latency, simulate
+from llada_jax.phone.system import ScoresOn, System
+from llada_jax.phone.timeline import LaneTask, run
+from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
+from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
+from llada_jax.phone.workload import Forward, Workload, blockwise
+from tests.phone.small import GRAPHS, PHONE
+
+LLADA = graphs_of("llada_8b")
+STEP = Forward(32, 96, 32)
+SWAP = System()
+
+
+def seconds(forward=STEP, **settings) -> float:
+    return ForwardTimer(LLADA, PHONE, System(**settings)).step(forward).seconds
+
+
+def test_parts_and_energies_add_up():
+    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert found.timeline().seconds == pytest.approx(found.seconds)
+    assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
+    assert found.seconds == latency(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    assert found.unknown == ()
+
+
+def test_a_part_of_the_timeline_starts_at_zero():
+    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    part = found.timeline(first=2, last=4)
+    assert part.events[0].start == 0 and "step 2" in part.events[0].task.name
+    step = found.steps[found.workload.forwards[2]].seconds
+    assert part.seconds == pytest.approx(2 * step)
+
+
+def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
+    bare = seconds(runtime="wide")
+    staged = ForwardTimer(LLADA, PHONE, SWAP).transfers.seconds
+    assert bare < seconds() < bare + 0.1 * staged
+    fast = seconds(kernels="vendor", runtime="wide")
+    assert seconds(kernels="vendor") > fast + 0.5 * staged
+
+
+def test_a_plan_can_say_what_a_forward_stages():
+    plan = WeightTransfers((WeightTransfer("stage", 1.0, 1e9, feeds=31, after=30),))
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="wide"))
+    planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
+    assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
+    assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
+
+
+def test_mapping_again_stops_the_npu():
+    events = ForwardTimer(LLADA, PHONE, System(runtime="remap")).transfers.seconds
+    assert seconds(runtime="remap") == pytest.approx(seconds(runtime="wide") + events)
+
+
+def test_revision_hides_beside_the_npu_and_shares_its_memory():
+    few, many = (seconds(STEP._replace(refreshed=n, rescored=n)) for n in (1, 20))
+    assert few == pytest.approx(seconds(), rel=0.02)
+    assert many > 1.5 * few
+
+
+def test_a_revision_scores_tokens_and_not_all_of_their_rows():
+    def revision(rescored: int) -> float:
+        step = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(refreshed=8, rescored=rescored))
+        return next(e.task.seconds for e in step.events if e.task.name == "revision")
+
+    def head(rows: int) -> float:
+        step = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=rows))
+        return next(e.task.seconds for e in step.events if e.task.name == "head")
+
+    assert head(8) > 1.1 * head(4)
+    assert revision(8) - revision(4) == pytest.approx(head(8) - head(4))
+
+
+def test_a_body_on_the_cpu_leaves_the_npu_idle():
+    timeline = ForwardTimer(LLADA, PHONE, System(body="cpu")).step(STEP)
+    assert {event.task.lane for event in timeline.events} == {"cpu"}
+    assert timeline.seconds > 5 * seconds()
+
+
+def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
+    phone = ForwardTimer(LLADA, PHONE, System(body="cpu", runtime="none"))
+    assert phone.transfers == WeightTransfers()
+    with pytest.raises(ValueError, match="runtime is 'none'"):
+        ForwardTimer(LLADA, PHONE, System(runtime="none"))
+
+
+def test_a_table_for_the_sampler_is_the_phones_own_steps():
+    phone = ForwardTimer(LLADA, PHONE, SWAP, canvas=96)
+    table = phone.latency_table([32, 64])
+    assert table.rows == (32, 64)
+    steps = (Forward(32, 64, 32), Forward(64, 32, 64))
+    assert table.ms == tuple(1e3 * phone.step(step).seconds for step in steps)
+    budget = phone.row_budget()
+    config = SamplerConfig.preset("llada_cpp", latency_table=table, row_budget=budget)
+    assert config.latency_table == table
+    for rows, message in (
+        ([64, 32], r"rows is \[64, 32\]; allowed: ascending"),
+        ([32, 128], r"rows is \[32, 128\]; allowed: up to the phone's canvas \(96\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            phone.latency_table(rows)
+
+
+def test_a_budget_of_rows_is_what_memory_leaves():
+    def budget(**settings) -> int:
+        return ForwardTimer(LLADA, PHONE, System(**settings), 256).row_budget() or 0
+
+    resident = ForwardTimer(LLADA, PHONE, SWAP, 256).transfers.resident_mib or 0.0
+    assert resident == 3744 - 672
+    assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
+    assert budget(resident_mib=1024) > budget() > 32
+    for phone in (
+        ForwardTimer(LLADA, PHONE, System(body="cpu"), 256),
+        ForwardTimer(LLADA, PHONE, SWAP, 256, WeightTransfers(looped=True)),
+    ):
+        assert phone.row_budget() is None
+
+
+def test_no_head_rows_no_head():
+    without = ForwardTimer(LLADA, PHONE, SWAP).step(STEP._replace(head_rows=0))
+    assert [e.end - e.start for e in without.events if e.task.name == "head"] == [0]
+
+
+def head_event(scores_on: ScoresOn, forward=STEP):
+    system = System(runtime="wide", scores_on=scores_on)
+    phone = ForwardTimer(LLADA, PHONE, system, engine=FixedEngine())
+    (event,) = [e for e in phone.step(forward).events if e.task.name == "head"]
+    return event
+
+
+class FixedEngine:
+    """So many microseconds, and bytes, a row."""
+
+    def scores(self, rows: int, gbps: float) -> tuple[float, float]:
+        return rows * 1e-6, rows * 1e3
+
+
+def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
+    on_npu, attached = (head_event(where).task for where in ("npu", "sampling_engine"))
+    assert on_npu.lane == attached.lane == "npu"
+    assert on_npu.parts["head"] == attached.parts["head"] > 0
+    assert attached.parts["scores"] == STEP.head_rows * 1e-6 != on_npu.parts["scores"]
+    assert attached.dram_bytes == on_npu.dram_bytes + STEP.head_rows * 1e3
+    assert head_event("cpu").task.lane == "cpu"
+
+
+def test_a_head_on_the_npu_is_staged_with_the_layers():
+    def copied(runtime: Runtime, **settings) -> float:
+        timer = ForwardTimer(LLADA, PHONE, System(runtime=runtime, **settings), 256)
+        return sum(each.copied_bytes for each in timer.transfers.transfers)
+
+    more = copied("swap", scores_on="npu") - copied("swap")
+    model = LLADA.model
+    assert more == pytest.approx(model.vocab_size * model.width * 4.5 / 8)
+    assert copied("wide", scores_on="npu") == 0
+
+
+def test_no_head_rows_no_head_on_the_npu():
+    system = System(runtime="wide", scores_on="npu")
+    events = ForwardTimer(LLADA, PHONE, system).step(STEP._replace(head_rows=0)).events
+    assert all(event.task.name != "head" for event in events)
+
+
+def test_power_is_that_of_what_is_busy_golden():
+    tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "cpu", 1.0)]
+    energy = energy_of(run(tasks, 50), PHONE.power)
+    power = PHONE.power
+    assert energy.joules == pytest.approx(power.both_w + power.npu_w)
+    assert energy.above_idle == pytest.approx(energy.joules - 2 * power.idle_w)
+    assert energy.watts == pytest.approx(energy.joules / 2)
+
+
+def test_an_empty_run_takes_nothing():
+    found = simulate(Workload((), 1, 1, "a test"), GRAPHS, PHONE)
+    assert (found.seconds, found.energy.watts) == (0, 0)
+
+
+def test_doubts_add_in_quadrature_golden():
+    sure = with_uncertainty(PHONE, lambda moved: moved.memory.dram_gbps + 2 * moved.power.idle_w)
+    dram = PHONE.numbers["memory.dram_gbps"]
+    idle = PHONE.numbers["power.idle_w"]
+    parts = dram.value * DOUBT[dram.tag], 2 * idle.value * DOUBT[idle.tag]
+    assert sure.deviation == pytest.approx((parts[0] ** 2 + parts[1] ** 2) ** 0.5)
+    assert [name for name, _ in sure.largest] == ["memory.dram_gbps", "power.idle_w"]
+    assert 0 < sure.relative < 1
+
+
+def test_a_latency_depends_on_its_own_kernels_alone():
+    workload = blockwise(8, 32)
+    sure = with_uncertainty(PHONE, lambda moved: latency(workload, GRAPHS, moved, SWAP))
+    assert all("vendor" not in name and "hexkl" not in name for name, _ in sure.largest)
+    assert sure.seconds == latency(workload, GRAPHS, PHONE, SWAP)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"body": "gpu"}, "body is 'gpu'; allowed: 'npu', 'cpu'"),
+        ({"runtime": "magic"}, "runtime is 'magic'; allowed: 'none', 'remap'"),
+        ({"resident_mib": -1}, "resident_mib is -1; allowed: 0 or more"),
+        ({"scores_on": "gpu"}, "scores_on is 'gpu'; allowed: 'cpu', 'npu', 'sampling_engine'"),
+        ({"body": "cpu", "scores_on": "npu"}, "scores_on is 'npu'; allowed: 'cpu', where the body"),
+        ({"head": "best"}, "head is 'best'; allowed: 'plain', 'tuned'"),
+    ],
+)
+def test_bad_systems_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        System(**settings)
+
+
+def test_an_engine_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="engine is None; allowed: a sampling engine, where"):
+        ForwardTimer(LLADA, PHONE, System(scores_on="sampling_engine"))
+
+
+def test_kernels_of_another_phone_are_named():
+    with pytest.raises(ValueError, match="kernels is 'mine'; allowed: "):
+        simulate(blockwise(8, 32), GRAPHS, PHONE, System(kernels="mine"))

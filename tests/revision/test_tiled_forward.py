@@ -1,0 +1,353 @@
+"""The forward over tiles is `forward_rows` over the dequantized weights; so is a whole decoding."""
+
+import functools
+import threading
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.build import decoding, denoisers
+from llada_jax.config import ModelConfig, MoEConfig
+from llada_jax.model.forward import forward_rows
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.params import init_params
+from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.revision import tiled_forward
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
+from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
+from llada_jax.rows import empty_cache, make_rows
+from tests.revision.test_worker import Held
+
+pytest.importorskip("llvmlite")
+revision_kernel = pytest.importorskip("llada_jax.revision.kernel")
+
+CONFIG = ModelConfig(
+    family="llada", vocab_size=160, width=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16,
+    ffn_width=96, rope_theta=1e4, norm_eps=1e-5, max_length=64, mask_id=150, eos_id=151,
+)  # fmt: skip
+CACHED = 40
+forward = jax.jit(forward_rows, static_argnums=1)
+
+
+@pytest.fixture(scope="module")
+def multiply():
+    with TileMultiplier(threads=2) as multiplier:
+        yield multiplier
+
+
+def plain(leaf):
+    if not isinstance(leaf, Tiles):
+        return leaf
+    if leaf.kind == "float16":
+        return jnp.asarray(unpack_float16(leaf), jnp.float32)
+    return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
+
+
+@functools.cache
+def model_of(config, kind="q4_0"):
+    """Packed parameters, and what they stand for in float32."""
+    packed = pack_params(init_params(config, jax.random.key(0)), config, kind)
+    return packed, jax.tree.map(plain, packed)
+
+
+def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
+    cache = empty_cache(config.n_layers, batch, length, config.n_kv_heads, config.head_dim, dtype)
+    keys = jax.random.split(jax.random.key(1), 2)
+    pairs = zip(keys, cache, strict=True)
+    return type(cache)(*(jax.random.normal(k, c.shape).astype(dtype) for k, c in pairs))
+
+
+def some_rows(batch=2, length=CACHED):
+    """Scattered positions, the last row of each dead."""
+    positions = jnp.asarray([[3, 17, 20, 0], [30, 5, 6, 0]][:batch], jnp.int32)
+    live = jnp.asarray([[True, True, True, False], [True, True, False, False]][:batch])
+    cached = jnp.arange(length) < 33
+    return make_rows(positions + 7, positions, live, jnp.broadcast_to(cached, (batch, length)))
+
+
+def assert_near(found, expected, at):
+    found, expected = np.asarray(found)[..., at, :], np.asarray(expected)[..., at, :]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def assert_same_rows(found, expected, live):
+    at = np.asarray(live)
+    assert_near(found.hidden, expected.hidden, at)
+    for name in ("keys", "values"):
+        flat = (
+            np.asarray(getattr(out, name)).reshape(*getattr(out, name).shape[:3], -1)
+            for out in (found, expected)
+        )
+        for ours, theirs in zip(*flat, strict=True):
+            assert_near(ours, theirs, at)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "float16"])
+def test_as_forward_rows(multiply, kind):
+    packed, params = model_of(CONFIG, kind)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
+    rows, cache = some_rows(), cache_of(CONFIG, 2)
+    found = denoiser.forward_rows(packed, rows, cache)
+    assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
+
+
+def test_norms_biases_and_a_tied_head(multiply):
+    config = CONFIG.replace(qk_norm=True, qkv_bias=True, tied_embeddings=True)
+    packed, params = model_of(config)
+    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
+    rows, cache = some_rows(), cache_of(config, 2)
+    found, expected = (
+        denoiser.forward_rows(packed, rows, cache),
+        forward(params, config, rows, cache),
+    )
+    assert_same_rows(found, expected, rows.live)
+    scores = denoiser.score_rows(packed, expected.hidden, None)
+    for ours, theirs in zip(scores, score_rows(params, expected.hidden, None), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def test_without_a_cache(multiply):
+    packed, params = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
+    rows, cache = some_rows(length=0), denoiser.empty_cache(packed, 2, 0)
+    found = denoiser.forward_rows(packed, rows, cache)
+    assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
+
+
+def test_keys_have_the_dtype_of_the_cache(multiply):
+    packed, _ = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
+    rows = some_rows()
+    wide = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2))
+    narrow = denoiser.forward_rows(packed, rows, cache_of(CONFIG, 2, dtype=jnp.bfloat16))
+    assert narrow.keys.dtype == narrow.values.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        narrow.hidden[0, :3], wide.hidden[0, :3], atol=0.05 * float(jnp.abs(wide.hidden).max())
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [ScoreRules(chunk=32), ScoreRules(chunk=96, forbidden=(150,), discounted=(3,)),
+     ScoreRules(temperature=0.7, chunk=64)],
+    ids=["streamed", "rules", "noise"],
+)  # fmt: skip
+def test_scores(multiply, rules):
+    packed, params = model_of(CONFIG)
+    hidden = jax.random.normal(jax.random.key(2), (2, 3, CONFIG.width))
+    keys = jax.random.split(jax.random.key(3), (2, 3)) if rules.temperature else None
+    found = tiled_denoiser(CONFIG, rules, multiply).score_rows(packed, hidden, keys)
+    expected = score_rows(params, hidden, keys, rules)
+    np.testing.assert_array_equal(found.token, expected.token)
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+@functools.cache
+def tiled_and_plain():
+    """The bundled model in tiles, and what they stand for in float32."""
+    tiles = lj.tiled(lj.load("tiny"))
+    return tiles, tiles._replace(params=jax.tree.map(plain, tiles.params))
+
+
+PROMPT = [[10, 20, 30, 40]]
+
+
+def test_decoding_gives_the_same_tokens():
+    tiles, model = tiled_and_plain()
+    config = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
+    found = lj.generate(tiles, PROMPT, config, backend="tiles")
+    expected = lj.generate(model, PROMPT, config)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+REFRESHED = lj.SamplerConfig.preset(
+    "staged", gen_length=32, block_length=8, steps=32, theta_visible=0.2, theta_stable=0.9,
+    refresh="worker",
+)  # fmt: skip
+
+
+def test_a_worker_refreshes_from_tiles():
+    """Of the model that they stand for, it is the same refresh; of another one, another."""
+    tiles, model = tiled_and_plain()
+    expected = lj.generate(model, PROMPT, REFRESHED, trace=True)
+    found = lj.generate(model, PROMPT, REFRESHED, trace=True, refresh_on=tiles)
+    assert expected.trace.refreshed.sum() > 0
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.trace.refreshed, expected.trace.refreshed)
+    both = lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
+    np.testing.assert_array_equal(both.tokens, expected.tokens)
+    other = model._replace(params=init_params(model.config, jax.random.key(3)))
+    changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
+    assert (changed.tokens != expected.tokens).any()
+
+
+def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
+    """The arrays that reach their forwards are those of the one model that both were given."""
+    (tiles, _), read = tiled_and_plain(), {"run": set(), "worker": set()}
+    unrecorded = tiled_forward.forward_tiled_rows
+
+    def arrays_of(params):
+        return {id(getattr(leaf, "blocks", leaf)) for leaf in jax.tree.leaves(params)}
+
+    def recorded(config, multiply, params, rows, cache):
+        ours = threading.current_thread() is threading.main_thread()
+        read["run" if ours else "worker"] |= arrays_of(params)
+        return unrecorded(config, multiply, params, rows, cache)
+
+    monkeypatch.setattr(tiled_forward, "forward_tiled_rows", recorded)
+    lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
+    assert read["run"] == read["worker"] == arrays_of(tiles.params)
+
+
+def fails_beside_a_job(monkeypatch):
+    """The run's own forward ends it, while the worker still has its first job to do."""
+    worker, denoiser_for = Held(), denoisers.denoiser_for
+
+    def failing_denoiser(config, rules):
+        denoiser = denoiser_for(config, rules)
+        compiled = jax.jit(denoiser.forward_rows)
+
+        def forward_rows(*args):
+            if worker.submitted.is_set():
+                worker.failed.set()
+                raise RuntimeError("the NPU went away")
+            return compiled(*args)
+
+        return denoiser._replace(forward_rows=forward_rows, traceable=False)
+
+    monkeypatch.setattr(decoding, "Worker", lambda: worker)
+    monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)
+    return worker.finished
+
+
+def fails_in_a_job(monkeypatch):
+    """The kernel ends the first job, in a thread of the pool or in the worker's own."""
+    failed = threading.Event()
+
+    def kernel(*args):
+        failed.set()
+        raise RuntimeError("the kernel met a bad tile")
+
+    monkeypatch.setattr(revision_kernel, "kernel_for", lambda kind, n_rows: kernel)
+    return failed
+
+
+def test_a_run_leaves_no_thread():
+    tiles, model = tiled_and_plain()
+    before = set(threading.enumerate())
+    for options in ({"refresh_on": tiles}, {"refresh_on": tiles, "backend": "tiles"}):
+        run = lj.generate(
+            tiles if "backend" in options else model, PROMPT, REFRESHED, trace=True, **options
+        )
+        assert run.trace.refreshed.sum() > 0
+        assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(fails_beside_a_job, "the NPU went away"), (fails_in_a_job, "the kernel met a bad tile")],
+)
+def test_a_run_that_fails_leaves_no_thread(failure, message, monkeypatch):
+    tiles, model = tiled_and_plain()
+    happened = failure(monkeypatch)
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match=message):
+        lj.generate(model, PROMPT, REFRESHED, refresh_on=tiles)
+    assert set(threading.enumerate()) == before
+    assert happened.is_set()
+
+
+def test_where_tiles_cannot_run():
+    tiles, model = tiled_and_plain()
+    config = REFRESHED.replace(refresh="rows")
+    for wrong, backend, has in ((tiles, "xla", "has"), (model, "tiles", "has no")):
+        with pytest.raises(ValueError, match=f"'{backend}', and the model {has} tiles; allowed"):
+            lj.generate(wrong, PROMPT, config, backend=backend)
+    with pytest.raises(ValueError, match="refresh_on is a model without a worker"):
+        lj.generate(model, PROMPT, config, refresh_on=tiles)
+    small = tiles._replace(config=tiles.config.replace(max_length=256))
+    with pytest.raises(ValueError, match="refresh_on is a model of another configuration"):
+        lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
+    with pytest.raises(ValueError, match="the backend runs outside JAX; allowed: 'rows'"):
+        lj.generate(tiles, PROMPT, REFRESHED, backend="tiles")
+
+
+def test_beside_another_forward(multiply):
+    """From a thread of its own, as a worker runs it, while XLA runs the other rows."""
+    packed, params = model_of(CONFIG)
+    denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
+    rows, cache = some_rows(), cache_of(CONFIG, 2)
+    expected = forward(params, CONFIG, rows, cache)
+    found = []
+
+    def refresh():
+        found.extend(denoiser.forward_rows(packed, rows, cache) for _ in range(5))
+
+    worker = threading.Thread(target=refresh)
+    worker.start()
+    for _ in range(20):
+        np.testing.assert_array_equal(forward(params, CONFIG, rows, cache).hidden, expected.hidden)
+    worker.join()
+    assert len(found) == 5
+    for out in found:
+        assert_same_rows(out, expected, rows.live)
+
+
+def test_memory_of_the_weights(multiply):
+    """Packed matrices are at most 1/7 of float32, and a forward stores none of them decoded."""
+    config = CONFIG.replace(width=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_width=1536)
+    packed, params = model_of(config)
+    pairs = [
+        (tiles.nbytes, weight.nbytes)
+        for tiles, weight in zip(jax.tree.leaves(packed), jax.tree.leaves(params), strict=True)
+        if isinstance(tiles, Tiles)
+    ]
+    assert len(pairs) == 7 * config.n_layers + 1
+    assert all(7 * small <= large for small, large in pairs)
+    del params
+    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
+    rows, cache = some_rows(), cache_of(config, 2)
+
+    def run():
+        return jax.block_until_ready(denoiser.forward_rows(packed, rows, cache))
+
+    run()
+    ours = {id(array) for array in jax.live_arrays()}
+    tracemalloc.start()
+    out = run()
+    allocated = tracemalloc.get_traced_memory()[1]  # numpy
+    tracemalloc.stop()
+    new = sum(array.nbytes for array in jax.live_arrays() if id(array) not in ours)
+    assert new <= sum(array.nbytes for array in out)
+    assert allocated < max(large for _, large in pairs) / 8
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pack_params(init_params(CONFIG.replace(ffn_width=80), jax.random.key(0)),
+                             CONFIG.replace(ffn_width=80)),
+         r"layers.0.ffn.gate: a weight of shape \(80, 64\) in tiles; allowed: \[Out, In\], mult"),
+        (lambda: pack_params(model_of(CONFIG)[1], CONFIG, "q8_0"),
+         "kind is 'q8_0'; allowed: 'q4_0', 'float16'"),
+        (lambda: pack_params(
+            jax.tree.map(lambda leaf: leaf * 1e6, model_of(CONFIG)[1]), CONFIG, "float16"),
+         "layers.0.attention.query: a weight of .*; allowed in float16: up to 65504"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_experts_are_refused():
+    moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=32)
+    config = CONFIG.replace(moe=moe)
+    with pytest.raises(ValueError, match="the model has experts; allowed: dense models"):
+        pack_params(init_params(config, jax.random.key(0)), config)

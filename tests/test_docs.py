@@ -1,0 +1,121 @@
+"""Pages are short, their links and commands work, and no number stands in two places."""
+
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.generate.__main__ import verbatim_prompt
+from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, precise_figures
+
+MOST_WORDS, MOST_TERMS, MOST_WORDS_A_SENTENCE = 700, 40, 35
+PLACEHOLDER = "<verb>"
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def test_the_readme_is_short():
+    assert len(README.text.split()) <= MOST_WORDS
+
+
+def test_the_glossary_has_at_most_forty_terms_each_once():
+    rows = Page(ROOT / "docs/glossary.md").rows
+    terms = [row.split("|")[1].strip() for row in rows]
+    terms = [term for term in terms if term != "word" and set(term) != {"-"}]
+    assert len(terms) == len(set(terms)) <= MOST_TERMS
+
+
+@each_page
+def test_sentences_are_short(page):
+    plain = [LINK.sub(r"\1", sentence) for sentence in page.sentences]
+    assert [each for each in plain if len(each.split()) > MOST_WORDS_A_SENTENCE] == []
+
+
+@each_page
+def test_links_resolve(page):
+    for target in page.links:
+        path, _, anchor = target.partition("#")
+        file = (page.path.parent / path).resolve() if path else page.path
+        assert file.exists(), target
+        assert not anchor or anchor in Page(file).anchors, target
+
+
+@each_page
+def test_files_that_are_named_exist(page):
+    names = [word for line in page.prose.split("`")[1::2] for word in line.split()]
+    folders = ("llada_jax/", "experiments/", "conf/", "tests/", "docs/", "notebooks/")
+    paths = [name for name in names if name.startswith(folders) and "<" not in name]
+    assert [path for path in paths if not any(ROOT.glob(path.partition("::")[0]))] == []
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {(README.path.parent / link.partition("#")[0]).resolve() for link in README.links}
+    assert {page.path for page in PAGES} - linked == {README.path}
+
+
+def test_no_statement_stands_on_two_pages():
+    """Rows of tables and sentences that share two figures say the same thing."""
+    stated = [
+        (page.name, text, precise_figures(text))
+        for page in PAGES
+        for text in [*page.rows, *page.sentences]
+    ]
+    stated = [each for each in stated if len(each[2]) > 1]
+    twice = [
+        (one[:2], other[:2])
+        for one, other in itertools.combinations(stated, 2)
+        if one[0] != other[0] and len(one[2] & other[2]) > 1
+    ]
+    assert twice == []
+
+
+def test_no_figure_of_a_sentence_stands_on_two_pages():
+    places: dict[str, set[str]] = {}
+    for page in PAGES:
+        for figure in precise_figures(" ".join(page.sentences)):
+            places.setdefault(figure, set()).add(page.name)
+    assert {figure: pages for figure, pages in places.items() if len(pages) > 1} == {}
+
+
+@each_page
+def test_commands_have_a_verb_and_compose(page):
+    for verb, *arguments in page.commands:
+        if verb == PLACEHOLDER:
+            continue
+        package = (ROOT / "experiments" / verb).is_dir()
+        importlib.import_module(
+            f"experiments.{verb}.__main__" if package else f"experiments.{verb}"
+        )
+        compose_command(verb, arguments)
+
+
+def compose_command(verb: str, arguments: list[str]) -> None:
+    """Raises what Hydra raises for keys and choices that the configuration does not have."""
+    name = verb
+    if "--config-name" in arguments:
+        place = arguments.index("--config-name")
+        name = arguments[place + 1]
+        arguments = arguments[:place] + arguments[place + 2 :]
+    one_job = [each for each in arguments if each != "-m"]
+    if len(one_job) < len(arguments):  # a sweep: its first job
+        one_job = [each if "[" in each else each.split(",")[0] for each in one_job]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        compose(name, verbatim_prompt(one_job))
+
+
+@pytest.mark.slow
+def test_the_readme_s_lines_of_python_run():
+    (code,) = [code for language, code in FENCE.findall(README.text) if language == "python"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) > 2
+
+
+def test_the_map_names_every_room():
+    tree = Page(ROOT / "ARCHITECTURE.md").text
+    rooms = [path for path in (ROOT / "llada_jax").iterdir() if path.name != "assets"]
+    names = {path.stem for path in rooms if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {name for name in names if not re.search(rf"^  {name}\b", tree, re.MULTILINE)} == set()
