@@ -105,7 +105,7 @@ class ShareOutcome(NamedTuple):
     """Whether the system could not restart the peak, so that compilation is in it."""
 
 
-class _ExchangedLayers:
+class ExchangedLayers:
     """Layers of one store after another, for a program that is compiled once."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class _ExchangedLayers:
 def run_share(share: ShareJob) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
     model, prompt = _without_layers(share.source)
-    layers = _ExchangedLayers()
+    layers = ExchangedLayers()
     program = StreamedProgram(model.config, model.params, layers)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:

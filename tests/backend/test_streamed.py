@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from experiments.stream.streamed_share import ExchangedLayers
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step
@@ -66,28 +67,47 @@ def tiny() -> lj.Model:
 
 
 @pytest.fixture(scope="module")
+def tiny_program(tiny: lj.Model) -> tuple[ExchangedLayers, StreamedProgram]:
+    """One program, compiled once, for the layers of one store after another."""
+    layers = ExchangedLayers()
+    return layers, StreamedProgram(tiny.config, tiny.params._replace(layers=()), layers)
+
+
+@pytest.fixture
+def streamed_tiny(tiny, tiny_program, tmp_path):
+    """Decodes with a share of the layers in memory, and returns the tokens and the stalls."""
+
+    def tokens_and_stalls(share: float, name: str = "steady", batch: int = 1):
+        layers, program = tiny_program
+        file = write_layers(tmp_path / "layers.bin", tiny.config, InMemory(tiny.params))
+        with StreamedWeights(file, planned(file, share, name)) as layers.store:
+            tokens = decoded(tiny.config, None, program, batch)
+            return tokens, layers.store.stalls
+
+    return tokens_and_stalls
+
+
+@pytest.fixture(scope="module")
 def tiny_tokens(tiny: lj.Model) -> np.ndarray:
     return decoded(tiny.config, tiny.params, "xla")
 
 
-@pytest.mark.parametrize("share", [0, 0.25, 0.5, 1])
-def test_the_bundled_model_says_the_same(share, tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, share) as (weights, program):
-        np.testing.assert_array_equal(decoded(tiny.config, None, program), tiny_tokens)
-        assert len(weights.stalls) >= 8 and min(weights.stalls) >= 0
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_the_bundled_model_says_the_same(share, streamed_tiny, tiny_tokens):
+    tokens, stalls = streamed_tiny(share)
+    np.testing.assert_array_equal(tokens, tiny_tokens)
+    assert len(stalls) >= 8 and min(stalls) >= 0
 
 
 @pytest.mark.parametrize("name", ["paging", "greedy"])
-def test_every_planner_s_plan_runs(name, tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, 0.1, name) as (_, program):
-        np.testing.assert_array_equal(decoded(tiny.config, None, program), tiny_tokens)
+def test_every_planner_s_plan_runs(name, streamed_tiny, tiny_tokens):
+    np.testing.assert_array_equal(streamed_tiny(0.1, name)[0], tiny_tokens)
 
 
-def test_a_batch_takes_turns(tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, 0) as (_, program):
-        tokens = decoded(tiny.config, None, program, batch=2)
-        assert tokens.shape[0] == 2
-        np.testing.assert_array_equal(tokens[:1], tiny_tokens)
+def test_a_batch_takes_turns(streamed_tiny, tiny_tokens):
+    tokens, _ = streamed_tiny(0, batch=2)
+    assert tokens.shape[0] == 2
+    np.testing.assert_array_equal(tokens[:1], tiny_tokens)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "experts"])
@@ -174,7 +194,7 @@ def test_writing_that_fails_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failing_thread_ends_the_run_with_its_own_traceback(tiny, tmp_path, monkeypatch):
+def test_a_failing_thread_ends_the_run_with_its_own_traceback(streamed_tiny, monkeypatch):
     reads = []
 
     def failing_read(self: LayerFile, index: int, into: np.ndarray) -> None:
@@ -186,8 +206,7 @@ def test_a_failing_thread_ends_the_run_with_its_own_traceback(tiny, tmp_path, mo
     plain_read = LayerFile.read
     monkeypatch.setattr(LayerFile, "read", failing_read)
     with pytest.raises(OSError, match="the disk is gone") as caught:
-        with streamed(tiny.config, tiny.params, tmp_path, 0) as (_, program):
-            decoded(tiny.config, None, program)
+        streamed_tiny(0)
     functions = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert functions[-1] == "failing_read" and "_run" in functions and "acquire" in functions
     assert "prefetch" not in {thread.name for thread in threading.enumerate()}

@@ -32,7 +32,8 @@ def planned(tmp_path, *overrides: str) -> dict:
 
 
 def test_planners_side_by_side(tmp_path, capsys):
-    rows = planned(tmp_path, *SMALL, "figure=false")
+    gaps = ["gap_sessions_mib=[1,2]", "gap_step_shares=[0.1]"]
+    rows = planned(tmp_path, *SMALL, *gaps, "figure=false")
     steps = {
         name: rows[f"plan/copy/{name}/step"]["value"] for name in ("paging", "greedy", "steady")
     }
@@ -40,6 +41,9 @@ def test_planners_side_by_side(tmp_path, capsys):
     assert steps["greedy"] <= steps["paging"]
     assert rows["plan/copy/paging/resident"]["value"] == 0
     assert all(row["kind"] == "modelled" for name, row in rows.items() if "planning" not in name)
+    gap = rows["plan/copy/gap/1MiB/compute0.1/steady"]["value"]
+    assert 0 <= gap <= rows["plan/copy/gap/1MiB/compute0.1/greedy"]["value"]
+    assert rows["plan/copy/gap/2MiB/compute0.1/none"]["value"] == 0
     printed = capsys.readouterr().out
     assert "none: no plan, the weights need" in printed and "(bound)" in printed
     assert "arXiv 2606.13740" in printed
@@ -98,6 +102,7 @@ def test_a_weight_with_two_users_is_refused():
         ("step_ms=0", "step_ms is 0.0; allowed: above 0"),
         ("greedy_slot_mib=0", "slot_bytes is 0; allowed: above 0"),
         ("rows=0", "rows is 0; allowed: above 0"),
+        ("gap_step_shares=[0]", "gap_step_shares has 0.0; allowed: above 0"),
     ],
 )
 def test_bad_input_leaves_no_files(override, message, tmp_path):
