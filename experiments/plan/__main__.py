@@ -3,198 +3,141 @@
     python -m experiments.plan
     python -m experiments.plan path=immediate tokens=640
     python -m experiments.plan -m session_mib=3200,2048,1024
+    python -m experiments.plan gap_sessions_mib=[800,1600,2400,3200]
     python -m experiments.plan architecture=llada2_flash step_ms=1000 figure=false
     python -m experiments.plan lowered=step.json architecture=small
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
-weights, and from the cost of a way to stage, which the profile of a phone has. A
-planner that finds no plan says why.
+weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
+no plan says why. With `gap_sessions_mib` a second table has each planner's step over the lower
+bound of any plan, by session and by how fast the step's compute is.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
+from experiments.plan.plan_config import PlanConfig
 from experiments.plan.plan_figure import draw
-from llada_jax.config import ModelConfig, require
-from llada_jax.lowered import Lowered
-from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.profile import load_profile
-from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
-from llada_jax.swap.address_plan import Plan, Planner
+from llada_jax.config import require
+from llada_jax.swap.address_budget import MIB, PlanError
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import ACTIVATION_BYTES, Graph, Operator, model_graph
-from llada_jax.swap.greedy_planner import Greedy
+from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
 from llada_jax.swap.unfolding import startup_ns, unfold
 
-SCALE_BYTES = 2
-"""float16, one for each group or row of a quantized weight."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlanConfig:
-    """What to plan, and within what. The comments are in conf/plan.yaml."""
-
-    architecture: ModelConfig
-    lowered: str | None = None
-    rows: int = 32
-    weight_bits: float = 4.5
-    step_ms: float = 478.1
-    phone: str = "SM8750"
-    path: str = "copy"
-    planners: tuple[str, ...] = ("none", "paging", "greedy", "steady")
-    greedy_slot_mib: int | None = 128
-    session_mib: int = 3200
-    max_buffers: int = 16
-    max_buffer_mib: int = 1024
-    alignment: int = 4096
-    tokens: int = 208
-    reserved_mib: int = 0
-    steps: int = 32
-    figure: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("step_ms", "steps"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: above 0")
-        require(bool(self.planners), "planners is empty; allowed: at least one")
-        for name in self.planners:
-            planner(name)
-        _ = self.way, self.greedy
-
-    @property
-    def way(self) -> MappingPath:
-        return mapping_path(load_profile(self.phone), self.path)
-
-    @property
-    def greedy(self) -> Greedy:
-        return Greedy(None if self.greedy_slot_mib is None else self.greedy_slot_mib * MIB)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(
-            session_bytes=self.session_mib * MIB,
-            max_buffers=self.max_buffers,
-            max_buffer_bytes=self.max_buffer_mib * MIB,
-            alignment=self.alignment,
-            kv_bytes_per_token=kv_bytes_per_token(self.architecture),
-            tokens=self.tokens,
-            reserved_bytes=self.reserved_mib * MIB,
-        )
-
-    def graph(self) -> Graph:
-        """The step, with the transfer times of the path."""
-        step_ns = round(self.step_ms * 1e6)
-        if self.lowered is not None:
-            graph = graph_of(Lowered.load(self.lowered), step_ns)
-        else:
-            graph = model_graph(
-                self.architecture, rows=self.rows, weight_bits=self.weight_bits, step_ns=step_ns
-            )
-        return self.way.price(graph)
-
-
-class Planned(NamedTuple):
+class CheckedPlan(NamedTuple):
     """A plan and what it took to make it."""
 
     name: str
     plan: Plan
     graph: Graph
-    """With all that the plan's transfers cost."""
+    """The step with all that the plan's transfers cost."""
     seconds: float
 
+    @property
+    def stall_ns(self) -> float:
+        """Mean stall of a step."""
+        return float(stall_of(self.graph, self.plan))
 
-def graph_of(lowered: Lowered, step_ns: int) -> Graph:
-    """The operations that have weights, in order, each reading what the one before gave.
+    @property
+    def step_ns(self) -> float:
+        """Mean time of a step."""
+        return self.graph.compute_ns + self.stall_ns
 
-    The step's time is spread by multiply-adds. Raises ValueError where a weight has two users.
-    """
-    operations = [operation for operation in lowered.operations if operation.weight]
-    names = [operation.weight for operation in operations]
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    require(not twice, f"{lowered.name} uses {', '.join(twice)} twice; allowed: once")
-    macs = max(1, sum(operation.macs for operation in operations))
-    operators = []
-    for number, operation in enumerate(operations):
-        assert operation.weight is not None
-        weight = lowered.weights[operation.weight]
-        count = math.prod(weight.shape)
-        scales = count // (weight.group or weight.shape[-1]) if weight.bits < 16 else 0
-        operators.append(
-            Operator(
-                name=operation.weight,
-                weight_bytes=count * weight.bits // 8 + scales * SCALE_BYTES,
-                compute_ns=round(step_ns * operation.macs / macs),
-                temporary_bytes=sum(output.size for output in operation.outputs) * ACTIVATION_BYTES,
-                depends=(number - 1,) if number else (),
-            )
-        )
-    return Graph(tuple(operators))
+    def makespan_ns(self, steps: int) -> int:
+        """Returns the time of so many steps from an empty address space."""
+        first = startup_ns(self.graph, self.plan)
+        return first + unfold(self.graph, self.plan, steps).makespan
 
 
 def plan(config: PlanConfig, run: Run) -> None:
-    """Every planner's plan, checked, as a table, rows and a picture."""
-    graph, budget = config.graph(), config.budget
-    bound_ns = least_step_ns(graph, budget)
-    planned, failed = [], {}
-    for name in config.planners:
-        planner_of_name = config.greedy if name == "greedy" else planner(name)
-        try:
-            planned.append(_planned(name, planner_of_name, graph, config))
-        except PlanError as error:
-            failed[name] = str(error)
-    require(bool(planned), f"no planner finds a plan: {failed}")
+    """Prints, records and draws every planner's plan, once it is checked."""
+    graph = config.graph()
+    bound_ns = least_step_ns(graph, config.budget)
+    plans, failed = plans_of(config, graph)
+    require(bool(plans), f"no planner finds a plan: {failed}")
     run.begin()
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
-    for each in planned:
+    for each in plans:
         rows += _rows(config, each)
-    for row in rows:
-        run.record(row.as_dict())
     print(_described(graph, config))
-    print(table_of(planned, bound_ns, config.steps))
+    print(table_of(plans, bound_ns, config.steps))
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
+    if config.gap_sessions_mib:
+        gaps = list(gaps_of(config))
+        rows += [row for _, gap_rows in gaps for row in gap_rows]
+        print(f"\nsteps over the lower bound, path {config.path!r}, modelled")
+        print(aligned([line for line, _ in gaps], gaps[0][0]))
+    for row in rows:
+        run.record(row.as_dict())
     if config.figure:
-        draw(run.folder / "plan.png", {each.name: (each.graph, each.plan) for each in planned})
+        draw(run.folder / "plan.png", {each.name: (each.graph, each.plan) for each in plans})
     run.finish(rows)
 
 
-def _planned(name: str, planner_of_name: Planner, graph: Graph, config: PlanConfig) -> Planned:
-    made, seconds = best_of(partial(planner_of_name, graph, config.budget))
-    found = problems(graph, config.budget, made)
-    if found:
-        raise RuntimeError(f"the plan of {name} is invalid: {found[0]}")
-    return Planned(name, made, config.way.price(graph, len(made.transfers)), seconds)
+def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[str, str]]:
+    """Returns the plans, and why the other planners have none."""
+    plans, failed = [], {}
+    for name, plan_with in config.planners_by_name.items():
+        try:
+            made, seconds = best_of(partial(plan_with, graph, config.budget))
+        except PlanError as error:
+            failed[name] = str(error)
+            continue
+        found = problems(graph, config.budget, made)
+        if found:
+            raise RuntimeError(f"the plan of {name} is invalid: {found[0]}")
+        priced = config.way.price(graph, len(made.transfers))
+        plans.append(CheckedPlan(name, made, priced, seconds))
+    return plans, failed
 
 
-def makespan_ns(graph: Graph, made: Plan, steps: int) -> int:
-    """Time of so many steps from an empty address space."""
-    return startup_ns(graph, made) + unfold(graph, made, steps).makespan
+def gaps_of(config: PlanConfig) -> Iterator[tuple[dict[str, str], list[ResultRow]]]:
+    """Yields a line of the table and its rows for each session and share of the step's compute.
+
+    What a path costs once in a step is in no gap: a planner does not know of it.
+    """
+    for session_mib in config.gap_sessions_mib:
+        for share in config.gap_step_shares:
+            each = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
+            graph = each.graph()
+            bound_ns = least_step_ns(graph, each.budget)
+            over = {
+                made.name: float(graph.compute_ns + stall_of(graph, made.plan)) / bound_ns - 1
+                for made in plans_of(each, graph)[0]
+            }
+            line = {
+                "session MiB": f"{session_mib:,}",
+                "compute": f"{share:.0%}",
+                "bound ms": f"{bound_ns / 1e6:,.1f}",
+                **{name: f"+{over[name]:.1%}" if name in over else "" for name in each.planners},
+            }
+            name = f"gap/{session_mib}MiB/compute{share:g}"
+            yield line, [_row(each, f"{name}/{p}", 100 * gap, "%") for p, gap in over.items()]
 
 
 def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
     return ResultRow(name=f"plan/{config.path}/{name}", value=value, unit=unit, kind="modelled")
 
 
-def _rows(config: PlanConfig, planned: Planned) -> Iterator[ResultRow]:
-    name, made, graph = planned.name, planned.plan, planned.graph
-    stall_ns = float(stall_of(graph, made))
-    makespan = makespan_ns(graph, made, config.steps)
-    yield _row(config, f"{name}/step", (graph.compute_ns + stall_ns) / 1e6, "ms")
-    yield _row(config, f"{name}/stall", stall_ns / 1e6, "ms a step")
+def _rows(config: PlanConfig, made: CheckedPlan) -> Iterator[ResultRow]:
+    name, makespan = made.name, made.makespan_ns(config.steps)
+    yield _row(config, f"{name}/step", made.step_ns / 1e6, "ms")
+    yield _row(config, f"{name}/stall", made.stall_ns / 1e6, "ms a step")
     yield _row(config, f"{name}/makespan", makespan / 1e6, f"ms for {config.steps} steps")
-    yield _row(config, f"{name}/resident", made.resident_bytes(graph) / MIB, "MiB")
-    yield _row(config, f"{name}/transfers", len(made.transfers), "a step")
-    yield ResultRow(name=f"plan/{config.path}/{name}/planning", value=planned.seconds, unit="s")
+    yield _row(config, f"{name}/resident", made.plan.resident_bytes(made.graph) / MIB, "MiB")
+    yield _row(config, f"{name}/transfers", len(made.plan.transfers), "a step")
+    yield ResultRow(name=f"plan/{config.path}/{name}/planning", value=made.seconds, unit="s")
 
 
 def _described(graph: Graph, config: PlanConfig) -> str:
@@ -206,28 +149,22 @@ def _described(graph: Graph, config: PlanConfig) -> str:
     )
 
 
-def table_of(planned: Sequence[Planned], bound_ns: int, steps: int) -> str:
-    """A line for each planner."""
-    head = ("planner", "step ms", "stall ms", f"{steps} steps ms", "resident MiB", "transfers")
-    lines: list[tuple[str, ...]] = [head]
-    for name, made, graph, _ in planned:
-        stall = float(stall_of(graph, made))
-        lines.append(
-            (
-                name,
-                f"{(graph.compute_ns + stall) / 1e6:,.1f}",
-                f"{stall / 1e6:,.1f}",
-                f"{makespan_ns(graph, made, steps) / 1e6:,.1f}",
-                f"{made.resident_bytes(graph) / MIB:,.0f}",
-                f"{len(made.transfers)}",
-            )
-        )
-    lines.append(("(bound)", f"{bound_ns / 1e6:,.1f}", *[""] * 4))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in lines
-    )
+def table_of(plans: Sequence[CheckedPlan], bound_ns: int, steps: int) -> str:
+    """Returns a line for each planner."""
+    lines = [
+        {
+            "planner": made.name,
+            "step ms": f"{made.step_ns / 1e6:,.1f}",
+            "stall ms": f"{made.stall_ns / 1e6:,.1f}",
+            f"{steps} steps ms": f"{made.makespan_ns(steps) / 1e6:,.1f}",
+            "resident MiB": f"{made.plan.resident_bytes(made.graph) / MIB:,.0f}",
+            "transfers": f"{len(made.plan.transfers)}",
+        }
+        for made in plans
+    ]
+    bound = {"planner": "(bound)", "step ms": f"{bound_ns / 1e6:,.1f}"}
+    columns = list(lines[0])
+    return aligned([*lines, dict.fromkeys(columns, "") | bound], columns[1:])
 
 
 main = entry_point("plan", plan, PlanConfig)

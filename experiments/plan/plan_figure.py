@@ -17,7 +17,7 @@ PARTS = {"keys, values": "#b279a2", "temporaries": "#72b7b2", "always mapped": C
 
 
 def draw(path: Path, plans: Mapping[str, tuple[Graph, Plan]]) -> None:
-    """Write a PNG. Raises ImportError where the extra `plots` is not installed."""
+    """Writes a PNG. Raises ImportError where the extra `plots` is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

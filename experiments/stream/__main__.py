@@ -30,10 +30,10 @@ import llada_jax as lj
 from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.stream.streamed_share import Share, Source, Subject, run_share
+from experiments.stream.streamed_share import ModelSource, ShareJob, StreamedModel, run_share
 from llada_jax.backend.layer_file import ALIGNMENT, PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
-from llada_jax.backend.streamed_weights import Staging, StreamedWeights
+from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
 from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.swap.address_budget import Budget
@@ -76,8 +76,8 @@ class StreamConfig:
         return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
 
     @property
-    def source(self) -> Source:
-        return Source(
+    def source(self) -> ModelSource:
+        return ModelSource(
             model=self.model,
             dtype=self.dtype,
             prompt=self.prompt,
@@ -85,17 +85,17 @@ class StreamConfig:
         )
 
 
-class Times(NamedTuple):
+class ForwardTimes(NamedTuple):
     """Seconds of a forward with everything in memory, and of a copy."""
 
     layers: list[float]
     between: float
-    """From the last layer to the first one of the next forward."""
+    """Seconds from the last layer to the first one of the next forward."""
     copies: list[float]
-    """Of each layer, from the file to a slot."""
+    """Seconds of each layer's copy, from the file to a slot."""
 
 
-class Timed(StreamedWeights):
+class TimedWeights(StreamedWeights):
     """Says when each layer began and ended."""
 
     def __init__(self, *arguments: Any, **settings: Any):
@@ -117,7 +117,7 @@ class Timed(StreamedWeights):
 
 
 def stream(config: StreamConfig, run: Run) -> None:
-    """All shares, against the model with all layers in memory."""
+    """Runs all shares against the model with all layers in memory."""
     subject = config.source.subject()
     run.begin()
     with TemporaryDirectory(dir=run.folder) as folder:
@@ -133,26 +133,28 @@ def stream(config: StreamConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def _unstreamed(subject: Subject, config: StreamConfig) -> np.ndarray:
-    """Tokens of the model as it is."""
+def _unstreamed(subject: StreamedModel, config: StreamConfig) -> np.ndarray:
+    """Returns the tokens of the model as it is."""
     return lj.generate(subject.model, subject.prompt, config.sampler, loop="host").tokens
 
 
-def _times_as_rows(stored: tuple[StoredLayer, ...], times: Times) -> Iterator[ResultRow]:
+def _times_as_rows(stored: tuple[StoredLayer, ...], times: ForwardTimes) -> Iterator[ResultRow]:
     speed = sum(layer.size for layer in stored) / sum(times.copies)
     yield ResultRow(name="stream/compute", value=1e3 * sum(times.layers), unit="ms a forward")
     yield ResultRow(name="stream/between", value=1e3 * times.between, unit="ms a forward")
     yield ResultRow(name="stream/copy", value=speed / 1e6, unit="MB/s")
 
 
-def _timed(subject: Subject, config: StreamConfig, file: LayerFile) -> tuple[np.ndarray, Times]:
-    """Tokens with all layers in memory, and the times of the layers and of copies."""
+def _timed(
+    subject: StreamedModel, config: StreamConfig, file: LayerFile
+) -> tuple[np.ndarray, ForwardTimes]:
+    """Returns tokens with all layers in memory, and the times of the layers and of copies."""
     model, prompt = subject.model, subject.prompt
     copies = [_copy_seconds(file, index) for index in range(len(file.layers))]
     if config.bytes_per_second is not None:
         slow = [layer.size / config.bytes_per_second for layer in file.layers]
         copies = list(map(max, copies, slow))
-    with Timed(file, Staging((), 0, ())) as weights:
+    with TimedWeights(file, LayerStaging((), 0, ())) as weights:
         program = StreamedProgram(model.config, model.params, weights)
         for _ in range(2):  # the first one compiles
             weights.began.clear()
@@ -161,7 +163,7 @@ def _timed(subject: Subject, config: StreamConfig, file: LayerFile) -> tuple[np.
         began, ended = np.array(weights.began), np.array(weights.ended)
     layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
     between = float(np.median(began[WARM_UP:, 0] - ended[WARM_UP - 1 : -1, -1]))
-    return tokens, Times(layers, between, copies)
+    return tokens, ForwardTimes(layers, between, copies)
 
 
 def _copy_seconds(file: LayerFile, index: int) -> float:
@@ -174,10 +176,10 @@ def _copy_seconds(file: LayerFile, index: int) -> float:
     return median(times)
 
 
-def planned(
-    config: StreamConfig, stored: tuple[StoredLayer, ...], times: Times, share: float
+def plan_for(
+    config: StreamConfig, stored: tuple[StoredLayer, ...], times: ForwardTimes, share: float
 ) -> tuple[Graph, Plan]:
-    """The graph of a forward, an operator for each layer and one for the host, and its plan."""
+    """Returns a forward's graph, an operator for each layer and one for the host, and its plan."""
     layers = [
         Operator(
             f"layers.{index}",
@@ -202,15 +204,15 @@ def _one_share(
     config: StreamConfig,
     stored: tuple[StoredLayer, ...],
     path: Path,
-    times: Times,
+    times: ForwardTimes,
     wanted: np.ndarray,
     share: float,
 ) -> Iterator[ResultRow]:
-    graph, plan = planned(config, stored, times, share)
+    graph, plan = plan_for(config, stored, times, share)
     speed = config.bytes_per_second
     ran = in_own_process(
         run_share,
-        Share(config.source, config.sampler, path, stored, staging_of(plan), speed),
+        ShareJob(config.source, config.sampler, path, stored, staging_of(plan), speed),
     )
     stalls = ran.stalls[WARM_UP:]
     name = f"stream/{share:g}"

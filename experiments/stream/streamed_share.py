@@ -21,16 +21,16 @@ from llada_jax.backend.resources import (
     restart_peak,
 )
 from llada_jax.backend.streamed_program import StreamedProgram
-from llada_jax.backend.streamed_weights import Staging, StreamedWeights
+from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
 
 PROMPT_LENGTH = 16
-"""Tokens, where there is no tokenizer."""
+"""Length of the prompt in tokens, where there is no tokenizer."""
 
 
-class Subject(NamedTuple):
+class StreamedModel(NamedTuple):
     """What is decoded: `model` has what stays in memory, `weights` has the layers."""
 
     model: lj.Model
@@ -39,7 +39,7 @@ class Subject(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """Where a subject is from: a model, or a shape for random weights."""
 
     model: str
@@ -47,7 +47,7 @@ class Source:
     prompt: str
     architecture: ModelConfig | None
 
-    def subject(self) -> Subject:
+    def subject(self) -> StreamedModel:
         """Raises ValueError for a model that cannot be streamed, and where room is missing."""
         if self.architecture is not None:
             return _random(self.architecture)
@@ -58,11 +58,11 @@ class Source:
             model.artifact is None, f"{self.model} is an export; allowed: a model with parameters"
         )
         prompt = [model.tokenizer.encode_chat([{"role": "user", "content": self.prompt}])]
-        return Subject(model, InMemory(model.params), prompt)
+        return StreamedModel(model, InMemory(model.params), prompt)
 
 
-def _random(architecture: ModelConfig) -> Subject:
-    """A model of this shape. Its layers are made as they are written."""
+def _random(architecture: ModelConfig) -> StreamedModel:
+    """Returns a model of this shape, whose layers are made as they are written."""
     weights = RandomWeights(architecture, "int8")
     size = param_count(architecture)
     require_disk(Path(), size, "the layers")
@@ -70,7 +70,7 @@ def _random(architecture: ModelConfig) -> Subject:
     specs = abstract_params(architecture)._replace(layers=())
     params = jax.tree.map_with_path(lambda path, _: _whole(weights, parameter_name(path)), specs)
     prompt = [list(range(PROMPT_LENGTH))]
-    return Subject(lj.Model(architecture, params, None), weights, prompt)
+    return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 
 
 def _whole(weights: Weights, name: str) -> Any:
@@ -78,24 +78,24 @@ def _whole(weights: Weights, name: str) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
-class Share(NamedTuple):
+class ShareJob(NamedTuple):
     """What a process needs to decode with some layers in memory."""
 
-    source: Source
+    source: ModelSource
     sampler: SamplerConfig
     path: Path
     stored: tuple[StoredLayer, ...]
-    staging: Staging
+    staging: LayerStaging
     bytes_per_second: float | None
 
 
-class Ran(NamedTuple):
+class ShareOutcome(NamedTuple):
     """What came of it."""
 
     tokens: np.ndarray
     seconds: float
     stalls: list[float]
-    """Seconds, of each forward."""
+    """Seconds that each forward waited."""
     layer_bytes: int
     """Bytes of memory that hold layers, by count."""
     peak_bytes: int | None
@@ -105,7 +105,7 @@ class Ran(NamedTuple):
     """Whether the system could not restart the peak, so that compilation is in it."""
 
 
-class _Exchanged:
+class ExchangedLayers:
     """Layers of one store after another, for a program that is compiled once."""
 
     def __init__(self) -> None:
@@ -120,10 +120,10 @@ class _Exchanged:
         self.store.release(layer)
 
 
-def run_share(share: Share) -> Ran:
+def run_share(share: ShareJob) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
     model, prompt = _without_layers(share.source)
-    layers = _Exchanged()
+    layers = ExchangedLayers()
     program = StreamedProgram(model.config, model.params, layers)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
@@ -137,7 +137,7 @@ def run_share(share: Share) -> Ran:
     gc.collect()
     before, restarted = resident_memory(), restart_peak()
     result, store, peak = decoded()
-    return Ran(
+    return ShareOutcome(
         result.tokens,
         result.seconds,
         store.stalls,
@@ -147,6 +147,6 @@ def run_share(share: Share) -> Ran:
     )
 
 
-def _without_layers(source: Source) -> tuple[lj.Model, list[list[int]]]:
+def _without_layers(source: ModelSource) -> tuple[lj.Model, list[list[int]]]:
     model, _, prompt = source.subject()
     return model._replace(params=model.params._replace(layers=())), prompt

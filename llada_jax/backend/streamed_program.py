@@ -24,11 +24,11 @@ class Layers(Protocol):
     """Weights of layers when they are due, as `StreamedWeights` has them."""
 
     def acquire(self, layer: int, /) -> Mapping[str, Any]:
-        """The weights of a layer, valid until `release`."""
+        """Returns the weights of a layer, valid until `release`."""
         ...
 
     def release(self, layer: int, /) -> None:
-        """The layer has run."""
+        """Says that the layer has run."""
         ...
 
 
@@ -83,7 +83,7 @@ class StreamedProgram:
 
 
 def first_layers_alike(config: ModelConfig) -> list[int]:
-    """For each layer: the first one whose function is the same, up to names.
+    """Returns for each layer the first one whose function is the same, up to names.
 
     The last layer is followed by the final norm, and so is like no other.
     """
@@ -101,7 +101,7 @@ def first_layers_alike(config: ModelConfig) -> list[int]:
 
 
 def _in_memory(weights: InMemory, name: str) -> Any:
-    """A whole weight; floats in float32."""
+    """Returns a whole weight; floats in float32."""
     (piece,) = pieces_of(weights, name)
     if isinstance(piece, QuantArray):
         return QuantArray(jnp.asarray(piece.values), jnp.asarray(piece.scale, jnp.float32))
@@ -145,7 +145,7 @@ class _StreamedLayer:
 
 
 def _renumbered(name: str, old: int, new: int) -> str:
-    """`keys_<old>` to `keys_<new>`; names without that number stay."""
+    """Turns `keys_<old>` into `keys_<new>`; names without that number stay."""
     return f"{name.removesuffix(f'_{old}')}_{new}" if name.endswith(f"_{old}") else name
 
 

@@ -23,14 +23,14 @@ class StagedLayers(NamedTuple):
     """Layers that are staged at once."""
 
     layers: tuple[int, ...]
-    """In order of use."""
+    """Numbers of the layers, in order of use."""
     offsets: tuple[int, ...]
-    """Bytes: in the slot, or in the area."""
+    """Offset in bytes of each layer in the slot, or in the area."""
     in_slot: bool
     """Whether they go into the next slot, or to places of their own in the area."""
 
 
-class Staging(NamedTuple):
+class LayerStaging(NamedTuple):
     """What is staged in a forward, and where. Layers of no transfer stay in memory."""
 
     transfers: tuple[StagedLayers, ...]
@@ -58,8 +58,10 @@ class StreamedWeights:
     Every forward uses each layer once, in the order of the transfers: `acquire`, then `release`.
     """
 
-    def __init__(self, file: LayerFile, staging: Staging, bytes_per_second: float | None = None):
-        """`bytes_per_second` slows transfers down to a speed, to see what a slower path costs."""
+    def __init__(
+        self, file: LayerFile, staging: LayerStaging, bytes_per_second: float | None = None
+    ):
+        """Loads what stays in memory; `bytes_per_second` slows transfers, to see what it costs."""
         slow = bytes_per_second is not None and bytes_per_second <= 0
         require(not slow, f"bytes_per_second is {bytes_per_second}; allowed: above 0, or None")
         self._file, self._staging, self._speed = file, staging, bytes_per_second
@@ -105,7 +107,7 @@ class StreamedWeights:
         return weights_of(stored, memory)
 
     def acquire(self, layer: int) -> Mapping[str, Any]:
-        """The weights of a layer, valid until `release`. Waits until they are there.
+        """Returns the weights of a layer, valid until `release`, once they are there.
 
         Raises what the thread raised, as it raised it.
         """
@@ -127,7 +129,7 @@ class StreamedWeights:
         return weights_of(self._file.layers[layer], memory)
 
     def release(self, layer: int) -> None:
-        """The layer has run, and its weights may be overwritten."""
+        """Says that the layer has run, and that its weights may be overwritten."""
         with self._changed:
             self._live.pop(_Use(self._uses[layer], layer), None)
             self._uses[layer] += 1
@@ -145,7 +147,7 @@ class StreamedWeights:
                 self._changed.notify_all()
 
     def _transfers(self) -> Iterator[dict[_Use, range]]:
-        """All transfers of all forwards: the bytes of the area that each layer takes."""
+        """Yields the transfers of all forwards: the bytes of the area that each layer takes."""
         through = count()
         for forward in count():
             for transfer in self._staging.transfers:
@@ -160,7 +162,7 @@ class StreamedWeights:
                 }
 
     def _may_start(self, uses: Mapping[_Use, range]) -> bool:
-        """Wait until all of its place is free, and take it. False where the store was closed."""
+        """Waits until all of its place is free, and takes it; False where the store was closed."""
         first = next(iter(uses))
 
         def free() -> bool:
@@ -198,7 +200,7 @@ def _overlap(one: range, other: range) -> bool:
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Bytes that start where XLA likes arrays to start. They take memory as they are written."""
+    """Returns bytes that start where XLA likes arrays to; they take memory as they are written."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]

@@ -42,25 +42,25 @@ class Budget:
             )
 
     def aligned(self, size: int) -> int:
-        """Bytes of the address space that `size` bytes take."""
+        """Returns the bytes of the address space that `size` bytes take."""
         return -(-size // self.alignment) * self.alignment
 
     @property
     def fixed_bytes(self) -> int:
-        """Keys, values and the runtime's own: mapped all the time."""
+        """Bytes of keys, values and the runtime's own, which are mapped all the time."""
         return self.aligned(self.kv_bytes_per_token * self.tokens) + self.aligned(
             self.reserved_bytes
         )
 
     @property
     def fixed_buffers(self) -> int:
-        """Mappings of those bytes."""
+        """Mappings of the fixed bytes."""
         parts = (self.kv_bytes_per_token * self.tokens, self.reserved_bytes)
         return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in parts)
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
-    """Keys and values of one token in float16: 0.5 MiB for LLaDA-8B."""
+    """Returns the bytes of one token's keys and values in float16: 0.5 MiB for LLaDA-8B."""
     return 2 * config.n_layers * config.n_kv_heads * config.head_dim * ACTIVATION_BYTES
 
 
@@ -69,16 +69,16 @@ class MappingPath:
     """A way to make weights visible to the NPU, with its cost and where that number is from."""
 
     map_ns: int
-    """Each mapping."""
+    """Time of each mapping."""
     step_ns: int
-    """Once in each step that stages anything, whatever its size."""
+    """Time once in each step that stages anything, whatever its size."""
     bytes_per_second: float
-    """`math.inf` where the bytes stay where they are."""
+    """Speed of the bytes; `math.inf` where they stay where they are."""
     tag: str
     source: str
 
     def price(self, graph: Graph, transfers: int = 0) -> Graph:
-        """The graph with this way's transfer times.
+        """Returns the graph with this way's transfer times.
 
         Args:
           transfers: those of a plan, over which `step_ns` is spread; 0 before there is one, since

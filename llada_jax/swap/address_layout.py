@@ -29,7 +29,10 @@ class Room(NamedTuple):
 
 @lru_cache(maxsize=8)
 def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | range) -> Room:
-    """Raises PlanError where no weights fit, or not those of the largest operator."""
+    """Returns what is left for weights when operators run in this order.
+
+    Raises PlanError where no weights fit, or not those of the largest operator.
+    """
     lifetimes = temporaries(graph, order, budget)
     offsets, arena_bytes = share(lifetimes)
     fixed = Region(0, budget.fixed_bytes)
@@ -74,10 +77,10 @@ def in_slots(
     groups: Sequence[Sequence[int]],
     n_slots: int,
 ) -> Plan | None:
-    """A plan in which groups of operators take turns in the slots, and all others stay for good.
+    """Returns a plan in which groups of operators take turns in the slots, and all others stay.
 
     Groups are in order of use. Where there are no more of them than slots, each would stay in its
-    slot from step to step: then all are residents. None where it does not fit.
+    slot from step to step: then all are residents. It is None where it does not fit.
     """
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
@@ -105,38 +108,6 @@ def in_slots(
     return assemble(graph, room, order, transfers, address, packed.buffers, slots)
 
 
-def in_shared_places(
-    graph: Graph,
-    budget: Budget,
-    order: Sequence[int],
-    groups: Sequence[Sequence[int]],
-    offsets: Mapping[int, int],
-) -> Plan | None:
-    """A plan in which groups of operators take turns in one buffer, at given offsets.
-
-    `offsets` are those of the operators in `groups`; all others stay for good, in buffers of their
-    own. None where it does not fit.
-    """
-    room = room_for_weights(graph, budget, tuple(order))
-    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
-    area = max((offset + sizes[i] for i, offset in offsets.items()), default=0)
-    residents = [i for i in order if i not in offsets and sizes[i]]
-    packed = pack(
-        [sizes[i] for i in residents],
-        room.size - area,
-        room.buffers - bool(area),
-        budget.max_buffer_bytes,
-    )
-    if packed is None or area > budget.max_buffer_bytes:
-        return None
-    start = room.start + sum(packed.buffers)
-    address = {i: room.start + at for i, at in zip(residents, packed.offsets, strict=True)}
-    address |= {i: start + offset for i, offset in offsets.items()}
-    transfers = [Transfer(tuple(group), None) for group in groups]
-    buffers = [*packed.buffers, area] if area else packed.buffers
-    return assemble(graph, room, order, transfers, address, buffers, [])
-
-
 def assemble(
     graph: Graph,
     room: Room,
@@ -148,7 +119,7 @@ def assemble(
     *,
     prefetch: bool = True,
 ) -> Plan:
-    """The plan of all these; operators without an address have no weights."""
+    """Returns the plan of all these; operators without an address have no weights."""
     return Plan(
         order=tuple(order),
         transfers=tuple(transfers),
@@ -166,6 +137,6 @@ def assemble(
 
 
 def regions(start: int, sizes: Sequence[int]) -> list[Region]:
-    """Regions one after the other."""
+    """Returns regions of these sizes, one after the other."""
     starts = accumulate(sizes, initial=start)
     return [Region(at, size) for at, size in zip(starts, sizes, strict=False)]

@@ -33,7 +33,7 @@ class Transfer(NamedTuple):
     """Weights that are staged at once, by one mapping, in every step."""
 
     operators: tuple[int, ...]
-    """In order of use."""
+    """Numbers of the operators, in order of use."""
     slot: int | None
     """The staging slot that takes them in the first step; None where they have places of their own
     that other operators' weights share."""
@@ -48,15 +48,15 @@ class Plan(NamedTuple):
     """
 
     order: tuple[int, ...]
-    """In which the operators run."""
+    """Order in which the operators run."""
     transfers: tuple[Transfer, ...]
-    """In order of first use. Operators of no transfer are resident."""
+    """Transfers of a step in order of first use. Operators of no transfer are resident."""
     prefetch: bool
     """Whether a transfer starts as soon as its place is free, or once the operator is due."""
     weights: tuple[Region, ...]
-    """Of each operator."""
+    """Place of each operator's weights."""
     temporaries: tuple[Region, ...]
-    """Of each operator's output."""
+    """Place of each operator's output."""
     buffers: tuple[Region, ...]
     """Mapped buffers in which the weights lie that are not in a slot."""
     slots: tuple[Region, ...]
@@ -70,14 +70,8 @@ class Plan(NamedTuple):
         """Operators whose weights are staged in every step."""
         return frozenset(i for transfer in self.transfers for i in transfer.operators)
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Of the address space, all together."""
-        parts = (self.fixed, self.arena, *self.buffers, *self.slots)
-        return sum(part.size for part in parts)
-
     def resident_bytes(self, graph: Graph) -> int:
-        """Weights that are mapped all the time."""
+        """Returns the bytes of the weights that are mapped all the time."""
         staged = self.staged
         return sum(op.weight_bytes for i, op in enumerate(graph.operators) if i not in staged)
 
@@ -86,5 +80,5 @@ class Planner(Protocol):
     """A way to plan."""
 
     def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        """Raises `PlanError`, with the reason, where it finds no plan within the budget."""
+        """Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
         ...

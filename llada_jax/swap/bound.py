@@ -6,7 +6,7 @@ step, so with W bytes of weights in a room of M bytes:
 1. Compute alone takes its time.
 2. While the largest staged operator runs, the residents lie beside it: W - M + its size must be
    staged at the least, which takes the time of a fractional knapsack, and the mappings of as many
-   transfers as the place that the residents leave makes necessary.
+   transfers as the place that the residents leave, and the size of a buffer, make necessary.
 3. Weights that are staged occupy their bytes at least while they are staged and used, and residents
    do so all the time; all of that has to fit into M bytes times the step, while the transfers fit
    into the step.
@@ -24,7 +24,7 @@ _SLACK = 1e-9  # of float64 sums, so that rounding never lifts the bound
 
 
 def least_step_ns(graph: Graph, budget: Budget) -> int:
-    """No plan's period, in the mean over a loop without end, is shorter."""
+    """Returns a time below which no plan's step is, in the mean over a loop without end."""
     sizes = np.array([budget.aligned(op.weight_bytes) for op in graph.operators], np.float64)
     staging = np.array([op.transfer_ns for op in graph.operators], np.float64)
     compute = np.array([op.compute_ns for op in graph.operators], np.float64)
@@ -34,7 +34,7 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
         return graph.compute_ns
     used = sizes > 0
     sizes, staging, compute = sizes[used], staging[used], compute[used]
-    lane = _least_staging(sizes, staging, graph.map_ns, excess)
+    lane = _least_staging(sizes, staging, graph.map_ns, excess, budget.max_buffer_bytes)
     occupied = staging + compute + graph.map_ns
     area = _least_area(sizes, staging, occupied, excess)
     halves = occupied[2 * sizes > room]
@@ -43,7 +43,7 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
 
 
 def _least_arena(graph: Graph, budget: Budget) -> int:
-    """While an operator runs, its output and those that it reads exist."""
+    """Returns the most bytes that one operator's output and inputs take together."""
     outputs = [budget.aligned(operator.temporary_bytes) for operator in graph.operators]
     return max(
         outputs[index] + sum(outputs[other] for other in set(operator.depends))
@@ -51,8 +51,10 @@ def _least_arena(graph: Graph, budget: Budget) -> int:
     )
 
 
-def _least_staging(sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float) -> float:
-    """Argument 2, in the best case of which operator is the largest that is staged."""
+def _least_staging(
+    sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float, buffer_bytes: int
+) -> float:
+    """Returns argument 2's time, in the best case of which operator is the largest staged one."""
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
@@ -63,14 +65,15 @@ def _least_staging(sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: 
         # More staged bytes take longer, but leave room for fewer, larger transfers.
         edges = excess + np.geomspace(largest, most - excess, _PIECES + 1)
         edges[0], edges[-1] = least, most
-        transfers = np.ceil(edges[1:] / (edges[1:] - excess) * (1 - _SLACK))
+        in_buffers = np.maximum(edges[1:] / (edges[1:] - excess), edges[:-1] / buffer_bytes)
+        transfers = np.ceil(in_buffers * (1 - _SLACK))
         totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
         best = min(best, float(totals.min()))
     return best if np.isfinite(best) else 0.0
 
 
 def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes and least time to stage them, at the corners of the fractional knapsack."""
+    """Returns bytes and the least time to stage them, at the corners of the fractional knapsack."""
     order = np.argsort(staging / sizes, kind="stable")
     zero = np.zeros(1)
     return (
@@ -82,7 +85,7 @@ def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray,
 def _least_area(
     sizes: np.ndarray, staging: np.ndarray, occupied: np.ndarray, excess: float
 ) -> float:
-    """Argument 3: the shortest step, by bisection, for which fractions of operators can be staged.
+    """Returns argument 3's shortest step, for which fractions of operators can be staged.
 
     Staging frees size * (step - occupied) of the bytes that residents would take; it must free
     excess * step, with transfers that take no longer than the step.

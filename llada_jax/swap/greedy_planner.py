@@ -24,7 +24,7 @@ from llada_jax.swap.offsets import Packer
 Kind = Literal["resident", "temporary"]
 SLOTS = 2
 PUBLISHED_SLOT_BYTES = 128 * MIB
-"""Figure 13c stages through 256 MB, which is two slots."""
+"""Size of one of the two slots through which Figure 13c stages 256 MB."""
 
 
 class Group(NamedTuple):
@@ -33,7 +33,7 @@ class Group(NamedTuple):
     kind: Kind
     operators: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Of the residents' weights in the region; empty for temporaries."""
+    """Offsets of the residents' weights in the region; empty for temporaries."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Greedy:
         return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
 
     def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
-        """Bytes of a slot (0: none): as wanted, if the largest operator then has a place."""
+        """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
         largest = budget.aligned(max(op.weight_bytes for op in graph.operators))
         if room.buffers <= SLOTS:
             return 0
@@ -85,7 +85,7 @@ class ResidentRegion:
         self._groups = 0
 
     def begin(self) -> None:
-        """Start the next group."""
+        """Starts the next group."""
         self._groups += 1
         if self._groups == 2:
             self._take_the_rest()
@@ -108,7 +108,7 @@ class ResidentRegion:
         return self._packer.sizes
 
     def add(self, size: int) -> int | None:
-        """Offset of one more tensor of the group, or None where it does not fit."""
+        """Returns the offset of one more tensor of the group, or None where it does not fit."""
         if self._groups == 1:
             return self._packer.add(size)
         while self._gaps and self._gaps[-1].size < size:
@@ -129,7 +129,7 @@ def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
 def alternate(
     graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int, *, reorder: bool = True
 ) -> list[Group]:
-    """The paper's walk through the operators; together the groups hold each of them once."""
+    """Walks through the operators as the paper does; the groups hold each of them once."""
     left, done, groups = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
@@ -176,7 +176,7 @@ def _hidden(
     slot_bytes: int,
     reorder: bool,
 ) -> list[int]:
-    """Operators that could run now, and whose transfers together take less than some time."""
+    """Returns operators that could run now, whose transfers together take less than some time."""
     taken, spent, ran = [], 0, set(done)
     for index in left:
         operator = graph.operators[index]
@@ -221,7 +221,7 @@ def _laid_out(
 def _slot_chunks(
     groups: Sequence[Group], sizes: Sequence[int], slot_bytes: int
 ) -> Iterator[list[int]]:
-    """Neighbours among the temporaries that one slot holds."""
+    """Yields neighbours among the temporaries that one slot holds."""
     for group in groups:
         chunk: list[int] = []
         for index in group.operators if group.kind == "temporary" else ():
@@ -236,7 +236,7 @@ def _slot_chunks(
 
 
 def _displaced(groups: Sequence[Group], sizes: Sequence[int]) -> Iterator[Transfer]:
-    """Residents that share their place with those of other groups: each is staged in every step."""
+    """Yields a transfer for each resident that shares its place with one of another group."""
     placed = sorted(
         (offset, offset + sizes[index], number, index)
         for number, group in enumerate(groups)

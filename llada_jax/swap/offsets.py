@@ -18,10 +18,8 @@ class Lifetime(NamedTuple):
 
 
 def temporaries(graph: Graph, order: Sequence[int], budget: Budget) -> list[Lifetime]:
-    """Lifetime of each operator's output: from its run to that of its last reader."""
-    place = [0] * len(graph)
-    for position, index in enumerate(order):
-        place[index] = position
+    """Returns each operator's output's lifetime: from its run to that of its last reader."""
+    place = {index: position for position, index in enumerate(order)}
     return [
         Lifetime(
             budget.aligned(operator.temporary_bytes),
@@ -33,7 +31,7 @@ def temporaries(graph: Graph, order: Sequence[int], budget: Budget) -> list[Life
 
 
 def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """An offset for each, and the size of all: no two overlap in memory while both live.
+    """Returns an offset for each, and the size of all; no two overlap while both live.
 
     The largest are placed first, each in the lowest gap that holds it (greedy by size).
     """
@@ -55,7 +53,7 @@ def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
 
 
 def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """Lowest offset with room for `size` bytes between others, given as (offset, size) in order."""
+    """Returns the lowest offset with `size` bytes free; the others are (offset, size) in order."""
     at = 0
     for offset, length in taken:
         if at + size <= offset:
@@ -75,7 +73,7 @@ class Packer:
         """Bytes of all buffers."""
 
     def add(self, size: int) -> int | None:
-        """Offset of one more tensor; None, and nothing changes, where it does not fit."""
+        """Returns the offset of one more tensor; None, and nothing changes, if it does not fit."""
         if self.used + size > self._room or size > self._max_bytes:
             return None
         if not self.sizes or self.sizes[-1] + size > self._max_bytes:
@@ -92,13 +90,13 @@ class Packed(NamedTuple):
 
     offsets: list[int]
     buffers: list[int]
-    """Bytes of each."""
+    """Bytes of each buffer."""
 
 
 def pack(sizes: Sequence[int], room: int, max_buffers: int, max_buffer_bytes: int) -> Packed | None:
-    """Tensors in order of use, or by size where the order needs too many mappings.
+    """Packs tensors in order of use, or by size where the order needs too many mappings.
 
-    None where neither way finds room.
+    Returns None where neither way finds room.
     """
     packer = Packer(room, max_buffers, max_buffer_bytes)
     offsets = [packer.add(size) for size in sizes]

@@ -9,7 +9,7 @@ from llada_jax.swap.graph import Graph
 
 
 def none(graph: Graph, budget: Budget) -> Plan:
-    """Every weight is mapped, or nothing runs: llada.cpp's baseline without its runtime."""
+    """Maps every weight, or raises PlanError: llada.cpp's baseline without its runtime."""
     order = range(len(graph))
     plan = in_slots(graph, budget, order, [], 0)
     if plan is None:
@@ -23,7 +23,7 @@ def none(graph: Graph, budget: Budget) -> Plan:
 
 
 def paging(graph: Graph, budget: Budget) -> Plan:
-    """The least recently used weights make room, and weights are mapped when they are due.
+    """Maps weights when they are due, where the least recently used ones lie.
 
     A step uses every weight once. When an operator is due again, all others were used since: with
     this rule it is resident if all weights fit, and else no operator ever is. Its weights go where
@@ -41,7 +41,7 @@ def paging(graph: Graph, budget: Budget) -> Plan:
 
 
 def _ring_buffers(graph: Graph, budget: Budget, room: Room) -> list[int]:
-    """Sizes of equal buffers for all of the room, each of which holds the largest operator."""
+    """Returns sizes of equal buffers for all of the room; each holds the largest operator."""
     largest = budget.aligned(max(operator.weight_bytes for operator in graph.operators))
     count = min(room.buffers, -(-room.size // budget.max_buffer_bytes))
     each = min(budget.max_buffer_bytes, room.size // count)
@@ -50,7 +50,7 @@ def _ring_buffers(graph: Graph, budget: Budget, room: Room) -> list[int]:
 
 
 def _around(graph: Graph, budget: Budget, buffers: Sequence[Region]) -> Iterator[int]:
-    """Addresses one after the other, from the first buffer to the last and again."""
+    """Yields addresses one after the other, from the first buffer to the last and again."""
     current, at = 0, buffers[0].start
     for operator in graph.operators:
         taken = budget.aligned(operator.weight_bytes)

@@ -104,6 +104,10 @@ def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
             yield f"weights of {operator.name} at {weights} lie in no buffer"
         if output.size and not plan.arena.holds(output):
             yield f"output of {operator.name} at {output} lies outside of the arena"
+    for number, transfer in enumerate(plan.transfers):
+        places = [plan.weights[i] for i in transfer.operators if plan.weights[i].size]
+        if not any(all(map(home.holds, places)) for home in homes):
+            yield f"transfer {number} lies in more than one buffer"
 
 
 def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
@@ -145,7 +149,7 @@ def _of_the_lanes(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[st
 
 
 def _of_live_weights(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
-    """Staged weights live from the start of their transfer to the end of their use."""
+    """Yields clashes of weights, which live from their transfer's start to the end of their use."""
     used = {(span.step, span.index): span.end for span in steps.operators}
     residents = set(range(len(graph))) - plan.staged
     live = [_Live(-1, steps.makespan, plan.weights[i], graph.operators[i].name) for i in residents]
@@ -164,7 +168,7 @@ def _of_live_weights(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator
 
 
 def _of_temporaries(graph: Graph, plan: Plan) -> Iterator[str]:
-    """An output lives until its last reader has run; here a time is a place in the order."""
+    """Yields clashes of outputs, which live until their last reader ran; times are places."""
     place = {index: position for position, index in enumerate(plan.order)}
     last = dict(place)
     for index, operator in enumerate(graph.operators):

@@ -18,6 +18,6 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def planner(name: str) -> Planner:
-    """A planner by name; raises ValueError for an unknown one."""
+    """Returns the planner of this name; raises ValueError for an unknown one."""
     require(name in PLANNERS, f"planner is {name!r}; allowed: {', '.join(map(repr, PLANNERS))}")
     return PLANNERS[name]

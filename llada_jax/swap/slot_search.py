@@ -1,8 +1,9 @@
-"""Plans in slots whose transfers are spread over the step as the compute is.
+"""Searches plans in which transfers take turns in slots, and all other weights stay mapped.
 
 Slots hold little, so a transfer can start only shortly before its operators run: what is staged
-hides behind the compute of its own neighbourhood. So in every part of the step as much is staged as
-the part has of the compute time. Exchanges of neighbours then repair what the rule leaves.
+hides behind the compute of its own neighbourhood. So the search starts from transfers that are
+spread over the step as the compute is: many small ones where bytes cost time, few large ones where
+mappings do. Exchanges of neighbours then repair what the rule leaves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,165 +20,156 @@ from llada_jax.swap.stall_times import Waits, prefix_sums, steady_stall
 STAYS, JOINS, HEAD = 0, 1, 2
 """What becomes of an operator: always mapped, staged with the one staged before, or a transfer of
 its own that others may join."""
+LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Sizes of slots that are tried, in largest operators."""
+TRANSFERS = (*range(1, 8), *range(8, 33, 2))
+"""Numbers of transfers whose slots are tried."""
 
 Cost = tuple[Fraction, int]
 """Stall of a step, and time of its transfers, ns; smaller is better."""
 
 
-class Problem(NamedTuple):
-    """A graph in one order, as lists by place."""
-
-    graph: Graph
-    budget: Budget
-    order: tuple[int, ...]
-    sizes: list[int]
-    transfer_ns: list[int]
-    computed: list[int]
-    """Compute time before each place, and of all."""
-    room: int
-
-    @classmethod
-    def of(cls, graph: Graph, budget: Budget, order: Sequence[int]) -> "Problem":
-        operators = [graph.operators[i] for i in order]
-        return cls(
-            graph,
-            budget,
-            tuple(order),
-            [budget.aligned(operator.weight_bytes) for operator in operators],
-            [operator.transfer_ns for operator in operators],
-            prefix_sums(graph, order),
-            room_for_weights(graph, budget, tuple(order)).size,
-        )
-
-
-class Marks(NamedTuple):
-    """What becomes of each operator, by place, with so many slots."""
+class SlotMarks(NamedTuple):
+    """What becomes of each operator, by place in the order, with so many slots."""
 
     marks: list[int]
     n_slots: int
 
 
-def cost(problem: Problem, state: Marks) -> Cost | None:
-    """None where the state does not fit into the room."""
-    first, last, loads, ns = [], [], [], []
-    resident = 0
-    for place, mark in enumerate(state.marks):
-        size = problem.sizes[place]
-        if mark == STAYS:
-            resident += size
-            continue
-        if mark == HEAD or not first:
-            first.append(place)
-            last.append(place)
-            loads.append(0)
-            ns.append(problem.graph.map_ns)
-        last[-1] = place
-        loads[-1] += size
-        ns[-1] += problem.transfer_ns[place]
-    slot_bytes, n_slots = max(loads, default=0), state.n_slots
-    too_large = slot_bytes > problem.budget.max_buffer_bytes
-    if too_large or resident + n_slots * slot_bytes > problem.room or len(first) <= n_slots:
-        return None
-    after = [last[j - n_slots] for j in range(len(first))]
-    lag = [int(j < n_slots) for j in range(len(first))]
-    return steady_stall(problem.computed, Waits(first, ns, after, lag)), sum(ns)
+class SlotSearch:
+    """Plans of a graph in one order."""
 
+    def __init__(self, graph: Graph, budget: Budget, order: Sequence[int]):
+        operators = [graph.operators[i] for i in order]
+        self._graph, self._budget, self._order = graph, budget, tuple(order)
+        self._sizes = [budget.aligned(operator.weight_bytes) for operator in operators]
+        self._transfer_ns = [operator.transfer_ns for operator in operators]
+        self._computed = prefix_sums(graph, order)
+        self._room = room_for_weights(graph, budget, self._order).size
+        self._weighted = [place for place, size in enumerate(self._sizes) if size]
 
-def to_plan(problem: Problem, state: Marks) -> Plan | None:
-    """None where it takes more mappings than the budget has."""
-    groups: list[list[int]] = []
-    for index, mark in zip(problem.order, state.marks, strict=True):
-        if mark == HEAD or (mark == JOINS and not groups):
-            groups.append([index])
-        elif mark == JOINS:
-            groups[-1].append(index)
-    return in_slots(problem.graph, problem.budget, problem.order, groups, state.n_slots)
+    def cost(self, state: SlotMarks) -> Cost | None:
+        """Returns what a state costs, or None where it does not fit into the room."""
+        first, last, loads, ns = [], [], [], []
+        resident = 0
+        for place, mark in enumerate(state.marks):
+            size = self._sizes[place]
+            if mark == STAYS:
+                resident += size
+                continue
+            if mark == HEAD or not first:
+                first.append(place)
+                last.append(place)
+                loads.append(0)
+                ns.append(self._graph.map_ns)
+            last[-1] = place
+            loads[-1] += size
+            ns[-1] += self._transfer_ns[place]
+        slot_bytes, n_slots = max(loads, default=0), state.n_slots
+        too_large = slot_bytes > self._budget.max_buffer_bytes
+        if too_large or resident + n_slots * slot_bytes > self._room or len(first) <= n_slots:
+            return None
+        after = [last[j - n_slots] for j in range(len(first))]
+        lag = [int(j < n_slots) for j in range(len(first))]
+        return steady_stall(self._computed, Waits(first, ns, after, lag)), sum(ns)
 
+    def plan(self, state: SlotMarks) -> Plan | None:
+        """Returns the plan of a state, or None where it takes more mappings than the budget has."""
+        groups: list[list[int]] = []
+        for index, mark in zip(self._order, state.marks, strict=True):
+            if mark == HEAD or (mark == JOINS and not groups):
+                groups.append([index])
+            elif mark == JOINS:
+                groups[-1].append(index)
+        return in_slots(self._graph, self._budget, self._order, groups, state.n_slots)
 
-def paced_states(problem: Problem) -> Iterator[Marks]:
-    """States for one and two slots of several sizes."""
-    sizes = sorted({size for size in problem.sizes if size})
-    for n_slots in (2, 1):
-        limit = min(problem.room // n_slots, problem.budget.max_buffer_bytes)
-        for slot_bytes in sorted({*sizes, *_ladder(sizes[-1], limit)}):
-            if slot_bytes <= limit:
-                marks = _paced(problem, slot_bytes, n_slots)
-                if marks is not None:
-                    yield Marks(marks, n_slots)
+    def starts(self, count: int) -> list[tuple[Cost, SlotMarks]]:
+        """Returns the best spread states of one and two slots of several sizes."""
+        found = [(self.cost(state), state) for state in self._spread_states()]
+        fitting = [(at, state) for at, state in found if at is not None]
+        return sorted(fitting, key=lambda each: each[0])[:count]
 
+    def _spread_states(self) -> Iterator[SlotMarks]:
+        for n_slots in (2, 1):
+            for slot_bytes in self._slot_sizes(n_slots):
+                staged = self._spread(slot_bytes, n_slots)
+                for across in (False, True) if staged else ():
+                    yield SlotMarks(self._grouped(staged, slot_bytes, across), n_slots)
 
-def _ladder(largest: int, limit: int) -> Iterator[int]:
-    """Sizes that hold one and a half, two, three, four, six... of the largest operators."""
-    size = largest
-    while size <= limit:
-        yield size
-        yield size + size // 2
-        size *= 2
+    def _slot_sizes(self, n_slots: int) -> list[int]:
+        """Returns sizes that hold some operators, or with which so many transfers are enough.
 
+        With n slots of S bytes, W - M + n S bytes are staged in a room of M; t transfers of which
+        each leaves u bytes of its slot empty stage t (S - u).
+        """
+        limit = min(self._room // n_slots, self._budget.max_buffer_bytes)
+        excess, largest = sum(self._sizes) - self._room, max(self._sizes)
+        found = {self._sizes[place] for place in self._weighted}
+        found.update(int(factor * largest) for factor in LARGEST_OPERATORS)
+        for empty in (0, largest // 2, largest):
+            found.update(-(-(excess + (n_slots + t) * empty) // t) for t in TRANSFERS)
+        return sorted(size for size in found if size <= limit)
 
-def _paced(problem: Problem, slot_bytes: int, n_slots: int) -> list[int] | None:
-    """Marks that stage what has to be staged with slots of this size; None where that is too
-    much."""
-    sizes = problem.sizes
-    eligible = [0 < size <= slot_bytes for size in sizes]
-    needed = sum(sizes) - (problem.room - n_slots * slot_bytes)
-    if needed > sum(size for size, ok in zip(sizes, eligible, strict=True) if ok):
-        return None
-    marks, staged, load = [STAYS] * len(sizes), 0, 0
-    total = max(1, problem.computed[-1])
-    for place, size in enumerate(sizes):
-        if not size:
-            continue
-        if not eligible[place]:
-            load = 0
-        elif load and load + size <= slot_bytes and staged < needed:
-            marks[place], load, staged = JOINS, load + size, staged + size
+    def _spread(self, slot_bytes: int, n_slots: int) -> list[bool]:
+        """Returns which operators to stage, in runs that lie where the compute does.
+
+        The list is empty where slots of this size cannot stage enough.
+        """
+        sizes = self._sizes
+        eligible = [0 < size <= slot_bytes for size in sizes]
+        needed = sum(sizes) - (self._room - n_slots * slot_bytes)
+        if needed > sum(size for size, ok in zip(sizes, eligible, strict=True) if ok):
+            return []
+        staged, missing, load = [False] * len(sizes), needed, 0
+        total = max(1, self._computed[-1])
+        for place in self._weighted:
+            size = sizes[place]
+            if not (eligible[place] and load and load + size <= slot_bytes and missing > 0):
+                middle = self._computed[place] + self._computed[place + 1]
+                behind = needed * middle // (2 * total) - (needed - missing)
+                load = 0
+                if not (eligible[place] and 2 * behind >= min(slot_bytes, missing) > 0):
+                    continue
+            staged[place], load, missing = True, load + size, missing - size
+        for place in reversed(self._weighted):
+            if missing > 0 and eligible[place] and not staged[place]:
+                staged[place], missing = True, missing - sizes[place]
+        return staged
+
+    def _grouped(self, staged: Sequence[bool], slot_bytes: int, across: bool) -> list[int]:
+        """Returns marks of transfers as large as a slot; `across` residents, or of neighbours."""
+        marks, load = [STAYS] * len(staged), 0
+        for place in self._weighted:
+            size = self._sizes[place]
+            if staged[place]:
+                joins = 0 < load <= slot_bytes - size
+                marks[place], load = (JOINS, load + size) if joins else (HEAD, size)
+            elif not across:
+                load = 0
+        return marks
+
+    def improve(
+        self, state: SlotMarks, at: Cost, goal: Fraction, evaluations: int, rng: Random
+    ) -> SlotMarks:
+        """Returns a state that none of so many exchanges makes better, or whose stall is `goal`."""
+        for _ in range(evaluations):
+            if at[0] <= goal:
+                break
+            tried = self._disturbed(state, rng)
+            found = self.cost(tried)
+            if found is not None and found < at:
+                state, at = tried, found
+        return state
+
+    def _disturbed(self, state: SlotMarks, rng: Random) -> SlotMarks:
+        """Returns the state with two marks exchanged, or with one mark changed."""
+        marks, n = list(state.marks), len(self._weighted)
+        number = rng.randrange(n)
+        one = self._weighted[number]
+        if rng.random() < 0.5:
+            reach = rng.choice((2, 8, n))
+            other = self._weighted[min(n - 1, max(0, number + rng.randint(-reach, reach)))]
+            marks[one], marks[other] = marks[other], marks[one]
         else:
-            middle = problem.computed[place] + problem.computed[place + 1]
-            behind = needed * middle // (2 * total) - staged
-            due = 2 * behind >= min(slot_bytes, needed - staged) > 0
-            marks[place], load = (HEAD, size) if due else (STAYS, 0)
-            staged += load
-    return _completed(sizes, eligible, marks, needed - staged)
-
-
-def _completed(sizes: list[int], eligible: list[bool], marks: list[int], missing: int) -> list[int]:
-    """Stage some more, from the last operator on, until nothing is missing."""
-    for place in reversed(range(len(marks))):
-        if missing <= 0:
-            break
-        if eligible[place] and marks[place] == STAYS:
-            marks[place] = HEAD
-            missing -= sizes[place]
-    return marks
-
-
-def improved(
-    problem: Problem, state: Marks, at: Cost, evaluations: int, rng: Random
-) -> tuple[Marks, Cost]:
-    """A state that no tried exchange makes better, and its cost."""
-    tries, patience = 0, 4 * len(state.marks)
-    for _ in range(evaluations):
-        if tries == patience or at[0] == 0:
-            break
-        tried = _disturbed(problem, state, rng)
-        found = cost(problem, tried)
-        tries += 1
-        if found is not None and found < at:
-            state, at, tries = tried, found, 0
-    return state, at
-
-
-def _disturbed(problem: Problem, state: Marks, rng: Random) -> Marks:
-    """A staged operator changes places with one that stays, or a mark changes."""
-    marks, n = list(state.marks), len(state.marks)
-    one = rng.randrange(n)
-    if rng.random() < 0.5:
-        reach = rng.choice((2, 8, n))
-        other = min(n - 1, max(0, one + rng.randint(-reach, reach)))
-        marks[one], marks[other] = marks[other], marks[one]
-    elif problem.sizes[one]:
-        marks[one] = rng.choice([mark for mark in (STAYS, JOINS, HEAD) if mark != marks[one]])
-    for place in (p for p, size in enumerate(problem.sizes) if not size):
-        marks[place] = STAYS
-    return Marks(marks, state.n_slots)
+            marks[one] = rng.choice([mark for mark in (STAYS, JOINS, HEAD) if mark != marks[one]])
+        return SlotMarks(marks, state.n_slots)

@@ -31,7 +31,7 @@ class Waits(NamedTuple):
 
 
 def waits_of(graph: Graph, plan: Plan) -> Waits:
-    """The waits of a plan."""
+    """Returns the waits of a plan."""
     place = places(plan.order)
     first = [place[transfer.operators[0]] for transfer in plan.transfers]
     ns = [graph.transfer_ns(transfer.operators) for transfer in plan.transfers]
@@ -41,7 +41,7 @@ def waits_of(graph: Graph, plan: Plan) -> Waits:
 
 
 def places(order: Sequence[int]) -> list[int]:
-    """Place of each operator in the order."""
+    """Returns the place of each operator in the order."""
     place = [0] * len(order)
     for position, index in enumerate(order):
         place[index] = position
@@ -49,7 +49,7 @@ def places(order: Sequence[int]) -> list[int]:
 
 
 def _freed_by(plan: Plan, place: list[int]) -> tuple[list[int], list[int]]:
-    """For each transfer: whose end frees its place, and whether that is in the step before."""
+    """Returns for each transfer whose end frees its place, and if that is in the step before."""
     after, lag = [0] * len(plan.transfers), [0] * len(plan.transfers)
     through = [j for j, transfer in enumerate(plan.transfers) if transfer.slot is not None]
     for rank, j in enumerate(through):
@@ -67,7 +67,7 @@ def _freed_by(plan: Plan, place: list[int]) -> tuple[list[int], list[int]]:
 
 
 def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
-    """For each place in the order: the place of the operator that last used some of its bytes.
+    """Returns for each place in the order that of the operator that last used some of its bytes.
 
     Args:
       used: start and size of the weights, by place.
@@ -98,17 +98,17 @@ def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
 
 
 def prefix_sums(graph: Graph, order: Sequence[int]) -> list[int]:
-    """Compute time before each place in the order, and of all."""
+    """Returns the compute time before each place in the order, and of all."""
     return list(accumulate((graph.operators[i].compute_ns for i in order), initial=0))
 
 
 def stall_of(graph: Graph, plan: Plan) -> Fraction:
-    """Mean time in ns that the NPU waits in a step of a loop without end."""
+    """Returns the mean time in ns that the NPU waits in a step of a loop without end."""
     return steady_stall(prefix_sums(graph, plan.order), waits_of(graph, plan))
 
 
 def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
-    """`stall_of` for waits alone; `computed` is from `prefix_sums`.
+    """Returns `stall_of` for waits alone; `computed` is from `prefix_sums`.
 
     A stall is raised to the mean of every cycle of waits that exceeds it, until none does.
     """
@@ -131,7 +131,7 @@ class _Step(NamedTuple):
     computed: Sequence[int]
     waits: Waits
     users: list[int]
-    """For each transfer: the last one that delays the operator it waits for; -1 for none."""
+    """The last transfer that delays the operator which each transfer waits for; -1 for none."""
     carried: list[int]
     """Users that are waited for in the next step."""
 
@@ -142,7 +142,7 @@ class _Step(NamedTuple):
         return cls(computed, waits, users, sorted(carried))
 
     def cycle_above(self, stall: Fraction) -> Fraction | None:
-        """The mean of a cycle with a larger mean than `stall`, or None (Bellman and Ford)."""
+        """Returns the mean of a cycle if one is larger than `stall`, or None (Bellman and Ford)."""
         size = 2 + len(self.carried)
         state = [0] * size
         parent, weight = [-1] * size, [0] * size
@@ -163,7 +163,7 @@ class _Step(NamedTuple):
             state = [max(v, a - stall.numerator) for v, a in zip(state, after, strict=True)]
 
     def run(self, state: Sequence[int], scale: int) -> tuple[list[int], list[int]]:
-        """The next state, all times multiplied by `scale`, and what each number follows from."""
+        """Returns the next state, times multiplied by `scale`, and what each one follows from."""
         carried = {user: 2 + number for number, user in enumerate(self.carried)}
         end, end_from, delay, delay_from = state[0], 0, state[1], 1
         delays, delays_from = {-1: delay}, {-1: 1}
@@ -185,7 +185,7 @@ class _Step(NamedTuple):
 
 
 def _cycle(parent: Sequence[int]) -> list[int]:
-    """Nodes of a cycle of parents, or none; -1 is no parent."""
+    """Returns the nodes of a cycle of parents, or none; -1 is no parent."""
     seen: dict[int, int] = {}
     for start in range(len(parent)):
         node = start

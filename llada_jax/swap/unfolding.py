@@ -31,7 +31,7 @@ class UnfoldedSteps(NamedTuple):
 
 
 def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
-    """The first steps of a loop. Residents are mapped before it begins, staged weights are not."""
+    """Returns the first steps of a loop. Residents are mapped before it, staged weights are not."""
     require(steps > 0, f"steps is {steps}; allowed: 1 or more")
     waits, n = waits_of(graph, plan), len(graph)
     place = places(plan.order)
@@ -55,7 +55,7 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
 
 
 def startup_ns(graph: Graph, plan: Plan) -> int:
-    """Time to map the residents, a mapping for each buffer, before the first step."""
+    """Returns the time to map the residents, a mapping for each buffer, before the first step."""
     staged = plan.staged
     residents = [op for i, op in enumerate(graph.operators) if i not in staged]
     return len(plan.buffers) * graph.map_ns + sum(op.transfer_ns for op in residents)

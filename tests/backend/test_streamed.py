@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from experiments.stream.streamed_share import ExchangedLayers
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_program import StreamedProgram, first_layers_alike
-from llada_jax.backend.streamed_weights import StagedLayers, Staging, StreamedWeights
+from llada_jax.backend.streamed_weights import LayerStaging, StagedLayers, StreamedWeights
 from llada_jax.backend.weights import InMemory
 from llada_jax.build.streaming import staging_of
 from llada_jax.config import ModelConfig
@@ -32,7 +33,7 @@ from tests.backend.models import GQA, MOE, quantized, random_inputs, random_para
 SETTINGS = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
 
 
-def planned(file: LayerFile, share: float, name: str = "steady") -> Staging:
+def planned(file: LayerFile, share: float, name: str = "steady") -> LayerStaging:
     """A plan that keeps a share of the layers, and stages the others through two slots."""
     sizes = [layer.size for layer in file.layers]
     layers = tuple(
@@ -66,28 +67,47 @@ def tiny() -> lj.Model:
 
 
 @pytest.fixture(scope="module")
+def tiny_program(tiny: lj.Model) -> tuple[ExchangedLayers, StreamedProgram]:
+    """One program, compiled once, for the layers of one store after another."""
+    layers = ExchangedLayers()
+    return layers, StreamedProgram(tiny.config, tiny.params._replace(layers=()), layers)
+
+
+@pytest.fixture
+def streamed_tiny(tiny, tiny_program, tmp_path):
+    """Decodes with a share of the layers in memory, and returns the tokens and the stalls."""
+
+    def tokens_and_stalls(share: float, name: str = "steady", batch: int = 1):
+        layers, program = tiny_program
+        file = write_layers(tmp_path / "layers.bin", tiny.config, InMemory(tiny.params))
+        with StreamedWeights(file, planned(file, share, name)) as layers.store:
+            tokens = decoded(tiny.config, None, program, batch)
+            return tokens, layers.store.stalls
+
+    return tokens_and_stalls
+
+
+@pytest.fixture(scope="module")
 def tiny_tokens(tiny: lj.Model) -> np.ndarray:
     return decoded(tiny.config, tiny.params, "xla")
 
 
-@pytest.mark.parametrize("share", [0, 0.25, 0.5, 1])
-def test_the_bundled_model_says_the_same(share, tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, share) as (weights, program):
-        np.testing.assert_array_equal(decoded(tiny.config, None, program), tiny_tokens)
-        assert len(weights.stalls) >= 8 and min(weights.stalls) >= 0
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_the_bundled_model_says_the_same(share, streamed_tiny, tiny_tokens):
+    tokens, stalls = streamed_tiny(share)
+    np.testing.assert_array_equal(tokens, tiny_tokens)
+    assert len(stalls) >= 8 and min(stalls) >= 0
 
 
 @pytest.mark.parametrize("name", ["paging", "greedy"])
-def test_every_planner_s_plan_runs(name, tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, 0.1, name) as (_, program):
-        np.testing.assert_array_equal(decoded(tiny.config, None, program), tiny_tokens)
+def test_every_planner_s_plan_runs(name, streamed_tiny, tiny_tokens):
+    np.testing.assert_array_equal(streamed_tiny(0.1, name)[0], tiny_tokens)
 
 
-def test_a_batch_takes_turns(tiny, tiny_tokens, tmp_path):
-    with streamed(tiny.config, tiny.params, tmp_path, 0) as (_, program):
-        tokens = decoded(tiny.config, None, program, batch=2)
-        assert tokens.shape[0] == 2
-        np.testing.assert_array_equal(tokens[:1], tiny_tokens)
+def test_a_batch_takes_turns(streamed_tiny, tiny_tokens):
+    tokens, _ = streamed_tiny(0, batch=2)
+    assert tokens.shape[0] == 2
+    np.testing.assert_array_equal(tokens[:1], tiny_tokens)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "experts"])
@@ -174,7 +194,7 @@ def test_writing_that_fails_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failing_thread_ends_the_run_with_its_own_traceback(tiny, tmp_path, monkeypatch):
+def test_a_failing_thread_ends_the_run_with_its_own_traceback(streamed_tiny, monkeypatch):
     reads = []
 
     def failing_read(self: LayerFile, index: int, into: np.ndarray) -> None:
@@ -186,8 +206,7 @@ def test_a_failing_thread_ends_the_run_with_its_own_traceback(tiny, tmp_path, mo
     plain_read = LayerFile.read
     monkeypatch.setattr(LayerFile, "read", failing_read)
     with pytest.raises(OSError, match="the disk is gone") as caught:
-        with streamed(tiny.config, tiny.params, tmp_path, 0) as (_, program):
-            decoded(tiny.config, None, program)
+        streamed_tiny(0)
     functions = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert functions[-1] == "failing_read" and "_run" in functions and "acquire" in functions
     assert "prefetch" not in {thread.name for thread in threading.enumerate()}
@@ -231,7 +250,7 @@ def test_nothing_is_overwritten_before_it_was_used(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (0,), in_slot=True) for layer in range(3))
-    with Watched(file, Staging(staged, 2 * size, (0, size))) as weights:
+    with Watched(file, LayerStaging(staged, 2 * size, (0, size))) as weights:
         run_layers(weights, 4, 3)
     places = [entry.split() for entry in weights.log]
     order = [int(layer) for what, layer in places if what == "staged"]
@@ -247,7 +266,7 @@ def test_without_prefetch_a_transfer_waits_until_its_layer_is_due(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (layer * size,), in_slot=False) for layer in range(3))
-    with Watched(file, Staging(staged, 3 * size, (), prefetch=False)) as weights:
+    with Watched(file, LayerStaging(staged, 3 * size, (), prefetch=False)) as weights:
         run_layers(weights, 2, 3)
     one_by_one = [f"{what} {layer}" for layer in range(3) for what in ("staged", "released")]
     assert weights.log == 2 * one_by_one
@@ -257,11 +276,11 @@ def test_a_slower_path_makes_the_forward_wait(tmp_path):
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (0,), in_slot=True) for layer in range(3))
-    with StreamedWeights(file, Staging(staged, 2 * size, (0, size)), size / 0.02) as weights:
+    with StreamedWeights(file, LayerStaging(staged, 2 * size, (0, size)), size / 0.02) as weights:
         run_layers(weights, 3, 3)
         assert weights.stalls[-1] > 0.05
     with pytest.raises(ValueError, match="bytes_per_second is 0; allowed: above 0, or None"):
-        StreamedWeights(file, Staging((), 0, ()), 0)
+        StreamedWeights(file, LayerStaging((), 0, ()), 0)
 
 
 def test_layers_of_equal_shapes_share_a_function():
@@ -272,6 +291,6 @@ def test_layers_of_equal_shapes_share_a_function():
 def test_a_quantized_layer_is_one_array_for_values_and_one_for_scales(tmp_path):
     params = quantized(random_params(GQA), 8)
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(params))
-    with StreamedWeights(file, Staging((), 0, ())) as weights:
+    with StreamedWeights(file, LayerStaging((), 0, ())) as weights:
         query = weights.acquire(0)["layers.0.attention.query"]
         assert isinstance(query, QuantArray) and query.values.dtype == np.int8

@@ -1,10 +1,14 @@
 """Random graphs and budgets, small enough to be planned by hundreds."""
 
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from random import Random
 
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_layout import assemble, room_for_weights
+from llada_jax.swap.address_plan import Plan, Transfer
 from llada_jax.swap.graph import Graph, Operator, chain
 
 FIGURE_10 = chain([30, 10, 30, 30, 10], [2, 1, 2, 5, 1], [3, 1, 2, 3, 1])
@@ -77,3 +81,21 @@ def tight_instance(seed: int, most: int, alignment: int = 1) -> tuple[Graph, Bud
     largest = max(operator.weight_bytes for operator in operators) // alignment
     room = rng.randint(largest, max(largest, graph.weight_bytes // alignment - 1))
     return graph, one_buffer(alignment * room, alignment)
+
+
+def in_shared_places(
+    graph: Graph, budget: Budget, groups: Sequence[Sequence[int]], offsets: Mapping[int, int]
+) -> Plan:
+    """A plan in which groups of operators take turns in one buffer, at given offsets; all others
+    stay in a buffer of their own."""
+    order = range(len(graph))
+    room = room_for_weights(graph, budget, order)
+    sizes = [operator.weight_bytes for operator in graph.operators]
+    stays = [i for i in order if i not in offsets]
+    starts = accumulate((sizes[i] for i in stays), initial=room.start)
+    address = dict(zip(stays, starts, strict=False))
+    resident = sum(sizes[i] for i in stays)
+    address |= {i: room.start + resident + offset for i, offset in offsets.items()}
+    shared = max(offset + sizes[i] for i, offset in offsets.items())
+    transfers = [Transfer(tuple(group), None) for group in groups]
+    return assemble(graph, room, order, transfers, address, [resident, shared], [])

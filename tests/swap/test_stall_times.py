@@ -4,12 +4,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import PlanError
-from llada_jax.swap.address_layout import in_shared_places, in_slots
+from llada_jax.swap.address_layout import in_slots
 from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import PLANNERS
 from llada_jax.swap.stall_times import last_users, stall_of
 from llada_jax.swap.unfolding import startup_ns, unfold
-from tests.swap.small_graphs import budgets, graphs, one_buffer
+from tests.swap.small_graphs import budgets, graphs, in_shared_places, one_buffer
 
 LONG = 2 * 60
 """Steps in which cycles over 1 to 6 steps come out whole."""
@@ -63,7 +63,7 @@ def test_what_fits_into_the_slots_stays_there():
 def test_a_group_is_one_mapping_and_waits_for_all_of_its_place():
     graph = chain([1, 1, 2, 4], [3, 3, 3, 3], [2, 2, 2, 0])
     graph = type(graph)(graph.operators, map_ns=10)
-    plan = in_shared_places(graph, one_buffer(6), range(4), [[0, 1], [2]], {0: 0, 1: 1, 2: 0})
+    plan = in_shared_places(graph, one_buffer(6), [[0, 1], [2]], {0: 0, 1: 1, 2: 0})
     (first, second) = unfold(graph, plan, 1).transfers
     assert first[2:] == (0, 14)
     assert second[2:] == (14 + 6, 14 + 6 + 12)

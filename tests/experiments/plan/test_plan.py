@@ -10,6 +10,7 @@ from experiments.bench import planner_bench
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan
+from experiments.plan import plan_config
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 
 SMALL = [
@@ -26,12 +27,13 @@ def composed(name: str, *overrides: str):
 
 def planned(tmp_path, *overrides: str) -> dict:
     config = composed("plan", *overrides)
-    plan.plan(read_config(plan.PlanConfig, config), Run(tmp_path, config))
+    plan.plan(read_config(plan_config.PlanConfig, config), Run(tmp_path, config))
     return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
 
 
 def test_planners_side_by_side(tmp_path, capsys):
-    rows = planned(tmp_path, *SMALL, "figure=false")
+    gaps = ["gap_sessions_mib=[1,2]", "gap_step_shares=[0.1]"]
+    rows = planned(tmp_path, *SMALL, *gaps, "figure=false")
     steps = {
         name: rows[f"plan/copy/{name}/step"]["value"] for name in ("paging", "greedy", "steady")
     }
@@ -39,6 +41,9 @@ def test_planners_side_by_side(tmp_path, capsys):
     assert steps["greedy"] <= steps["paging"]
     assert rows["plan/copy/paging/resident"]["value"] == 0
     assert all(row["kind"] == "modelled" for name, row in rows.items() if "planning" not in name)
+    gap = rows["plan/copy/gap/1MiB/compute0.1/steady"]["value"]
+    assert 0 <= gap <= rows["plan/copy/gap/1MiB/compute0.1/greedy"]["value"]
+    assert rows["plan/copy/gap/2MiB/compute0.1/none"]["value"] == 0
     printed = capsys.readouterr().out
     assert "none: no plan, the weights need" in printed and "(bound)" in printed
     assert "arXiv 2606.13740" in printed
@@ -68,7 +73,7 @@ def lowered(weight: str = "second") -> Lowered:
 
 
 def test_a_lowered_step_is_planned_as_it_is(tmp_path):
-    graph = plan.graph_of(lowered(), step_ns=1000)
+    graph = plan_config.graph_of(lowered(), step_ns=1000)
     first, second = graph.operators
     assert (first.name, first.weight_bytes, first.compute_ns) == ("first", 128 + 8 * 2, 1000)
     assert (second.weight_bytes, second.compute_ns, second.depends) == (32, 0, (0,))
@@ -82,7 +87,7 @@ def test_a_lowered_step_is_planned_as_it_is(tmp_path):
 
 def test_a_weight_with_two_users_is_refused():
     with pytest.raises(ValueError, match="step uses first twice; allowed: once"):
-        plan.graph_of(lowered("first"), step_ns=1)
+        plan_config.graph_of(lowered("first"), step_ns=1)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,7 @@ def test_a_weight_with_two_users_is_refused():
         ("step_ms=0", "step_ms is 0.0; allowed: above 0"),
         ("greedy_slot_mib=0", "slot_bytes is 0; allowed: above 0"),
         ("rows=0", "rows is 0; allowed: above 0"),
+        ("gap_step_shares=[0]", "gap_step_shares has 0.0; allowed: above 0"),
     ],
 )
 def test_bad_input_leaves_no_files(override, message, tmp_path):

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.stream import __main__ as stream
-from experiments.stream.streamed_share import Ran
+from experiments.stream.streamed_share import ShareOutcome
 from llada_jax.backend.layer_file import PAGE, StoredLayer
 from llada_jax.swap.stall_times import stall_of
 
@@ -52,11 +52,11 @@ def test_a_shape_with_random_weights(tmp_path):
 
 
 def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):
-    ran = Ran(np.zeros(8), 1.0, [0.0] * 8, 10_000_000, 90_000_000, with_compilation=True)
+    ran = ShareOutcome(np.zeros(8), 1.0, [0.0] * 8, 10_000_000, 90_000_000, with_compilation=True)
     monkeypatch.setattr(stream, "in_own_process", lambda function, share: ran)
     config = read_config(stream.StreamConfig, composed())
     stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
-    times = stream.Times([2e-3] * 6, 1e-3, [5e-3] * 6)
+    times = stream.ForwardTimes([2e-3] * 6, 1e-3, [5e-3] * 6)
     rows = stream._one_share(config, stored, tmp_path, times, ran.tokens, 0.5)
     peak = {row.name: row for row in rows}["stream/0.5/peak"]
     assert (peak.value, peak.reference) == (90, 10)
@@ -66,11 +66,11 @@ def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):
 def test_a_plan_is_made_for_what_was_measured():
     config = read_config(stream.StreamConfig, composed())
     stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
-    times = stream.Times([2e-3] * 6, 1e-3, [5e-3] * 6)
-    graph, plan = stream.planned(config, stored, times, share=0)
+    times = stream.ForwardTimes([2e-3] * 6, 1e-3, [5e-3] * 6)
+    graph, plan = stream.plan_for(config, stored, times, share=0)
     assert graph.compute_ns == 13_000_000
     assert stall_of(graph, plan) == 6 * 5_000_000 - graph.compute_ns
-    graph, plan = stream.planned(config, stored, times, share=1)
+    graph, plan = stream.plan_for(config, stored, times, share=1)
     assert plan.transfers == ()
 
 
