@@ -50,7 +50,8 @@ def _parsed(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        # The loader in C takes a tenth of the time, where it was built.
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -149,12 +149,12 @@ class Run:
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:
-        """A file of the folder, which never holds half a text."""
+        """Writes a file of the folder, which never holds half a text."""
         atomic.write_text(self.folder / name, text)
 
 
 def stored_settings(path: Path) -> DictConfig:
-    """The settings that a run stored. Raises ValueError where the file is damaged."""
+    """Returns the settings that a run stored. Raises ValueError where the file is damaged."""
     try:
         stored = OmegaConf.create(stored_text(path))
     except (YAMLError, OmegaConfBaseException) as error:

@@ -95,13 +95,14 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
         (["sampler=blockwise", "backend=tiles"], "blockwise@block_length:8/tiles/q4_0"),
     ],
 )
-def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path):
+def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, random_model):
     pytest.importorskip("llvmlite")
     lengths = ["task.gen_length=16", "sampler.block_length=8"]
-    cell = [each for each in CELL if not each.startswith("sampler=")]
-    rows = run(tmp_path, *cell, "task.items=2", *lengths, *changes, "tiles=q4_0")
+    model = f"model={random_model}"
+    rows = run(tmp_path, model, "task.items=2", *lengths, *changes, "tiles=q4_0")
     assert rows[f"{name}/exact_match"]["n"] == 2
-    model, tiles = lj.load("tiny"), lj.tiled(lj.load("tiny"))
+    model = lj.load(random_model)
+    tiles = lj.tiled(model)
     store = GenerationStore.load(tmp_path / "generations")
     assert store.settings["tiles"] == "q4_0"
     config = lj.SamplerConfig(**store.settings["sampler"])
@@ -142,6 +143,7 @@ def test_each_answer_says_what_decoded_it_though_the_run_went_on_with_another(
     tmp_path, monkeypatch, random_model
 ):
     arguments = [f"model={random_model}", "sampler=blockwise", "sampler.threshold=0.001"]
+    arguments += ["task.gen_length=32"]
     for commit, items in (("a", 1), ("b", 2)):
         told = {**environment(), "git_sha": commit * 40, "git_dirty": False}
         monkeypatch.setattr(answers, "environment", lambda told=told: told)
