@@ -16,7 +16,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import Cache, ModelConfig, SamplerConfig, require_counts
+from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
 from llada_jax.model.forward import cache_for, forward, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
@@ -85,7 +85,7 @@ def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
         f"cache={cache}": partial(
             _decode, model, prompt, config.sampler.replace(cache=cache), "compiled"
         )
-        for cache in get_args(Cache)
+        for cache in get_args(SamplerConfig.setting_types()["cache"])
     }
     yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
 
