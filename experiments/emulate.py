@@ -20,7 +20,6 @@ import llada_jax as lj
 from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax import build
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.qnn.context import SOCS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
@@ -42,13 +41,13 @@ class EmulateConfig:
     seed: int = 9001
     items: int = 100
     difficulty: int = 0
-    calibration_forwards: int = 64
+    recorded_forwards: int = 64
     socs: tuple[str, ...] = tuple(SOCS)
     precisions: tuple[str, ...] = get_args(Precision)
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        for name in ("items", "calibration_forwards"):
+        for name in ("items", "recorded_forwards"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: 1 or more")
         for soc in self.socs:
@@ -57,7 +56,7 @@ class EmulateConfig:
             require_choice("precision", precision, Precision)
 
 
-class Decoded(NamedTuple):
+class DecodedProblems(NamedTuple):
     """What became of the problems."""
 
     tokens: list[np.ndarray]
@@ -84,8 +83,8 @@ def emulate(config: EmulateConfig, run: Run) -> None:
 
 def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
     """Records inputs of float32 forwards on problems of the training split."""
-    prompts = _prompts(model, config, "train", range(config.calibration_forwards // 4 + 1))
-    return record_forwards(model, prompts, config.sampler, config.calibration_forwards)
+    prompts = _prompts(model, config, "train", range(config.recorded_forwards // 4 + 1))
+    return record_forwards(model, prompts, config.sampler, config.recorded_forwards)
 
 
 def _prompts(
@@ -110,9 +109,9 @@ def _one_precision(
     config: EmulateConfig,
     precision: str,
     samples: Sequence[Inputs],
-    wanted: Decoded,
+    wanted: DecodedProblems,
 ) -> Iterator[ResultRow]:
-    seen: dict[str, tuple[list[np.ndarray], Decoded]] = {}
+    seen: dict[str, tuple[list[np.ndarray], DecodedProblems]] = {}
     for soc in config.socs:
         npu = EmulatedNpu(soc, precision, samples)
         bits = _forwards(model, npu, samples)
@@ -166,16 +165,16 @@ def _equal(theirs: list[np.ndarray], ours: list[np.ndarray]) -> bool:
 
 def _decode(
     model: lj.Model, config: EmulateConfig, backend: str | EmulatedNpu, label: str
-) -> Decoded:
+) -> DecodedProblems:
     assert model.tokenizer is not None
     prompts = _prompts(model, config, "test", range(config.items))
-    generate = partial(build.generate, model, config=config.sampler, backend=backend)
+    generate = partial(lj.generate, model, config=config.sampler, backend=backend)
     tokens = [
         generate([prompt]).generated[0] for prompt in tqdm(prompts, desc=label, unit="problem")
     ]
     problems = _problems(config, "test", range(config.items))
     texts = map(model.tokenizer.decode, tokens)
-    return Decoded(tokens, sum(map(word_problems.verify, problems, texts)))
+    return DecodedProblems(tokens, sum(map(word_problems.verify, problems, texts)))
 
 
 def _agreement(

@@ -15,14 +15,13 @@ import llada_jax as lj
 from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax import build
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import word_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
+class RecordingConfig:
     """What static quantization of activations is made from."""
 
     prompts: str | None = None
@@ -44,7 +43,7 @@ class ExportRunConfig:
     caches: tuple[int, ...] = ExportConfig().caches
     shard_bytes: int = ExportConfig().shard_bytes
     phones: PhoneConfig = field(default_factory=PhoneConfig)
-    calibration: CalibrationConfig
+    recording: RecordingConfig
     verify: bool = True
 
     @property
@@ -63,9 +62,7 @@ def export(config: ExportRunConfig, run: Run) -> None:
     settings = config.settings
     run.begin()
     samples = _samples(config) if config.phones.socs else []
-    manifest = build.export(
-        config.model, config.out, settings, verify=config.verify, samples=samples
-    )
+    manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
     rows = [
         ResultRow(name=f"file/{file.name}", value=file.bytes / 1e6, unit="MB")
         for file in manifest.files
@@ -90,21 +87,21 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
     if config.phones.precision not in STATIC_PRECISIONS:
         return []
     model = lj.load(config.model, "float32")
-    calibration = config.calibration
-    prompts = _prompts(model, calibration)
-    return record_forwards(model, prompts, calibration.sampler, calibration.forwards)
+    recording = config.recording
+    prompts = _prompts(model, recording)
+    return record_forwards(model, prompts, recording.sampler, recording.forwards)
 
 
-def _prompts(model: lj.Model, calibration: CalibrationConfig) -> Sequence[Sequence[int]]:
+def _prompts(model: lj.Model, recording: RecordingConfig) -> Sequence[Sequence[int]]:
     """Returns one prompt a line of the file, or word problems of the training split."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: phones.precision fp16 or int8")
-    if calibration.prompts is not None:
-        texts = [line for line in Path(calibration.prompts).read_text().splitlines() if line]
-        require(bool(texts), f"{calibration.prompts} has no prompts; allowed: one a line")
+    if recording.prompts is not None:
+        texts = [line for line in Path(recording.prompts).read_text().splitlines() if line]
+        require(bool(texts), f"{recording.prompts} has no prompts; allowed: one a line")
     else:
-        count = calibration.forwards // 4 + 1
+        count = recording.forwards // 4 + 1
         texts = [word_problems.TASK.item(0, i, "train").question for i in range(count)]
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 

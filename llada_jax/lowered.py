@@ -61,6 +61,14 @@ class Operation:
         """Multiply-adds of a matrix product, else 0."""
         return self.contraction * sum(output.size for output in self.outputs)
 
+    @property
+    def types(self) -> str:
+        """What it takes and gives, for messages: `f32[4, 8], f32[8] -> f32[4, 8]`."""
+        return " -> ".join(
+            ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+
 
 @dataclass(frozen=True)
 class Lowered:

@@ -13,12 +13,12 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from experiments.harness.timers import best_of
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import Session, Shard
@@ -78,14 +78,9 @@ def _noise(rows: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, width), np.float32)
 
 
-def _best(call: Any) -> float:
+def _best(call: Callable[[], object]) -> float:
     call()
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return best_of(call, REPEATS)[1]
 
 
 class Clock:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from experiments.harness.estimates import mean_of
+from experiments.harness.means import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import LENGTHS, ONE_A_STEP, PAPER, SOCS, TASKS, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
@@ -17,8 +17,7 @@ from llada_jax.phone.workload import autoregressive, blockwise, vanilla
 
 
 def fig11(world: PublishedTasks) -> Chapter:
-    """Predicts the latency of every cell, on every phone; only SM8750 is fitted to, in two
-    columns."""
+    """Predicts every cell on every phone; only SM8750 is fitted to, in two columns."""
     rows = [row for soc in SOCS for row in _cells(world, soc)]
     by_column = {
         "llada.cpp, 32 and 64 tokens": (("llada_cpp",), (32, 64), 0.20),

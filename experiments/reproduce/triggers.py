@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-from experiments.harness.estimates import difference, mean_of
+from experiments.harness.means import difference, mean_of
 
 Curve = Mapping[int, list[float]]
 """Latencies of the same runs, by the trigger."""
 
 
 def best_of_curve(curve: Curve) -> tuple[int, list[int]]:
-    """Finds the quickest trigger on average, and the others that paired runs do not tell from
-    it."""
+    """Finds the quickest trigger on average, and those that paired runs do not tell from it."""
     best = min(curve, key=lambda trigger: mean_of(curve[trigger]).value)
     others = {t: difference(seconds, curve[best]) for t, seconds in curve.items() if t != best}
     return best, [trigger for trigger, more in others.items() if not more.is_told_from_zero]

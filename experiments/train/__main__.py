@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -24,13 +24,13 @@ from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
 from experiments.harness.schema import read_config
 from experiments.reliability import ReliabilityConfig, reliability_by_task
 from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
-from experiments.train.model_card import Parent, TaskScore, model_card
+from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
+from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
-from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig, require
-from llada_jax.evaluation.harness import evaluate
+from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -38,7 +38,7 @@ from llada_jax.model.families import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
-from llada_jax.training.loop import Evaluate, read_metrics, require_steps, train
+from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
@@ -52,40 +52,6 @@ class TokenizerConfig:
     source: str | None = None
     """A bundled model or a folder; None: learn one of `vocab_size` entries."""
     vocab_size: int = 768
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreConfig:
-    """How a model is judged: each task by LLaDA's plain sampler on items of the test split, and by
-    the same with nothing but the prefix and the block in view."""
-
-    items: int = 500
-    batch_size: int = 50
-    seed: int = 2
-    block_length: int = 32
-    probe_items: int = 50
-    """Items of another seed that the model answers every `train.evaluate_every` steps."""
-    probe_threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ("items", "batch_size", "probe_items"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
-
-    def samplers(self, task: Task) -> dict[str, SamplerConfig]:
-        """Returns the two samplers of one token a step."""
-        length = task.gen_length
-        plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
-        return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
-
-    def probe_sampler(self, task: Task) -> SamplerConfig:
-        """Commits confident tokens in parallel, which takes a fraction of the time."""
-        blockwise = self.samplers(task)["blockwise"]
-        return blockwise.replace(threshold=self.probe_threshold)
-
-    @property
-    def probe(self) -> "ScoreConfig":
-        return replace(self, items=self.probe_items, seed=self.seed + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +74,13 @@ class RunConfig:
             )
         elif self.train.start == "copying":
             check_shape(self.model)
-        for share in self.data.tasks:
-            _ = self.score.samplers(load_task(share.name))  # which checks the lengths
+        for task in self.tasks:
+            _ = self.score.samplers(task)  # which checks the lengths
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Each task of the mixture once, in its order."""
+        return list(map(load_task, dict.fromkeys(share.name for share in self.data.tasks)))
 
 
 def with_special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -136,37 +107,6 @@ def tokenizer_folder(config: RunConfig, run: Run) -> Path:
     return folder
 
 
-def exact_match(
-    model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
-) -> TaskScore:
-    """Counts the test items whose generated answer passes the task's verifier."""
-    found = evaluate(
-        model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
-    )
-    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
-
-
-def scored_tasks(config: RunConfig) -> list[Task]:
-    """Returns each task of the mixture once, in its order."""
-    return list(map(load_task, dict.fromkeys(share.name for share in config.data.tasks)))
-
-
-def probe(config: RunConfig, model: ModelConfig, tokenizer: Tokenizer) -> Evaluate:
-    """Makes the function that tells what a model in training can do by now."""
-    tasks = scored_tasks(config)
-    score = config.score
-
-    def evaluate(params: ModelParams) -> dict[str, float]:
-        answering = Model(model, params, tokenizer)
-        found = [
-            exact_match(answering, task, "probe", score.probe_sampler(task), score.probe)
-            for task in tasks
-        ]
-        return {f"{each.task}/exact_match": each.right / each.items for each in found}
-
-    return evaluate
-
-
 def train_and_export(config: RunConfig, run: Run) -> None:
     """Trains from the last checkpoint in the run folder, scores the model and exports it.
 
@@ -182,7 +122,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
-    evaluate = probe(config, model_config, tokenizer)
+    evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
     model = Model(model_config, state.best_params, tokenizer)
     finish(config, run, model, folder, training.commands)
@@ -222,19 +162,13 @@ def finish(
     config: RunConfig, run: Run, model: Model, tokenizer: Path, commands: Sequence[str]
 ) -> None:
     """Scores a trained model and writes `results.json` and `model/`."""
-    tasks = scored_tasks(config)
-    scores = [
-        exact_match(model, task, name, sampler, config.score)
-        for task in tasks
-        for name, sampler in config.score.samplers(task).items()
-    ]
-    names = tuple(task.name for task in tasks)
+    scores = task_scores(model, config.tasks, config.score)
     items = config.score.items
-    calibration = reliability_by_task(
+    reliability = reliability_by_task(
         model,
         ReliabilityConfig(
             model=str(run.folder),
-            tasks=names,
+            tasks=tuple(task.name for task in config.tasks),
             items=items,
             batch_size=math.gcd(items, ReliabilityConfig.batch_size),
             seed=config.score.seed,
@@ -256,7 +190,7 @@ def finish(
         probe=f"{config.score.probe.items} items of seed {config.score.probe.seed}, block-wise, "
         f"threshold {config.score.probe_threshold:g}",
         scores=scores,
-        calibration=calibration,
+        reliability=reliability,
         parent=parent,
     )
     log_before = () if parent is None else parent.log

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.train.mixture import MixtureConfig, Stage, TaskShare
-from llada_jax.config import ModelConfig, SamplerConfig, TrainConfig
+from experiments.train.scores import TaskScore
+from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.evaluation.tasks import load_task
@@ -58,7 +59,7 @@ Confidence against truth, on masked tokens of the same items' answers (expected 
 
 | canvas | masked tokens | right | calibration error |
 |---|---|---|---|
-{calibration}
+{reliability}
 
 ## Training
 
@@ -128,16 +129,6 @@ class Parent(NamedTuple):
         return self.card.partition(TRAINING_HEADING)[2]
 
 
-class TaskScore(NamedTuple):
-    """Right answers among so many items of a task, under one sampler."""
-
-    task: str
-    name: str
-    sampler: SamplerConfig
-    right: int
-    items: int
-
-
 def model_card(
     *,
     name: str,
@@ -151,7 +142,7 @@ def model_card(
     score_seed: int,
     probe: str,
     scores: Sequence[TaskScore],
-    calibration: Mapping[str, Reliability],
+    reliability: Mapping[str, Reliability],
     parent: Parent | None = None,
 ) -> str:
     """Writes Markdown with the front matter that the Hugging Face hub reads."""
@@ -180,7 +171,7 @@ def model_card(
         environment=f"{commit}; Python {environment['python']}, {packages}",
         score_seed=score_seed,
         scores="\n".join(map(_score_line, scores)),
-        calibration="\n".join(starmap(_calibration_line, calibration.items())),
+        reliability="\n".join(starmap(_reliability_line, reliability.items())),
         curve=_curve(metrics, minutes),
         probes=_probes(metrics, probe),
         after="" if parent is None else ", after that of the training before",
@@ -216,7 +207,7 @@ def _score_line(score: TaskScore) -> str:
     s = score.sampler
     rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"
     settings = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
-    cells = (
+    columns = (
         score.task,
         score.items,
         score.name,
@@ -224,10 +215,10 @@ def _score_line(score: TaskScore) -> str:
         f"{score.right / score.items:.1%}",
         f"{low:.1%} to {high:.1%}",
     )
-    return f"| {' | '.join(map(str, cells))} |"
+    return f"| {' | '.join(map(str, columns))} |"
 
 
-def _calibration_line(name: str, diagram: Reliability) -> str:
+def _reliability_line(name: str, diagram: Reliability) -> str:
     n = int(diagram.counts.sum())
     right = float(np.nansum(diagram.accuracy * diagram.counts)) / n
     error = 100 * diagram.expected_calibration_error

@@ -90,15 +90,8 @@ def check(lowered: Lowered, target: str) -> None:
             require(
                 word not in cannot,
                 f"{target} cannot take {operation.name} at {operation.scope or 'the top'} of "
-                f"{lowered.name} ({_shown(operation)}): {word} {cannot.get(word)}",
+                f"{lowered.name} ({operation.types}): {word} {cannot.get(word)}",
             )
-
-
-def _shown(operation: Operation) -> str:
-    def types(tensors: tuple[TensorType, ...]) -> str:
-        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
-
-    return f"{types(operation.inputs)} -> {types(operation.outputs)}"
 
 
 def _element(dtype: str) -> str:

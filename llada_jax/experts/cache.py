@@ -198,7 +198,6 @@ def make_cache(
     *,
     future: Int[np.ndarray, "S N E"] | None = None,
     alpha: float = MRS_ALPHA,
-    interval: int = TIDE_INTERVAL,
 ) -> CachePolicy:
     """Returns a policy by name.
 
@@ -218,7 +217,7 @@ def make_cache(
         "lru": lambda: LeastRecentlyUsed(*size),
         "lfu": lambda: LeastFrequentlyUsed(*size),
         "static": lambda: StaticFrequency(profile),
-        "tide": lambda: IntervalRefresh(*size, interval),
+        "tide": lambda: IntervalRefresh(*size),
         "belady": lambda: Belady(np.asarray(future)),
         "expected_load": lambda: ExpectedLoad(*size),
         "foretold": lambda: Foretold(np.asarray(future)),

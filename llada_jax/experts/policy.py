@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llada_jax.config import require_choice
-from llada_jax.experts.cache import MRS_ALPHA, TIDE_INTERVAL, CacheName
+from llada_jax.experts.cache import MRS_ALPHA, CacheName
 
 SchedulerName = Literal["earliest_finish", "fastest", "resident_or_cpu", "all_on_accelerator"]
 Prefetch = Literal["none", "gates", "denoised_again"]
@@ -20,7 +20,6 @@ class Policy:
     refill: bool = False
     """What the cache policy wants is brought in while the link has nothing else to do."""
     alpha: float = MRS_ALPHA
-    interval: int = TIDE_INTERVAL
 
     def __post_init__(self) -> None:
         require_choice("scheduler", self.scheduler, SchedulerName)

@@ -48,9 +48,7 @@ class PolicyRun:
             0 < slots <= n_experts,
             f"slots is {slots}; allowed: 1 to {n_experts} experts of a layer",
         )
-        self.cache = make_cache(
-            policy.cache, profile, future=future, alpha=policy.alpha, interval=policy.interval
-        )
+        self.cache = make_cache(policy.cache, profile, future=future, alpha=policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = self.transfers = 0
         frequency = StaticFrequency(profile)

@@ -68,6 +68,15 @@ class Preferences(NamedTuple):
     own: Float[np.ndarray, "N R E"]
 
 
+class _DrawnStep(NamedTuple):
+    """One step of a run, before its experts are picked."""
+
+    logits: Float[np.ndarray, "N R E"]
+    block: int
+    changed: Bool[np.ndarray, " R"]
+    committed: int
+
+
 def denoising_trace(
     shape: MoEShape,
     statistics: RoutingStatistics,
@@ -89,20 +98,19 @@ def denoising_trace(
     )
     rng = np.random.default_rng(seed)
     state = _fresh(rng, shape, block_length)
-    logits, block_of, changed, committed = [], [], [], []
+    steps = []
     for block in range(blocks):
-        state = _next_topic(rng, state, statistics, change_own=1.0)
+        state = _next_topic(rng, state, statistics)
         masked = done = np.arange(block_length)
         while masked.size:
-            logits.append(_logits(rng, state, statistics))
-            changed.append(np.isin(np.arange(block_length), done))
+            logits = _logits(rng, state, statistics)
+            changed = np.isin(np.arange(block_length), done)
             count = min(masked.size, 1 + rng.poisson(tokens_per_step - 1))
             done = rng.choice(masked, count, replace=False)
             masked = np.setdiff1d(masked, done)
             _change_own(rng, state, done, statistics.token_change)
-            block_of.append(np.full(block_length, block))
-            committed.append(count)
-    return _trace(rng, shape, logits, block_of, changed, committed, "denoising", seed)
+            steps.append(_DrawnStep(logits, block, changed, count))
+    return _trace(rng, shape, steps, "denoising", seed)
 
 
 def decoding_trace(
@@ -111,37 +119,34 @@ def decoding_trace(
     """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     rng = np.random.default_rng(seed)
-    state = _fresh(rng, shape, 1)
-    logits = []
-    for _ in range(tokens):
-        state = _next_topic(rng, state, statistics, change_own=1.0)
-        logits.append(_logits(rng, state, statistics))
-    zero, new = [np.zeros(1, int)] * tokens, [np.ones(1, bool)] * tokens
-    return _trace(rng, shape, logits, zero, new, [1] * tokens, "decoding", seed)
+    rows = _successive_rows(rng, shape, statistics, tokens)
+    steps = [_DrawnStep(logits, 0, np.ones(1, bool), 1) for logits in rows]
+    return _trace(rng, shape, steps, "decoding", seed)
 
 
 def prefill_trace(
-    shape: MoEShape,
-    statistics: RoutingStatistics,
-    *,
-    seed: int,
-    prompts: int,
-    tokens: int,
+    shape: MoEShape, statistics: RoutingStatistics, *, seed: int, prompts: int, tokens: int
 ) -> RoutingTrace:
     """Prefills a prompt a step: each row draws its topic's correlate of the row before."""
     require(prompts > 0 and tokens > 0, f"prompts, tokens are {prompts}, {tokens}; allowed: 1 up")
     rng = np.random.default_rng(seed)
-    state = _fresh(rng, shape, 1)
-    logits = []
-    for _ in range(prompts):
-        rows = []
-        for _ in range(tokens):
-            state = _next_topic(rng, state, statistics, change_own=1.0)
-            rows.append(_logits(rng, state, statistics)[:, 0])
-        logits.append(np.stack(rows, axis=1))
-    block_of = [np.full(tokens, prompt) for prompt in range(prompts)]
-    new = [np.ones(tokens, bool)] * prompts
-    return _trace(rng, shape, logits, block_of, new, [0] * prompts, "prefill", seed)
+    rows = _successive_rows(rng, shape, statistics, prompts * tokens)
+    steps = [
+        _DrawnStep(np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
+        for i in range(prompts)
+    ]
+    return _trace(rng, shape, steps, "prefill", seed)
+
+
+def _successive_rows(
+    rng: np.random.Generator, shape: MoEShape, statistics: RoutingStatistics, count: int
+) -> list[Float[np.ndarray, "N 1 E"]]:
+    """Returns the logits of tokens of one text, one after another."""
+    state, rows = _fresh(rng, shape, 1), []
+    for _ in range(count):
+        state = _next_topic(rng, state, statistics)
+        rows.append(_logits(rng, state, statistics))
+    return rows
 
 
 def _fresh(rng: np.random.Generator, shape: MoEShape, rows: int) -> Preferences:
@@ -153,12 +158,10 @@ def _fresh(rng: np.random.Generator, shape: MoEShape, rows: int) -> Preferences:
 
 
 def _next_topic(
-    rng: np.random.Generator, state: Preferences, statistics: RoutingStatistics, change_own: float
+    rng: np.random.Generator, state: Preferences, statistics: RoutingStatistics
 ) -> Preferences:
-    own = state.own
-    _change_own(rng, state, np.arange(own.shape[1]), change_own)
-    topic = _mixed(rng, state.topic, 1 - statistics.topic_keeps**2)
-    return state._replace(topic=topic)
+    _change_own(rng, state, np.arange(state.own.shape[1]), 1.0)
+    return state._replace(topic=_mixed(rng, state.topic, 1 - statistics.topic_keeps**2))
 
 
 def _change_own(
@@ -184,25 +187,19 @@ def _logits(
 
 
 def _trace(
-    rng: np.random.Generator,
-    shape: MoEShape,
-    logits: Sequence[Float[np.ndarray, "N R E"]],
-    block_of: Sequence[Int[np.ndarray, " R"]],
-    changed: Sequence[Bool[np.ndarray, " R"]],
-    committed: Sequence[int],
-    kind: str,
-    seed: int,
+    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_DrawnStep], kind: str, seed: int
 ) -> RoutingTrace:
-    steps = [_routed(rng, shape, step) for step in logits]
-    experts, weights, scores, foreseen = (np.stack(each) for each in zip(*steps, strict=True))
+    routed = [_routed(rng, shape, step.logits) for step in steps]
+    experts, weights, scores, foreseen = (np.stack(each) for each in zip(*routed, strict=True))
+    block = np.array([step.block for step in steps], np.int32)
     return RoutingTrace(
         experts=experts,
         weights=weights,
         scores=scores,
         foreseen=foreseen,
-        changed=np.stack(changed),
-        block=np.stack(block_of).astype(np.int32),
-        committed=np.array(committed, np.int32),
+        changed=np.stack([step.changed for step in steps]),
+        block=np.repeat(block[:, None], experts.shape[2], axis=1),
+        committed=np.array([step.committed for step in steps], np.int32),
         settings={"source": f"synthetic {kind}", "model": shape.name, "seed": seed},
     )
 

@@ -32,23 +32,21 @@ ELEMENTWISE = {
 KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
 
 Engine = Literal["matrix", "dequantization", "dma", "vector", "overhead"]
-ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector", "overhead")
+BUSY_ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector")
+ENGINES: tuple[Engine, ...] = (*BUSY_ENGINES, "overhead")
 
 
 class OperationCost(NamedTuple):
-    """Seconds of one operation by the engine that it waits for, and the bytes that it reads."""
+    """Seconds of one operation by the engine that it waits for, and the bytes that it reads.
 
-    operation: Operation
-    """A pass of vector work is booked where it ends."""
+    A pass of vector work is booked where it ends.
+    """
+
     matrix: float = 0.0
     dequantization: float = 0.0
     dma: float = 0.0
     vector: float = 0.0
     dram_bytes: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.matrix + self.dequantization + self.dma + self.vector
 
 
 class UnknownOperation(NamedTuple):
@@ -110,8 +108,8 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> 
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Prices a step on the CPU. A product takes the faster of the kernels for many and for few rows, and
-    at least until its weights are read."""
+    """Prices a step on the CPU. A product takes the faster of the kernels for many and few rows,
+    and at least until its weights are read."""
 
     def product(operation: Operation) -> OperationCost:
         weight = lowered.weights.get(operation.weight or "")
@@ -129,12 +127,12 @@ class _VectorRates(NamedTuple):
 
 
 def _is_free(operation: Operation) -> bool:
-    """Whether it is fused, or changes a layout at the step's edge: caches lie as kernels read them."""
+    """Says whether it is fused, or a layout's change at the edge: caches lie as they are read."""
     return operation.name in FREE or (operation.name in MOVES and not operation.scope)
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
-    """Returns batch, rows, inputs and outputs of a product, [b, rows, inputs] by [b, inputs, outputs].
+    """Returns batch, rows, inputs and outputs of [b, rows, inputs] by [b, inputs, outputs].
 
     Follows from the numbers of elements alone: batch = |a| |b| / (|out| inputs^2).
     """
@@ -158,7 +156,7 @@ def _product(
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     if rows == 1 and kernels.gemv_gbps:
-        return OperationCost(operation, dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
+        return OperationCost(dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
     passes = math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
     dma = passes * size / kernels.dma_gbps / 1e9
     unpacking = passes * numbers / _dequant_rate(operation, weight, kernels)
@@ -167,7 +165,7 @@ def _product(
     matrix = matrix / kernels.matrix_tops / 1e12
     matrix += padded // kernels.tile_rows * -(-outputs // MATRIX_TILE) * kernels.readout_us * 1e-6
     vector = rows * (inputs + outputs) * kernels.activation_ns * 1e-9
-    cost = OperationCost(operation, vector=vector, dram_bytes=passes * size)
+    cost = OperationCost(vector=vector, dram_bytes=passes * size)
     if kernels.overlap == "all":
         slowest = max(dma, unpacking, matrix)
         return cost._replace(**{_name_of(slowest, dma, unpacking): slowest})
@@ -202,7 +200,7 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCo
     matrix = 2 * macs / kernels.matrix_tops / 1e12
     size = operation.inputs[0].size * kernels.kv_bits / 8
     dma = size / kernels.dma_gbps / 1e9
-    cost = OperationCost(operation, dram_bytes=size)
+    cost = OperationCost(dram_bytes=size)
     return cost._replace(matrix=matrix) if matrix > dma else cost._replace(dma=dma)
 
 
@@ -212,17 +210,17 @@ def _cpu_product(
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12
     if weight is None:
-        return OperationCost(operation, matrix=many)
+        return OperationCost(matrix=many)
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     reading = size / memory.dram_gbps / 1e9
     unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
     few = max(rows * numbers / kernels.gemv_gweights / 1e9, rows * reading)
     if few < max(many + unpacking, reading):
-        return OperationCost(operation, dma=few, dram_bytes=rows * size)
+        return OperationCost(dma=few, dram_bytes=rows * size)
     if many + unpacking < reading:
-        return OperationCost(operation, dma=reading, dram_bytes=size)
-    return OperationCost(operation, matrix=many, dequantization=unpacking, dram_bytes=size)
+        return OperationCost(dma=reading, dram_bytes=size)
+    return OperationCost(matrix=many, dequantization=unpacking, dram_bytes=size)
 
 
 def _step(
@@ -236,7 +234,7 @@ def _step(
     for operation, in_attention in _with_attention(lowered.operations):
         here = costs.setdefault(operation.scope.split("/")[0], [])
         if operation.name == "dot_general":
-            here.append(OperationCost(operation, vector=fused * rates.element))
+            here.append(OperationCost(vector=fused * rates.element))
             here.append(product(operation))
             fused = 0
             continue
@@ -245,14 +243,14 @@ def _step(
             # What is known there is in the price of a score.
             rate = rates.element if is_unknown else rates.score
             priced = is_unknown or operation.name == "exponential"
-            here.append(OperationCost(operation, vector=priced * _elements(operation) * rate))
+            here.append(OperationCost(vector=priced * _elements(operation) * rate))
         elif not _is_free(operation):
             fused = max(fused, _elements(operation))
             if operation.name == "reduce":
-                here.append(OperationCost(operation, vector=fused * rates.element))
+                here.append(OperationCost(vector=fused * rates.element))
                 fused = 0
     if fused:
-        here.append(OperationCost(operation, vector=fused * rates.element))
+        here.append(OperationCost(vector=fused * rates.element))
     parts = (
         _part(scope, operations, layer_overhead if scope.startswith("layer_") else 0.0)
         for scope, operations in costs.items()
@@ -271,32 +269,23 @@ def _with_attention(operations: Iterable[Operation]) -> Iterator[tuple[Operation
 
 def _part(scope: str, costs: list[OperationCost], overhead: float) -> PartCost:
     by_engine: dict[Engine, float] = {
-        "matrix": sum(cost.matrix for cost in costs),
-        "dequantization": sum(cost.dequantization for cost in costs),
-        "dma": sum(cost.dma for cost in costs),
-        "vector": sum(cost.vector for cost in costs),
-        "overhead": overhead,
+        engine: sum(getattr(cost, engine) for cost in costs) for engine in BUSY_ENGINES
     }
+    by_engine["overhead"] = overhead
     dram = sum(cost.dram_bytes for cost in costs)
     return PartCost(scope, sum(by_engine.values()), dram, by_engine)
 
 
 def unknown_operations(lowered: Lowered) -> tuple[UnknownOperation, ...]:
-    """Operations of a step that either processor would price as something else."""
-    found = (_unknown(each) for each in lowered.operations if each.name not in KNOWN)
-    return tuple(dict.fromkeys(found))
-
-
-def _unknown(operation: Operation) -> UnknownOperation:
-    def shown(tensors) -> str:
-        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
-
-    return UnknownOperation(
-        operation.name,
-        operation.scope,
-        f"{shown(operation.inputs)} -> {shown(operation.outputs)}",
-        f"vector work on {_elements(operation):,} elements",
+    """Returns operations of a step that either processor would price as something else."""
+    found = (
+        UnknownOperation(
+            each.name, each.scope, each.types, f"vector work on {_elements(each):,} elements"
+        )
+        for each in lowered.operations
+        if each.name not in KNOWN
     )
+    return tuple(dict.fromkeys(found))
 
 
 def _elements(operation: Operation) -> int:

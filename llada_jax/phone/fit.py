@@ -210,7 +210,7 @@ def fit_dynamics(figures: Figures) -> Dynamics:
 
 
 def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
-    """Finds the unpublished length of a task's prompts, from its 128-token CPU cell of Figure 11."""
+    """Finds the unpublished length of a task's prompts by its 128-token CPU cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["cpu"] / TASK_TOKENS
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
 

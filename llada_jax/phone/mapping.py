@@ -11,7 +11,7 @@ _GIB = 1 << 30
 
 
 def mapping_paths(profile: Profile) -> Mapping[str, MappingPath]:
-    """Returns the ways by name. Published costs differ a thousandfold: every result names its path."""
+    """Returns all ways by name. Published costs differ a thousandfold: results name their path."""
     costs = profile.mapping
 
     def path(number: str, map_ms: float, step_ms: float, bytes_per_second: float) -> MappingPath:

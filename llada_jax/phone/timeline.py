@@ -108,7 +108,7 @@ class _Running(NamedTuple):
 
 
 def shares(demands: Mapping[Lane, float], capacity: float) -> dict[Lane, float]:
-    """Returns the speed of each lane, 1 at the most: what it gets of the memory over what it wants."""
+    """Returns each lane's speed, 1 at the most: what it gets of the memory over what it wants."""
     speeds, left = {}, capacity
     ascending = sorted(demands.items(), key=lambda item: item[1])
     for index, (lane, demand) in enumerate(ascending):

@@ -150,7 +150,7 @@ def rounded(cache: int) -> int:
 
 
 def vanilla(prompt: int, tokens: int) -> Workload:
-    """Decodes one token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
+    """Decodes a token a forward, the whole canvas each time: the paper's CPU and NPU baselines."""
     rows = prompt + tokens
     forwards = (Forward(rows, 0, rows),) * tokens
     return Workload(forwards, tokens, prompt, "one token a forward")

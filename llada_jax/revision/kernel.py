@@ -6,11 +6,9 @@ for up to `MAX_ROWS` rows, and nothing decoded is ever stored. It is written in 
 which lowers them to whatever the machine has (AVX-512, AVX2, NEON) when a kernel is first used:
 nobody needs a C compiler, and ctypes, which calls it, releases the GIL.
 
-The first version was numba's. Its loops over lanes kept the sums in memory, so a tile's product was
-written in these same vectors, as an intrinsic; what was left for numba to compile was the loop
-around it, so numba went. `jax.ffi` was not tried: it takes a library that was compiled before, for
-each kind of machine. XLA decodes weights into memory; `python -m experiments.bench suite=revision`
-times it beside this kernel (`int4_in_graph`).
+Loops of numba's kept the sums in memory, and `jax.ffi` takes a library that was compiled before,
+for each kind of machine. XLA decodes weights into memory; `python -m experiments.bench
+suite=revision` times it beside this kernel (`int4_in_graph`).
 """
 
 import ctypes

@@ -17,7 +17,7 @@ from llada_jax.model.head import logits_of
 from llada_jax.model.params import ModelParams
 from llada_jax.rows import make_rows, write_rows
 from llada_jax.types import KVCache, RowsOut
-from tests.checkpoint.folders import FAMILIES, GOLDENS, TOLERANCE, golden_forward, logits
+from tests.checkpoint.folders import FAMILIES, GOLDENS, TOLERANCE, golden_forward
 
 N_DEAD = 3
 
@@ -35,7 +35,7 @@ class Canvas(NamedTuple):
 
 @functools.cache
 def full_forward(family: str) -> Canvas:
-    config, params = load_huggingface(GOLDENS / family)
+    config, params = load_huggingface(GOLDENS / family, "float32")
     tokens, expected, block_length = golden_forward(family)
     config = config.replace(block_length=block_length)
     batch, length = tokens.shape
@@ -60,11 +60,10 @@ write = jax.jit(write_rows)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward_agrees_with_pytorch(family: str) -> None:
-    config, params = load_huggingface(GOLDENS / family, "float32")
-    tokens, expected, block_length = golden_forward(family)
-    found = logits(config, params, tokens, block_length)
+    canvas = full_forward(family)
+    found = np.asarray(rows_logits(canvas.params, canvas.full.hidden))
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    close(found, canvas.expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,6 @@
 """The forward over tiles is `forward_rows` over the dequantized weights; so is a whole decoding."""
 
+import functools
 import threading
 import tracemalloc
 
@@ -47,6 +48,7 @@ def plain(leaf):
     return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
 
 
+@functools.cache
 def model_of(config, kind="q4_0"):
     """Packed parameters, and what they stand for in float32."""
     packed = pack_params(init_params(config, jax.random.key(0)), config, kind)
@@ -94,11 +96,8 @@ def test_as_forward_rows(multiply, kind):
     assert_same_rows(found, forward(params, CONFIG, rows, cache), rows.live)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"qk_norm": True}, {"qkv_bias": True}, {"tied_embeddings": True}], ids=str
-)
-def test_other_models(multiply, changes):
-    config = CONFIG.replace(**changes)
+def test_norms_biases_and_a_tied_head(multiply):
+    config = CONFIG.replace(qk_norm=True, qkv_bias=True, tied_embeddings=True)
     packed, params = model_of(config)
     denoiser = tiled_denoiser(config, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(config, 2)
@@ -149,6 +148,7 @@ def test_scores(multiply, rules):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
 
 
+@functools.cache
 def tiled_and_plain():
     """The bundled model in tiles, and what they stand for in float32."""
     tiles = lj.tiled(lj.load("tiny"))
@@ -189,7 +189,7 @@ def test_a_worker_refreshes_from_tiles():
 
 def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
     """The arrays that reach their forwards are those of the one model that both were given."""
-    tiles, read = lj.tiled(lj.load("tiny")), {"run": set(), "worker": set()}
+    (tiles, _), read = tiled_and_plain(), {"run": set(), "worker": set()}
     unrecorded = tiled_forward.forward_tiled_rows
 
     def arrays_of(params):

@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.bench import __main__ as bench
+from experiments.bench import planner_bench
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan
@@ -105,8 +106,8 @@ def test_bad_input_leaves_no_files(override, message, tmp_path):
 
 
 def test_the_benchmark_of_planners_and_prices(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "STEP_NS", {"tiny": 1_000_000})
-    monkeypatch.setattr(planning, "PRICED", "tiny")
+    monkeypatch.setattr(planner_bench, "STEP_NS", {"tiny": 1_000_000})
+    monkeypatch.setattr(planner_bench, "PRICED", "tiny")
     config = composed("bench", "suite=planning", "repeats=1")
     bench.bench(read_config(bench.BenchConfig, config), Run(tmp_path, config))
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}

@@ -1,7 +1,7 @@
-"""`experiments.reproduce` and `experiments.simulate`: what they promise, and what they print."""
+"""`experiments.reproduce`: what it promises, and what it prints."""
 
 import json
-from types import SimpleNamespace
+from functools import cache
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,10 +14,8 @@ from experiments.reproduce import __main__ as reproduce
 from experiments.reproduce import chapter_pictures, fig11, fig13, table6, triggers
 from experiments.reproduce.chapter import LENGTHS, TASKS
 from experiments.reproduce.chapters import CHAPTERS
-from experiments.simulate import __main__ as simulate
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.system import System
 
 RUNS = 8
 NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("*.yaml"))
@@ -26,6 +24,12 @@ NAMES = sorted(path.stem for path in (REPOSITORY / "conf" / "experiment").glob("
 @pytest.fixture(scope="module")
 def world() -> PublishedTasks:
     return PublishedTasks(graphs_of("llada_8b"), RUNS)
+
+
+@pytest.fixture(scope="module")
+def chapter(world):
+    """A chapter by name, computed once for all tests."""
+    return cache(lambda name: CHAPTERS[name](world))
 
 
 def composed(entry: str, schema, *overrides: str):
@@ -52,23 +56,23 @@ def test_every_chapter_has_a_file():
     assert set(NAMES) == {"all", *CHAPTERS}
 
 
-def test_table6_is_met_in_its_order(world):
-    chapter = CHAPTERS["table6"](world)
-    assert len(chapter.rows) == 9
-    assert [row.fitted for row in chapter.rows] == [True, *[False] * 7, True]
-    assert max(errors(chapter)) <= 0.15
-    values = [row.value for row in chapter.rows]
+def test_table6_is_met_in_its_order(chapter):
+    found = chapter("table6")
+    assert len(found.rows) == 9
+    assert [row.fitted for row in found.rows] == [True, *[False] * 7, True]
+    assert max(errors(found)) <= 0.15
+    values = [row.value for row in found.rows]
     assert values[:8] == sorted(values[:8], reverse=True)
-    (said,) = [words for words in chapter.words if words.startswith("Of 8 steps")]
+    (said,) = [words for words in found.words if words.startswith("Of 8 steps")]
     assert values[8] == pytest.approx(values[7])  # revision hides, and so costs nothing
     assert said.startswith("Of 8 steps from row to row, 7 go the way they go in the paper.")
     assert "`scr`: +0.00 s here, +0.30 s there" in said and "fully hidden" in said
-    assert all(sum(parts.values()) > 0 for parts in chapter.parts.values())
+    assert all(sum(parts.values()) > 0 for parts in found.parts.values())
 
 
-def test_figure_11_is_met_where_it_was_promised(world):
-    chapter = CHAPTERS["fig11"](world)
-    rows = {row.name: row for row in chapter.rows}
+def test_figure_11_is_met_where_it_was_promised(chapter):
+    found = chapter("fig11")
+    rows = {row.name: row for row in found.rows}
 
     def within(columns, lengths, bound) -> int:
         names = [f"fig11/SM8750/{t}/{n}/{c}" for t in TASKS for n in lengths for c in columns]
@@ -78,19 +82,19 @@ def test_figure_11_is_met_where_it_was_promised(world):
     assert within(["llada_cpp"], (32, 64), 0.20) >= 6
     assert rows["fig11/SM8750/speedup_min"].value == pytest.approx(17, rel=0.2)
     assert rows["fig11/SM8750/speedup_max"].value == pytest.approx(42, rel=0.25)
-    fitted = {row.name for row in chapter.rows if row.fitted}
+    fitted = {row.name for row in found.rows if row.fitted}
     cells = {f"fig11/SM8750/{t}/128/{c}" for t in TASKS for c in ("cpu", "llada_cpp")}
     assert fitted - cells <= {"fig11/SM8750/speedup_min", "fig11/SM8750/speedup_max"}
     assert cells <= fitted
-    assert len(rows) == len(chapter.rows) == 3 * 4 * (3 * 4 + 2) + 2
+    assert len(rows) == len(found.rows) == 3 * 4 * (3 * 4 + 2) + 2
 
 
 UNDECIDED = "table7/no_somr/256"
 """It hangs on where in its known range the limit of the address space lies."""
 
 
-def test_the_address_space_is_met_where_its_limit_does_not_matter(world):
-    memory = CHAPTERS["table7"](world)
+def test_the_address_space_is_met_where_its_limit_does_not_matter(chapter):
+    memory = chapter("table7")
     words = dict(zip([row.name for row in memory.rows], memory.words, strict=False))
     for row in memory.rows:
         assert (row.value == row.reference) == (": fails, as" in words[row.name] or
@@ -101,31 +105,31 @@ def test_the_address_space_is_met_where_its_limit_does_not_matter(world):
         assert row.value == row.reference or not told
 
 
-def test_the_staging_is_met(world):
-    staging = CHAPTERS["fig13c"](world)
+def test_the_staging_is_met(chapter):
+    staging = chapter("fig13c")
     assert max(errors(staging, fitted=False)) <= 0.15
     assert max(errors(staging, fitted=True)) <= 0.01
 
 
-def test_other_systems_are_met(world):
-    assert max(errors(CHAPTERS["genie"](world), fitted=False)) <= 0.15
-    fc = [row for row in CHAPTERS["platform"](world).rows if row.name.startswith("fc/")]
+def test_other_systems_are_met(chapter):
+    assert max(errors(chapter("genie"), fitted=False)) <= 0.15
+    fc = [row for row in chapter("platform").rows if row.name.startswith("fc/")]
     assert max(abs(row.error) for row in fc) <= 0.15
-    predicted = [row for row in CHAPTERS["ledger3b"](world).rows if not row.fitted]
+    predicted = [row for row in chapter("ledger3b").rows if not row.fitted]
     met = [row for row in predicted if row.name.startswith("ledger3b/") and abs(row.error) <= 0.15]
     assert len(met) >= 3
 
 
-def test_what_is_not_met_is_said(world):
-    chapter = CHAPTERS["fig13a"](world)
-    optimum = chapter.rows[0]
+def test_what_is_not_met_is_said(world, chapter):
+    found = chapter("fig13a")
+    optimum = found.rows[0]
     assert optimum.reference == 4
-    assert (optimum.error != 0) == chapter.words[0].startswith("Not met")
-    relative = {row.name: row for row in chapter.rows[1:]}
+    assert (optimum.error != 0) == found.words[0].startswith("Not met")
+    relative = {row.name: row for row in found.rows[1:]}
     assert relative["fig13a/relative/4"].value == 1
     low, high = relative["fig13a/relative/8"].interval or (0, 0)
     assert low < relative["fig13a/relative/8"].value < high
-    ratio, time_base, powers = CHAPTERS["fig14"](world).rows
+    ratio, time_base, powers = chapter("fig14").rows
     assert ratio.reference and powers.reference and time_base.reference is None
     assert {row.n for row in (ratio, time_base, powers)} == {world.runs}
 
@@ -166,10 +170,8 @@ def test_what_runs_do_not_tell_apart_is_not_told():
     assert fig13._met(0, [], 4) == "Not met"
 
 
-def test_means_of_runs_have_intervals_and_single_runs_none(world):
-    rows = {
-        row.name: row for row in (*CHAPTERS["table6"](world).rows, *CHAPTERS["whatif"](world).rows)
-    }
+def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
+    rows = {row.name: row for row in (*chapter("table6").rows, *chapter("whatif").rows)}
     for row in rows.values():
         assert (row.interval is not None) == (row.n == RUNS), row.name
         assert row.n in (1, RUNS)
@@ -177,24 +179,24 @@ def test_means_of_runs_have_intervals_and_single_runs_none(world):
     assert low < rows["table6/scr"].value < high < 1.2 * low
 
 
-def test_the_largest_speed_up_is_explained_by_the_cells(world):
-    chapter = CHAPTERS["fig11"](world)
-    rows = {row.name: row for row in chapter.rows}
-    (said,) = [words for words in chapter.words if words.startswith("`speedup_max`")]
+def test_the_largest_speed_up_is_explained_by_the_cells(chapter):
+    found = chapter("fig11")
+    rows = {row.name: row for row in found.rows}
+    (said,) = [words for words in found.words if words.startswith("`speedup_max`")]
     assert f"is {rows['fig11/SM8750/speedup_max'].value:.1f}, of " in said
     assert "41.9, at BoolQ/128" in said
     assert f"{rows['fig11/SM8750/BoolQ/128/cpu_cache'].error:+.0%} off there" in said
 
 
-def test_every_row_says_what_it_is(world):
-    for chapter in (
-        CHAPTERS["table2"](world),
-        CHAPTERS["dynamics"](world),
-        CHAPTERS["whatif"](world),
+def test_every_row_says_what_it_is(chapter):
+    for found in (
+        chapter("table2"),
+        chapter("dynamics"),
+        chapter("whatif"),
     ):
-        for row in chapter.rows:
+        for row in found.rows:
             assert row.kind == "modelled" and row.fitted is not None
-    names = [row.name for row in CHAPTERS["table2"](world).rows]
+    names = [row.name for row in chapter("table2").rows]
     assert names == [f"table2/{p}/{n}" for n in (32, 64, 128) for p in ("cpu", "npu")]
 
 
@@ -259,21 +261,21 @@ def test_the_report_admits_what_was_chosen_with_the_figures_in_view():
         assert choice in text
 
 
-def test_whatever_has_a_trace_names_its_source(world, tmp_path, monkeypatch):
+def test_whatever_has_a_trace_names_its_source(chapter, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(
         chapter_pictures,
         "save",
         lambda drawn, path: titles.append(" ".join(drawn.get_suptitle().split())),
     )
-    for chapter in (
-        CHAPTERS["dynamics"](world),
-        CHAPTERS["table6"](world),
-        CHAPTERS["fig13c"](world),
+    for found in (
+        chapter("dynamics"),
+        chapter("table6"),
+        chapter("fig13c"),
     ):
-        sources = [row.trace_source for row in chapter.rows if row.trace_source]
-        assert len(sources) == (0 if chapter.name == "fig13c" else len(chapter.rows))
-        chapter_pictures.draw(chapter, tmp_path)
+        sources = [row.trace_source for row in found.rows if row.trace_source]
+        assert len(sources) == (0 if found.name == "fig13c" else len(found.rows))
+        chapter_pictures.draw(found, tmp_path)
         assert all(source in titles[-1] for source in sources)
         assert ("traces: " in titles[-1]) == bool(sources)
 
@@ -284,88 +286,13 @@ def test_unknown_operations_are_warned_of_at_the_top():
     assert "Warning" not in reproduce.report([], {})
 
 
-def simulated(folder, monkeypatch, runs, *changes):
-    """The result rows of `experiments.simulate` on one phone, by means of so many runs."""
-    monkeypatch.setattr(simulate, "PublishedTasks", lambda graphs: PublishedTasks(graphs, runs))
-    config = composed("simulate", simulate.SimulateConfig, "phones=[SM8750]", *changes)
-    simulate.simulate_run(config, Run(folder, OmegaConf.create({})))
-    return json.loads((folder / "results.json").read_text())
-
-
-def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
-    rows = simulated(tmp_path, monkeypatch, 1, "drawn_forwards=2")
-    assert {row["trace_source"] for row in rows} == {simulate_source()}
-    values = {row["name"]: row["value"] for row in rows}
-    parts = sum(value for name, value in values.items() if "/part/" in name)
-    assert parts == pytest.approx(values["SM8750/latency"])
-    trace = json.loads((tmp_path / "timeline_SM8750.json").read_text())
-    assert any(event["ph"] == "X" for event in trace["traceEvents"])
-    assert (tmp_path / "timeline_SM8750.png").exists()
-    printed = capsys.readouterr().out
-    assert "SM8750/latency" in printed and f"traces: {simulate_source()}" in printed
-
-
-def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch):
-    changes = ("pictures=false", "tokens=32", "system.scores_on=npu")
-    rows = {row["name"]: row for row in simulated(tmp_path, monkeypatch, 3, *changes)}
-    mean = rows["SM8750/mean_latency"]
-    assert mean["n"] == 3 and mean["interval"][0] < mean["value"] < mean["interval"][1]
-    assert mean["value"] != rows["SM8750/latency"]["value"]
-    assert rows["SM8750/scores_on/npu/mean_latency"]["value"] == mean["value"]
-    assert rows["SM8750/scores_on/cpu/mean_latency"]["value"] != mean["value"]
-
-
-def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
-    changes = ("pictures=false", "tokens=32", "planner=steady")
-    rows = simulated(tmp_path, monkeypatch, 1, *changes)
-    values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
-    parts = sum(value for name, value in values.items() if name.startswith("part/"))
-    assert parts == pytest.approx(values["latency"])
-    assert values["plan/stall"] == 0 < values["plan/transfers"]
-    assert 2000 < values["plan/resident"] < 3200
-
-
-def simulate_source() -> str:
-    return "published statistics (arXiv 2606.13740, Figures 5 and 8)"
-
-
 @pytest.mark.parametrize(
-    ("entry", "schema", "override", "message"),
+    ("override", "message"),
     [
-        ("simulate", simulate.SimulateConfig, "phones=[]", "phones is empty"),
-        ("simulate", simulate.SimulateConfig, "quant=int3", "quant is 'int3'; allowed"),
-        ("simulate", simulate.SimulateConfig, "planner=best", "planner is 'best'; allowed"),
-        (
-            "simulate",
-            simulate.SimulateConfig,
-            "system.runtime=x",
-            "system: runtime is|system.runtime",
-        ),
-        (
-            "reproduce",
-            reproduce.ReproduceConfig,
-            "chapters=[table9]",
-            "chapter is 'table9'; allowed",
-        ),
-        ("reproduce", reproduce.ReproduceConfig, "runs=0", "runs is 0; allowed: 1 or more"),
+        ("chapters=[table9]", "chapter is 'table9'; allowed"),
+        ("runs=0", "runs is 0; allowed: 1 or more"),
     ],
 )
-def test_bad_settings_are_named(entry, schema, override, message):
+def test_bad_settings_are_named(override, message):
     with pytest.raises(ValueError, match=message):
-        composed(entry, schema, override)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
-        ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
-        ({"system": System(runtime="none")}, "SM8750: runtime is 'none'.* in 3,200 MiB; allowed"),
-        ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
-    ],
-)
-def test_what_does_not_exist_is_named_before_a_folder_appears(tmp_path, changes, message):
-    config = SimpleNamespace(**{**vars(simulate.SimulateConfig()), **changes})
-    with pytest.raises(ValueError, match=message):
-        simulate.simulate_run(config, Run(tmp_path / "run", OmegaConf.create({})))
-    assert not (tmp_path / "run").exists()
+        composed("reproduce", reproduce.ReproduceConfig, override)

@@ -10,7 +10,8 @@ from experiments.harness import pictures
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.sampling_engine import hardware as sampling_engine_hardware
-from experiments.sampling_engine.__main__ import SamplingEngineConfig, latency_rows, sampling_engine
+from experiments.sampling_engine.__main__ import sampling_engine
+from experiments.sampling_engine.modelled import SamplingEngineConfig, latency_rows
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling

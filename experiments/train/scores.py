@@ -1,0 +1,92 @@
+"""How well a model answers each task of its mixture, while it is trained and at the end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from llada_jax.build import Model
+from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.task import Task
+from llada_jax.model.params import ModelParams
+from llada_jax.text import Tokenizer
+from llada_jax.training.loop import Evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """How a model is judged: each task by LLaDA's plain sampler on items of the test split, and by
+    the same with nothing but the prefix and the block in view."""
+
+    items: int = 500
+    batch_size: int = 50
+    seed: int = 2
+    block_length: int = 32
+    probe_items: int = 50
+    """Items of another seed that the model answers every `train.evaluate_every` steps."""
+    probe_threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("items", "batch_size", "probe_items"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+
+    def samplers(self, task: Task) -> dict[str, SamplerConfig]:
+        """Returns the two samplers of one token a step."""
+        length = task.gen_length
+        plain = SamplerConfig(gen_length=length, block_length=self.block_length, steps=length)
+        return {"llada": plain, "blockwise": plain.replace(cache="blockwise")}
+
+    def probe_sampler(self, task: Task) -> SamplerConfig:
+        """Commits confident tokens in parallel, which takes a fraction of the time."""
+        blockwise = self.samplers(task)["blockwise"]
+        return blockwise.replace(threshold=self.probe_threshold)
+
+    @property
+    def probe(self) -> "ScoreConfig":
+        return replace(self, items=self.probe_items, seed=self.seed + 1)
+
+
+class TaskScore(NamedTuple):
+    """Right answers among so many items of a task, under one sampler."""
+
+    task: str
+    name: str
+    sampler: SamplerConfig
+    right: int
+    items: int
+
+
+def task_scores(model: Model, tasks: Sequence[Task], config: ScoreConfig) -> list[TaskScore]:
+    """Scores each task under each sampler."""
+    return [
+        exact_match(model, task, name, sampler, config)
+        for task in tasks
+        for name, sampler in config.samplers(task).items()
+    ]
+
+
+def exact_match(
+    model: Model, task: Task, name: str, sampler: SamplerConfig, config: ScoreConfig
+) -> TaskScore:
+    """Counts the test items whose generated answer passes the task's verifier."""
+    found = evaluate(
+        model, task, sampler, items=config.items, seed=config.seed, batch_size=config.batch_size
+    )
+    return TaskScore(task.name, name, sampler, sum(found.right.values()), config.items)
+
+
+def probe(
+    tasks: Sequence[Task], config: ScoreConfig, model: ModelConfig, tokenizer: Tokenizer
+) -> Evaluate:
+    """Makes the function that tells what a model in training can do by now."""
+
+    def answered(params: ModelParams) -> dict[str, float]:
+        answering = Model(model, params, tokenizer)
+        found = [
+            exact_match(answering, task, "probe", config.probe_sampler(task), config.probe)
+            for task in tasks
+        ]
+        return {f"{each.task}/exact_match": each.right / each.items for each in found}
+
+    return answered

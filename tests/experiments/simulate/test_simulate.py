@@ -1,0 +1,122 @@
+"""`experiments.simulate`: what it prints, and what it refuses."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from experiments.harness.run import REPOSITORY, Run
+from experiments.harness.schema import read_config
+from experiments.simulate import __main__ as simulate
+from llada_jax.experts.synthetic import RoutingStatistics, denoising_trace
+from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.system import System
+from llada_jax.phone.workload import blockwise
+from tests.experts.traces import SMALL, small_trace
+
+SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
+
+
+def composed(*overrides: str) -> simulate.SimulateConfig:
+    with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
+        return read_config(simulate.SimulateConfig, compose("simulate", overrides=list(overrides)))
+
+
+def simulated(folder, monkeypatch, runs, *changes):
+    """The result rows of `experiments.simulate` on one phone, by means of so many runs."""
+    monkeypatch.setattr(simulate, "PublishedTasks", lambda graphs: PublishedTasks(graphs, runs))
+    config = composed("phones=[SM8750]", *changes)
+    simulate.simulate_run(config, Run(folder, OmegaConf.create({})))
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
+    rows = simulated(tmp_path, monkeypatch, 1, "drawn_forwards=2")
+    assert {row["trace_source"] for row in rows} == {SOURCE}
+    values = {row["name"]: row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if "/part/" in name)
+    assert parts == pytest.approx(values["SM8750/latency"])
+    trace = json.loads((tmp_path / "timeline_SM8750.json").read_text())
+    assert any(event["ph"] == "X" for event in trace["traceEvents"])
+    assert (tmp_path / "timeline_SM8750.png").exists()
+    printed = capsys.readouterr().out
+    assert "SM8750/latency" in printed and f"traces: {SOURCE}" in printed
+
+
+def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch):
+    changes = ("pictures=false", "tokens=32", "system.scores_on=npu")
+    rows = {row["name"]: row for row in simulated(tmp_path, monkeypatch, 3, *changes)}
+    mean = rows["SM8750/mean_latency"]
+    assert mean["n"] == 3 and mean["interval"][0] < mean["value"] < mean["interval"][1]
+    assert mean["value"] != rows["SM8750/latency"]["value"]
+    assert rows["SM8750/scores_on/npu/mean_latency"]["value"] == mean["value"]
+    assert rows["SM8750/scores_on/cpu/mean_latency"]["value"] != mean["value"]
+
+
+def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
+    changes = ("pictures=false", "tokens=32", "planner=steady")
+    rows = simulated(tmp_path, monkeypatch, 1, *changes)
+    values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if name.startswith("part/"))
+    assert parts == pytest.approx(values["latency"])
+    assert values["plan/stall"] == 0 < values["plan/transfers"]
+    assert 2000 < values["plan/resident"] < 3200
+
+
+def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(8, 32),))
+    changes = ("phones=[SM8750]", "shape=tiny_moe", "pictures=false")
+    path, shape = tmp_path / "routing.npz", replace(SMALL, n_experts=8)
+    alike = RoutingStatistics(popular=0.1, topic=0.4)
+    denoising_trace(shape, alike, seed=0, blocks=2, block_length=8, tokens_per_step=1.5).save(path)
+    found = {}
+    for name, more in (("assumed", ()), ("recorded", (f"routing={path}",))):
+        folder = tmp_path / name
+        simulate.simulate_run(composed(*changes, *more), Run(folder, OmegaConf.create({})))
+        rows = json.loads((folder / "results.json").read_text())
+        found[name] = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+        assert name in rows[0]["trace_source"]
+        assert "of 8 experts a layer and forward: experts" in capsys.readouterr().out
+    assert found["recorded"]["experts_per_layer"] < found["assumed"]["experts_per_layer"] <= 8
+    assert found["assumed"]["weights"] == found["recorded"]["weights"] > 0
+    small_trace().save(path)
+    with pytest.raises(ValueError, match="routing has 16 experts, 2 a row; allowed for this model"):
+        simulate.simulate_run(
+            composed(*changes, f"routing={path}"), Run(tmp_path / "no", OmegaConf.create({}))
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("phones=[]", "phones is empty"),
+        ("quant=int3", "quant is 'int3'; allowed"),
+        ("planner=best", "planner is 'best'; allowed"),
+        ("system.runtime=x", "system: runtime is|system.runtime"),
+    ],
+)
+def test_bad_settings_are_named(override, message):
+    with pytest.raises(ValueError, match=message):
+        composed(override)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phones": ("SM1",)}, "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
+        ({"shape": "llada_80b"}, "shape is 'llada_80b'; allowed: .*llada_8b"),
+        ({"system": System(runtime="none")}, "SM8750: runtime is 'none'.* in 3,200 MiB; allowed"),
+        ({"system": SimpleNamespace(kernels="x")}, "kernels is 'x'; allowed: hexkl, llada_cpp"),
+    ],
+)
+def test_what_does_not_exist_is_named_before_a_folder_appears(
+    tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(64, 128),))
+    config = SimpleNamespace(**{**vars(simulate.SimulateConfig()), **changes})
+    with pytest.raises(ValueError, match=message):
+        simulate.simulate_run(config, Run(tmp_path / "run", OmegaConf.create({})))
+    assert not (tmp_path / "run").exists()
