@@ -36,6 +36,7 @@ EVERYTHING = {
         "evaluation",
         "tasks",
         "build",
+        "testing",
     ),
 }
 
@@ -64,6 +65,7 @@ ALLOWED = {
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "build": EVERYTHING,
+    "testing": EVERYTHING,
     "__init__": EVERYTHING,
 }
 

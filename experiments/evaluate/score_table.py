@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
+
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.accept import numbers_of
 
 MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
 NUMBERS = (MATCH, FORWARDS, TOKENS)
@@ -27,7 +28,7 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
 
 def thresholds_of(sampler: SamplerConfig) -> str:
     """Returns what it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
-    return ", ".join(f"{number:.4g}" for number in numbers_of(sampler))
+    return ", ".join(f"{number:.4g}" for number in jax.tree.leaves(sampler.rule))
 
 
 def suite_tables(

@@ -7,9 +7,9 @@ from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.experts.slots import slots_within
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
-from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
+from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile
-from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_budget import MIB, Budget
 
 WEIGHT_BITS, GROUP = 4, 32
 """Q4_0."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -11,13 +11,14 @@ from llada_jax.config import require, require_choice
 Kind = Literal["measured", "modelled", "published"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResultRow:
     """One number of `results.json`. Fields that are None are left out of the file."""
 
     name: str
     value: float
     unit: str
+    _: KW_ONLY
     kind: Kind = "measured"
     reference: float | None = None
     """What somebody else reports for the same thing; `source` says who."""

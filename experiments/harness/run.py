@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,8 +36,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
 # `sampler=default`, and one for each preset: every setting, so that each can be overridden.
+_SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
 for _name, _changes in {"default": {}, **PRESETS}.items():
-    ConfigStore.instance().store(_name, {**asdict(SamplerConfig()), **_changes}, group="sampler")
+    ConfigStore.instance().store(_name, {**_SAMPLER, **_changes}, group="sampler")
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):

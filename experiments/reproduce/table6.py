@@ -71,8 +71,7 @@ def table6(world: PublishedTasks) -> Chapter:
     published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
     for rung in ladder(world):
-        phone = world.phone("SM8750", rung.system)
-        seconds = mean_of(world.seconds(phone, rung.workloads))
+        seconds = mean_of(world.seconds("SM8750", rung.system, rung.workloads))
         rows.append(
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)

@@ -200,9 +200,9 @@ def finish(
     run.finish(
         [
             ResultRow(
-                name=f"{score.task}/{score.name}/exact_match",
-                value=score.right / score.items,
-                unit="share",
+                f"{score.task}/{score.name}/exact_match",
+                score.right / score.items,
+                "share",
                 n=score.items,
                 interval=wilson_interval(score.right, score.items),
             )

@@ -45,18 +45,11 @@ def answer_items(
         refresh_on=refresh_on,
     )
     assert result.trace is not None
-    answers = zip(items.items(), result.generated, result.answers, result.nfe, strict=True)
-    generations = [
-        Generation(
-            index,
-            item,
-            model.tokenizer.decode(answer),
-            tokens.tolist(),
-            min(len(answer) + 1, len(tokens)),  # with the token that ends it, where one does
-            int(nfe),
-        )
-        for (index, item), tokens, answer, nfe in answers
-    ]
+    generations = []
+    columns = zip(result.generated, result.answers, result.text, result.nfe, strict=True)
+    for (index, item), (tokens, answer, text, nfe) in zip(items.items(), columns, strict=True):
+        length = min(len(answer) + 1, len(tokens))  # with the token that ends it
+        generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
     compiled = _compilations().count > compiled_before
     return GenerationBatch(generations, result.seconds, compiled, environment()), result.trace
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import REVISING_RULES, require
+from llada_jax.config import require
+from llada_jax.config.policies import take_policy
 from llada_jax.sampler.trace import Event, Trace
 
 MASKED, VISIBLE, STABLE = range(3)
@@ -91,9 +92,8 @@ class Trajectory:
             state[trace.event_row[event], trace.event_position[event]] = after
 
     def _when_committed(self, confidence: float) -> int:
-        rule = self._sampler["accept"]
-        sure = rule == "staged" and confidence >= np.float32(self._sampler["theta_stable"])
-        return VISIBLE if rule in REVISING_RULES and not sure else STABLE
+        rule = take_policy("rule", dict(self._sampler))
+        return STABLE if rule.stable(np.float32(confidence)) else VISIBLE
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:

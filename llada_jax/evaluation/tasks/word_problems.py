@@ -29,7 +29,6 @@ OPERATIONS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
 }  # fmt: skip
 EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
-
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 
 
