@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from experiments.harness.means import mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import LENGTHS, ONE_A_STEP, PAPER, SOCS, TASKS, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
