@@ -1,5 +1,5 @@
 """A model of random weights with a tokenizer, for experiments that do not care what it says. Its
-widths are those of one tile."""
+widths are multiples of a tile's."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ def random_model(tmp_path_factory) -> Path:
     tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
     config = lj.ModelConfig(
         family="llada",
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=-(-tokenizer.vocab_size // 32) * 32,
         width=32,
         n_layers=1,
         n_heads=2,

@@ -9,6 +9,7 @@ chains occur in both: single equations, and short chains within longer ones.
 """
 
 import itertools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,8 +25,10 @@ SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 DRILLED_PROBLEMS = 3
 DRILLED_SUMS = 14
+OPERATIONS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
+}  # fmt: skip
 EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
-
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
 
 
@@ -118,15 +121,7 @@ def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
 
 
 def _equation(left: int, symbol: str, right: int) -> tuple[str, int]:
-    match symbol:
-        case "+":
-            result = left + right
-        case "-":
-            result = left - right
-        case "*":
-            result = left * right
-        case _:
-            result = left // right
+    result = OPERATIONS[symbol](left, right)
     return f"{left}{symbol}{right}={result}", result
 
 

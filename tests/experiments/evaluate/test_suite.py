@@ -20,11 +20,11 @@ TASKS = {"word_problems": 1, "yes_no": 1}
 SUITE = [
     "suite=decoding",
     "suite.tasks=[word_problems,yes_no]",
-    "suite.decoders=[{name: llada, sampler: {threshold: 0.002}},"
+    "suite.decoders=[{name: llada, sampler: {threshold: 0.9}},"
     " {name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}]",
     "task.items=2",
     "task.seed=5",
-    "batch_size=1",
+    "batch_size=2",
 ]
 
 
@@ -205,8 +205,9 @@ def test_a_decoder_is_not_replaced_by_a_suite(finished, tmp_path):
 
 def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "half")
-    (tmp_path / "half" / "cells" / "hasty-yes_no" / "generations" / "000001.jsonl").unlink()
-    with pytest.raises(SystemExit, match=r"hasty-yes_no has 1 of 2 items; allowed: a suite that"):
+    settings = tmp_path / "half" / "config.yaml"
+    settings.write_text(settings.read_text().replace("items: 2", "items: 3"))
+    with pytest.raises(SystemExit, match=r"llada-word_problems has 2 of 3 items; allowed: a suite"):
         run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
     assert not any((tmp_path / "new").iterdir())
 
@@ -241,7 +242,7 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         assert store.settings["task"]["difficulty"] == 2
         item = load_task(task).item(5, 0, "test", difficulty=2)
         assert [each.item for each in store.generations()] == [item]
-    assert "decoding/a/tokens_per_second_with_compilation" in rows
+    assert any(name.startswith("decoding/a/tokens_per_second") for name in rows)
 
 
 @pytest.mark.parametrize(
