@@ -26,7 +26,7 @@ from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import Precision, SamplerConfig, require, require_choice
+from llada_jax.config import Precision, SamplerConfig, require, require_choice, require_counts
 from llada_jax.evaluation.task import Item, Split
 from llada_jax.evaluation.tasks import word_problems
 
@@ -47,9 +47,7 @@ class EmulateConfig:
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        for name in ("items", "recorded_forwards"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "items", "recorded_forwards")
         for soc in self.socs:
             require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
         for precision in self.precisions:
@@ -71,7 +69,7 @@ def emulate(config: EmulateConfig, run: Run) -> None:
     samples = record(model, config)
     wanted = _decode(model, config, "litert", "float32")
     rows = [
-        ResultRow(name="float32/exact_match", value=wanted.right / config.items, unit="of problems",
+        ResultRow("float32/exact_match", wanted.right / config.items, "of problems",
                   n=config.items)
     ]  # fmt: skip
     for precision in config.precisions:
@@ -121,24 +119,22 @@ def _one_precision(
         name = f"qnn/{soc}/{precision}"
         note = f"same_bits_as/{same}" if same else "decoded"
         yield ResultRow(
-            name=f"{name}/token_agreement",
-            value=_agreement(wanted.tokens, done.tokens, model.config.eos_id),
-            unit="of tokens",
+            f"{name}/token_agreement",
+            _agreement(wanted.tokens, done.tokens, model.config.eos_id),
+            "of tokens",
             n=config.items,
         )
         yield ResultRow(
-            name=f"{name}/exact_match",
-            value=done.right / config.items,
-            unit="of problems",
+            f"{name}/exact_match",
+            done.right / config.items,
+            "of problems",
             n=config.items,
             reference=wanted.right / config.items,
             source="the same problems in float32 on LiteRT",
         )
-        yield ResultRow(name=f"{name}/{note}", value=len(bits), unit="forwards compared")
+        yield ResultRow(f"{name}/{note}", len(bits), "forwards compared")
         (traffic,) = npu.compiled[_compared_step(model, samples).name].traffic.values()
-        yield ResultRow(
-            name=f"{name}/ddr_read", value=traffic.read / 1e6, unit="MB", kind="modelled"
-        )
+        yield ResultRow(f"{name}/ddr_read", traffic.read / 1e6, "MB", kind="modelled")
 
 
 def _compared_step(model: lj.Model, samples: Sequence[Inputs]):

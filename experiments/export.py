@@ -16,7 +16,14 @@ from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.recorded_inputs import Inputs
-from llada_jax.config import STATIC_PRECISIONS, ExportConfig, PhoneConfig, SamplerConfig, require
+from llada_jax.config import (
+    STATIC_PRECISIONS,
+    ExportConfig,
+    PhoneConfig,
+    SamplerConfig,
+    require,
+    require_counts,
+)
 from llada_jax.evaluation.tasks import word_problems
 
 
@@ -29,7 +36,7 @@ class RecordingConfig:
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
-        require(self.forwards > 0, f"forwards is {self.forwards}; allowed: 1 or more")
+        require_counts(self, "forwards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +70,17 @@ def export(config: ExportRunConfig, run: Run) -> None:
     run.begin()
     samples = _samples(config) if config.phones.socs else []
     manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
-    rows = [
-        ResultRow(name=f"file/{file.name}", value=file.bytes / 1e6, unit="MB")
-        for file in manifest.files
-    ]
+    rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
     for file in dict.fromkeys(check["file"] for check in manifest.checks):
         error = max(check["error"] for check in manifest.checks if check["file"] == file)
-        rows.append(ResultRow(name=f"error/{file}", value=error, unit="relative RMS against JAX"))
+        rows.append(ResultRow(f"error/{file}", error, "relative RMS against JAX"))
     for context in manifest.contexts:
         if context["emulated_error"] is not None:
             rows.append(
                 ResultRow(
-                    name=f"error/{context['file']}",
-                    value=context["emulated_error"],
-                    unit="relative RMS against JAX, emulated",
+                    f"error/{context['file']}",
+                    context["emulated_error"],
+                    "relative RMS against JAX, emulated",
                 )
             )
     run.finish(rows)

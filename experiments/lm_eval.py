@@ -109,8 +109,8 @@ def _decode(
 def evaluate(
     harness_model: "LM", files: Mapping[str, Mapping[str, str]], *, limit: int | None, chat: bool
 ) -> dict[str, Any]:
-    """The harness's results on tasks, by the files of their data. It caches those files for as long
-    as it runs, and nothing else."""
+    """Returns the harness's results on tasks, by the files of their data. It caches those files for
+    as long as it runs, and nothing else."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -132,13 +132,13 @@ def evaluate(
 
 
 def scores_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What `metrics.jsonl` says of one item under one filter of its response."""
+    """Returns what `metrics.jsonl` says of one item under one filter of its response."""
     metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
     return {"item": sample["doc_id"], "filter": sample["filter"], **metrics}
 
 
 def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
-    """A row for each metric, and filter of the responses where there are several."""
+    """Returns a row for each metric, and filter of the responses where there are several."""
     values: dict[str, list[float]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
@@ -162,12 +162,12 @@ def _json_line(content: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers, and what else the harness puts into its results."""
+    """Converts NumPy's numbers, and what else the harness puts into its results."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def data_files(name: str, data: Path) -> dict[str, str]:
-    """Where the data of a task is, by split.
+    """Returns where the data of a task is, by split.
 
     Raises:
       FileNotFoundError, ValueError: no such file, or one that does not hold what the task reads.
@@ -183,7 +183,7 @@ def data_files(name: str, data: Path) -> dict[str, str]:
 
 
 def check_lines(path: Path, wanted: str) -> None:
-    """Raise ValueError unless each line is an object with the fields of `wanted`, an example."""
+    """Raises ValueError unless each line is an object with the fields of `wanted`, an example."""
     example, _ = json.JSONDecoder().raw_decode(wanted)
     with path.open(encoding="utf-8") as lines:
         number = 0
@@ -200,7 +200,7 @@ def _is_like(line: str, example: Any) -> bool:
 
 
 def _has_fields(item: Any, example: Any) -> bool:
-    """Whether an object has an example's fields, at any depth."""
+    """Tells whether an object has an example's fields, at any depth."""
     if not isinstance(example, Mapping):
         return True
     return isinstance(item, Mapping) and all(

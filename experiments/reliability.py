@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.harness.pictures import reliability_diagram, save
+from experiments.harness.pictures import draw_reliability, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, TrainConfig, require
@@ -68,7 +68,7 @@ class Predictions(NamedTuple):
 
 
 def measure(config: ReliabilityConfig, run: Run) -> None:
-    """Every task on both kinds of canvases, and all of them together."""
+    """Measures every task on both kinds of canvases, and all of them together."""
     model = lj.load(config.model)
     require(
         model.tokenizer is not None, f"{config.model!r} has no tokenizer; allowed: one that has"
@@ -78,7 +78,7 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
     for name, diagram in diagrams.items():
         bins = ("counts", "confidence", "accuracy")
         run.record({"name": name} | {key: _plain(getattr(diagram, key)) for key in bins})
-    save(reliability_diagram({key: diagrams[f"all/{key}"] for key in CANVASES}),
+    save(draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES}),
          run.folder / "reliability.png")  # fmt: skip
     run.finish(
         [
@@ -94,7 +94,8 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
-    """By `<task>/<canvas>`, and `all/<canvas>` for the predictions of all tasks together."""
+    """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for the predictions of all tasks
+    together."""
     found = {
         f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
         for name in tqdm(config.tasks, unit="task")
@@ -107,7 +108,7 @@ def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str,
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
-    """JSON knows no NaN."""
+    """Writes NaN, which JSON does not know, as null."""
     return [None if np.isnan(value) else float(value) for value in values]
 
 
@@ -152,7 +153,7 @@ def _batches(
 def _predict(
     params: ModelParams, model: ModelConfig, key: jax.Array, batch: TrainingBatch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence of the masked answer tokens' predictions, and which are right."""
+    """Returns confidence of the masked answer tokens' predictions, and which are right."""
     assert model.mask_id is not None
     corruption = corrupt(key, batch, model.mask_id, TrainConfig.min_mask_probability)
     token, confidence = _most_likely(params, model, corruption.tokens, batch.live)

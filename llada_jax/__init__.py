@@ -1,7 +1,12 @@
-"""Diffusion language models in JAX, for phones with an NPU."""
+"""Diffusion language models in JAX, for phones with an NPU.
+
+`llada_jax.phone` is the function, which hides the package of that name as an attribute: its modules
+are imported as `from llada_jax.phone.workload import Workload`.
+"""
 
 from importlib.metadata import version
 
+from llada_jax import testing
 from llada_jax.build.decoding import generate, infill, latency_table
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
@@ -9,9 +14,11 @@ from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result
+from llada_jax.sampler.rules.own import Decision, Seen, Sizes, State, rule
 from llada_jax.sampler.trace import Trace
 
 __all__ = [
+    "Decision",
     "Evaluation",
     "ExportConfig",
     "LatencyTable",
@@ -20,6 +27,9 @@ __all__ = [
     "Phone",
     "Result",
     "SamplerConfig",
+    "Seen",
+    "Sizes",
+    "State",
     "Trace",
     "evaluate",
     "export",
@@ -29,6 +39,8 @@ __all__ = [
     "latency_table",
     "load",
     "phone",
+    "rule",
+    "testing",
     "tiled",
 ]
 

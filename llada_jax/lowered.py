@@ -70,6 +70,13 @@ class Operation:
         )
 
 
+def product_with(weight: str, rows: int, inputs: int, outputs: int, scope: str = "") -> Operation:
+    """Describes rows [rows, inputs] times a weight [outputs, inputs], as it would be lowered."""
+    left, out = TensorType((rows, inputs), "f32"), TensorType((rows, outputs), "f32")
+    matrix = TensorType((outputs, inputs), "f32")
+    return Operation("dot_general", scope, (left, matrix), (out,), inputs, weight)
+
+
 @dataclass(frozen=True)
 class Lowered:
     """A step with static shapes, ready for a converter."""

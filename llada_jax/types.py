@@ -73,6 +73,12 @@ class ScoreRows(Protocol):
     ) -> Scores: ...
 
 
+class LogitsRows(Protocol):
+    def __call__(
+        self, params: Params, hidden: Float[Array, "B C D"], /
+    ) -> Float[Array, "B C V"]: ...
+
+
 class EmptyCache(Protocol):
     def __call__(self, params: Params, batch: int, length: int, /) -> KVCache: ...
 
@@ -90,3 +96,5 @@ class Denoiser(NamedTuple):
     empty_cache: EmptyCache
     traceable: bool = True
     keeps_cache: bool = False
+    logits_rows: LogitsRows | None = None
+    """For rules that read all logits, -inf for forbidden ids; None where a backend keeps them."""

@@ -81,6 +81,13 @@ def test_no_figure_of_a_sentence_stands_on_two_pages():
     assert {figure: pages for figure, pages in places.items() if len(pages) > 1} == {}
 
 
+def test_the_readme_names_every_verb():
+    folder = ROOT / "experiments"
+    verbs = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    verbs |= {path.parent.name for path in folder.glob("*/__main__.py")}
+    assert set(re.findall(r"^- `(\w+)` ", README.text, re.MULTILINE)) == verbs
+
+
 @each_page
 def test_commands_have_a_verb_and_compose(page):
     for verb, *arguments in page.commands:

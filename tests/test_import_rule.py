@@ -36,6 +36,7 @@ EVERYTHING = {
         "evaluation",
         "tasks",
         "build",
+        "testing",
     ),
 }
 
@@ -64,6 +65,7 @@ ALLOWED = {
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "build": EVERYTHING,
+    "testing": EVERYTHING,
     "__init__": EVERYTHING,
 }
 
@@ -82,7 +84,7 @@ THIRD_PARTY = {
 """Rooms that may use no more than this beside the standard library."""
 
 ROOM_OF_MODULE = {
-    **{f"llada_jax.evaluation.{name}": "tasks" for name in ("people", "task", "tasks")},
+    **{f"llada_jax.evaluation.{name}": "tasks" for name in ("stories", "task", "tasks", "wording")},
     "llada_jax.model.architecture": "architecture",  # plain data, of `model` by its subject
     "llada_jax.sampling_engine.hdl": "hdl",
     "llada_jax.experts.decoding.generation": "build",

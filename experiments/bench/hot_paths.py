@@ -16,7 +16,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import Cache, ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
 from llada_jax.model.forward import cache_for, forward, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
@@ -40,9 +40,7 @@ class HotPathsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prompt_length", "repeats"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "prompt_length", "repeats")
         _ = self.sampler
 
     @property
@@ -67,10 +65,10 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
 def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
     """Yields the milliseconds of each, and how many times faster than the baseline it is."""
     for name, seconds in times.items():
-        yield ResultRow(name=f"{unit_name}: {name}", value=seconds * 1e3, unit="ms")
+        yield ResultRow(f"{unit_name}: {name}", seconds * 1e3, "ms")
         if name != baseline:
             ratio = times[baseline] / seconds
-            yield ResultRow(name=f"{unit_name}: {name} vs {baseline}", value=ratio, unit="x faster")
+            yield ResultRow(f"{unit_name}: {name} vs {baseline}", ratio, "x faster")
 
 
 def prompt_of(model: lj.Model, config: HotPathsConfig) -> jax.Array:
@@ -87,7 +85,7 @@ def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
         f"cache={cache}": partial(
             _decode, model, prompt, config.sampler.replace(cache=cache), "compiled"
         )
-        for cache in get_args(Cache)
+        for cache in get_args(SamplerConfig.setting_types()["cache"])
     }
     yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
 
@@ -216,6 +214,6 @@ def imports(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
     }
     times = best_times(candidates, config.repeats)
     for name, seconds in times.items():
-        yield ResultRow(name=name, value=seconds, unit="s")
+        yield ResultRow(name, seconds, "s")
     ratio = times["import llada_jax"] / times["import jax"]
-    yield ResultRow(name="import llada_jax vs import jax", value=ratio, unit="x the time")
+    yield ResultRow("import llada_jax vs import jax", ratio, "x the time")

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.bench.int8_peak import measure_int8_peak
+from experiments.bench.revision_bench import one_layer_of
+from experiments.bench.torch_layer import NO_TORCH
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
@@ -32,7 +34,6 @@ from llada_jax.model.layers import CachedLayer, rotation
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
-NO_TORCH = 3
 CACHE = 256
 
 
@@ -61,9 +62,9 @@ def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> I
     size = 3 * param_count(model)  # the exported weights, and once more in the kernels' order
     require_disk(Path(config.scratch), size, "an exported model")
     require_memory(int(1.25 * param_count(model)), "running the exported model")
-    yield ResultRow(name="load_average", value=os.getloadavg()[0], unit="processes")
+    yield ResultRow("load_average", os.getloadavg()[0], "processes")
     peak = measure_int8_peak(available_cores())
-    yield ResultRow(name=f"int8_peak ({peak.how})", value=peak.ops_per_second / 1e9, unit="GOP/s")
+    yield ResultRow(f"int8_peak ({peak.how})", peak.ops_per_second / 1e9, "GOP/s")
     for quant in config.quants:
         yield from _exported(model, config, quant, peak.ops_per_second)
     for rows in config.rows:
@@ -91,26 +92,33 @@ def _exported(
         if quant == "int8" and "128" in times:
             operations = 2 * 128 * _layer_weights(model) * model.n_layers
             share = operations / times["128"]["layers"] / peak
-            yield ResultRow(name="peak_share/int8/128", value=share, unit="of the int8 peak")
+            yield ResultRow("peak_share/int8/128", share, "of the int8 peak")
         yield from _generation(folder, config, quant)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    done = _run([sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value])
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _run(command: list[str], *, allowed: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a command. Raises ValueError with the end of what it says where it fails, unless its
+    exit code is `allowed`."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sound = done.returncode in (0, allowed)
+    require(sound, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    return done
 
 
 def _step_rows(
     model: ModelConfig, quant: str, rows: int, parts: dict[str, float]
 ) -> Iterator[ResultRow]:
     name = f"litert/{quant}/{rows}"
-    yield ResultRow(name=f"step/{name}", value=sum(parts.values()), unit="s")
-    yield ResultRow(name=f"head/{name}", value=parts["head"], unit="s")
-    yield ResultRow(name=f"layer/{name}", value=parts["layers"] / model.n_layers, unit="s")
+    yield ResultRow(f"step/{name}", sum(parts.values()), "s")
+    yield ResultRow(f"head/{name}", parts["head"], "s")
+    yield ResultRow(f"layer/{name}", parts["layers"] / model.n_layers, "s")
 
 
 def _layer_weights(model: ModelConfig) -> int:
@@ -125,21 +133,20 @@ def _layer_weights(model: ModelConfig) -> int:
 def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[ResultRow]:
     run = _in_own_process(folder, "generate", str(config.tokens_per_step))
     name = f"generate/litert/{quant}"
-    yield ResultRow(name=f"{name}/seconds", value=run["seconds"], unit="s")
-    yield ResultRow(name=f"{name}/tokens_per_second", value=128 / run["seconds"], unit="tokens/s")
-    yield ResultRow(name=f"{name}/peak_gb", value=run["peak_gb"], unit="GB")
-    yield ResultRow(name=f"{name}/tokens_per_step", value=run["tokens_per_forward"], unit="tokens")
-    yield ResultRow(name=f"{name}/threshold", value=run["threshold"], unit="confidence")
+    yield ResultRow(f"{name}/seconds", run["seconds"], "s")
+    yield ResultRow(f"{name}/tokens_per_second", 128 / run["seconds"], "tokens/s")
+    yield ResultRow(f"{name}/peak_gb", run["peak_gb"], "GB")
+    yield ResultRow(f"{name}/tokens_per_step", run["tokens_per_forward"], "tokens")
+    yield ResultRow(f"{name}/threshold", run["threshold"], "confidence")
     for part in ("layers", "head"):
-        yield ResultRow(name=f"{name}/{part}", value=run[part], unit="s")
+        yield ResultRow(f"{name}/{part}", run[part], "s")
     share = "host_share" if quant == "int8" else f"host_share/{quant}"
-    yield ResultRow(name=share, value=run["host_share"], unit="of the steps' time")
+    yield ResultRow(share, run["host_share"], "of the steps' time")
 
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
     """Times one layer by XLA, against the same cache."""
-    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
-                        pad_id=None)  # fmt: skip
+    one = one_layer_of(model)
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)
     integers = jax.tree.map(
         lambda spec, leaf: quantize(leaf, 8) if spec.quantizable else leaf,
@@ -160,17 +167,16 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
         "int8": partial(layer, integers, one, *arguments),
     }
     for name, seconds in best_times(candidates, repeats).items():
-        yield ResultRow(name=f"layer/xla/{name}/{rows}", value=seconds, unit="s")
+        yield ResultRow(f"layer/xla/{name}/{rows}", seconds, "s")
 
 
 def _torch_layers(config: StepBenchConfig) -> Iterator[ResultRow]:
     python = config.torch_python or sys.executable
     rows = ",".join(map(str, config.rows))
     command = [python, "-m", "experiments.bench.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _run(command, allowed=NO_TORCH)
     if done.returncode == NO_TORCH:
         print(f"PyTorch's layers are left out: {done.stderr.strip()}", file=sys.stderr)
         return
-    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
     for row in json.loads(done.stdout):
         yield ResultRow(**row)

@@ -43,8 +43,8 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
     lowered, seconds = best_of(lambda: Graphs(architecture(PRICED)).body(ROWS, CACHED), 1)
     name = f"price/{PRICED}"
     operations = len(lowered.operations)
-    yield ResultRow(name=f"{name}/operations", value=operations, unit="operations")
-    yield ResultRow(name=f"{name}/lowering", value=seconds, unit="s")
+    yield ResultRow(f"{name}/operations", operations, "operations")
+    yield ResultRow(f"{name}/lowering", seconds, "s")
     profile = load_profile(SOC)
     npu, cpu = profile.kernels("llada_cpp"), profile.cpu_kernels("plain")
     prices: dict[str, Callable[[], StepCost]] = {
@@ -54,8 +54,8 @@ def time_pricing(repeats: int) -> Iterator[ResultRow]:
     for lane, price in prices.items():
         cost, seconds = best_of(price, repeats)
         milliseconds = 1e3 * cost.seconds
-        yield ResultRow(name=f"{name}/{lane}", value=seconds, unit="s")
-        yield ResultRow(name=f"{name}/{lane}/step", value=milliseconds, unit="ms", kind="modelled")
+        yield ResultRow(f"{name}/{lane}", seconds, "s")
+        yield ResultRow(f"{name}/{lane}/step", milliseconds, "ms", kind="modelled")
 
 
 def time_planners(repeats: int) -> Iterator[ResultRow]:
@@ -66,14 +66,14 @@ def time_planners(repeats: int) -> Iterator[ResultRow]:
         graph = mapping_path(load_profile(SOC), "copy").price(graph)
         budget = Budget(kv_bytes_per_token=kv_bytes_per_token(model), tokens=208)
         least = least_step_ns(graph, budget)
-        yield ResultRow(name=f"plan/{name}/operators", value=len(graph), unit="operators")
+        yield ResultRow(f"plan/{name}/operators", len(graph), "operators")
         for planner_name in PLANNED:
             plan, seconds = best_of(partial(_plan_anew, planner_name, graph, budget), repeats)
             step = graph.compute_ns + stall_of(graph, plan)
-            yield ResultRow(name=f"plan/{name}/{planner_name}", value=seconds, unit="s")
+            yield ResultRow(f"plan/{name}/{planner_name}", seconds, "s")
             yield ResultRow(
-                name=f"plan/{name}/{planner_name}/step_over_bound",
-                value=float(step) / least,
-                unit="x",
+                f"plan/{name}/{planner_name}/step_over_bound",
+                float(step) / least,
+                "x",
                 kind="modelled",
             )

@@ -54,19 +54,24 @@ def time_revision(
     model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
-    one = model.replace(n_layers=1, vocab_size=512, mask_id=None, eos_id=None, eot_id=None,
-                        pad_id=None)  # fmt: skip
+    one = one_layer_of(model)
     forms = _forms(one, seed)
     threads = config.threads or available_cores()
-    yield ResultRow(name="revision/threads", value=threads, unit="threads")
+    yield ResultRow("revision/threads", threads, "threads")
     for name, params in forms.items():
-        yield ResultRow(name=f"revision/{name}/weights", value=_bytes(params) / 1e6, unit="MB")
+        yield ResultRow(f"revision/{name}/weights", _bytes(params) / 1e6, "MB")
         ratio = _bytes(forms[BASELINE]) / _bytes(params)
         if name != BASELINE:
-            yield ResultRow(name=f"revision/{name}/memory", value=ratio, unit="x smaller")
+            yield ResultRow(f"revision/{name}/memory", ratio, "x smaller")
     with TileMultiplier(threads) as multiply:
         for rows in config.rows:
             yield from _compared(one, forms, rows, config.cached, multiply, repeats)
+
+
+def one_layer_of(model: ModelConfig) -> ModelConfig:
+    """Returns one layer of a shape, with a vocabulary of no account."""
+    special = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
+    return model.replace(n_layers=1, vocab_size=512, **special)
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
@@ -121,13 +126,13 @@ def _compared(
     times = best_times(calls, repeats)
     for name, call in calls.items():
         prefix = f"revision/{name}/{n_rows}"
-        yield ResultRow(name=f"{prefix}/ms", value=times[name] * 1e3, unit="ms")
+        yield ResultRow(f"{prefix}/ms", times[name] * 1e3, "ms")
         if name != BASELINE:
             speedup = times[BASELINE] / times[name]
-            yield ResultRow(name=f"{prefix}/speedup", value=speedup, unit="x faster")
+            yield ResultRow(f"{prefix}/speedup", speedup, "x faster")
             difference = np.abs(np.asarray(call().hidden) - expected).max()
             error = float(difference / np.abs(expected).max())
-            yield ResultRow(name=f"{prefix}/error", value=error, unit="of the largest state")
+            yield ResultRow(f"{prefix}/error", error, "of the largest state")
 
 
 def _rows(

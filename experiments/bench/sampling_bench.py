@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import require
+from llada_jax.config import require, require_counts
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import (
     ScoreRules,
@@ -47,9 +47,7 @@ class SamplingBenchConfig:
     def __post_init__(self) -> None:
         require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
         require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
-        for name in ("chunk", "logits_chunk"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "chunk", "logits_chunk")
 
 
 class CompiledSampler(NamedTuple):
@@ -121,7 +119,7 @@ def _from_logits(rules: dict[str, CompiledSampler], rows: int, repeats: int) -> 
     yield from _compared("score_rows", rules, rows, repeats)
     theirs, ours = (rule.call()[0] for rule in rules.values())
     same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
-    yield ResultRow(name=f"score_rows/same_tokens/{rows}", value=same, unit="of tokens", n=rows)
+    yield ResultRow(f"score_rows/same_tokens/{rows}", same, "of tokens", n=rows)
 
 
 def _compared(
@@ -131,15 +129,13 @@ def _compared(
     calls = {key: program.call for key, program in programs.items()}
     times = best_times(calls, repeats, CALLS)
     for key, program in programs.items():
-        yield ResultRow(name=f"{name}/{key}/{rows}/ms", value=times[key] * 1e3, unit="ms")
-        yield ResultRow(
-            name=f"{name}/{key}/{rows}/temporary_mb", value=program.temporary / 1e6, unit="MB"
-        )
+        yield ResultRow(f"{name}/{key}/{rows}/ms", times[key] * 1e3, "ms")
+        yield ResultRow(f"{name}/{key}/{rows}/temporary_mb", program.temporary / 1e6, "MB")
     before, after = programs
     speedup = times[before] / times[after]
-    yield ResultRow(name=f"{name}/speedup/{rows}", value=speedup, unit="x faster")
+    yield ResultRow(f"{name}/speedup/{rows}", speedup, "x faster")
     ratio = programs[after].temporary / programs[before].temporary
-    yield ResultRow(name=f"{name}/memory_ratio/{rows}", value=ratio, unit="of the memory")
+    yield ResultRow(f"{name}/memory_ratio/{rows}", ratio, "of the memory")
 
 
 def _in_a_step(
@@ -173,7 +169,7 @@ def _in_a_step(
     times = best_times({**parts, **samplers, "body": _body(model, rows)}, repeats, CALLS)
     for name in both:
         share = times[f"{name} alone"] / (times["body"] + times[name])
-        yield ResultRow(name=f"sampling_share/{name}/{rows}", value=share, unit="of a step")
+        yield ResultRow(f"sampling_share/{name}/{rows}", share, "of a step")
 
 
 def _body(model: lj.Model, rows: int) -> Callable[[], Any]:

@@ -51,7 +51,7 @@ class TorchLayerConfig:
         _require(self.threads >= 0, f"threads is {self.threads}; allowed: 0 or more")
 
 
-class Layer(NamedTuple):
+class TorchLayer(NamedTuple):
     matrices: Any
     """A `ModuleDict` of linear maps."""
     attention_norm: Any
@@ -119,7 +119,7 @@ def best_times(candidates: dict[str, Callable[[], Any]], seconds: float) -> dict
     return best
 
 
-def layer_of(config: TorchLayerConfig, dtype: str) -> Layer:
+def layer_of(config: TorchLayerConfig, dtype: str) -> TorchLayer:
     """Makes random weights; int8 multiplies them by activations that it rounds as they come."""
     heads = config.n_heads * config.head_dim
     shapes = {
@@ -138,7 +138,7 @@ def layer_of(config: TorchLayerConfig, dtype: str) -> Layer:
     else:
         matrices = matrices.to(torch.bfloat16)
     norms = torch.ones(2, config.width, dtype=_activations(dtype))
-    return Layer(matrices, *norms)
+    return TorchLayer(matrices, *norms)
 
 
 def _activations(dtype: str) -> Any:
@@ -146,7 +146,7 @@ def _activations(dtype: str) -> Any:
     return torch.float32 if dtype == "int8" else torch.bfloat16
 
 
-def step_of(config: TorchLayerConfig, layer: Layer, rows: int) -> Callable[[], Any]:
+def step_of(config: TorchLayerConfig, layer: TorchLayer, rows: int) -> Callable[[], Any]:
     """Makes one call of the layer, on random rows behind a random cache."""
     dtype = layer.attention_norm.dtype
     hidden = torch.randn(1, rows, config.width, dtype=dtype)
@@ -157,7 +157,7 @@ def step_of(config: TorchLayerConfig, layer: Layer, rows: int) -> Callable[[], A
     return partial(forward, layer, hidden, cache, angles.cos(), angles.sin())
 
 
-def forward(layer: Layer, hidden: Any, cache: Cache, cos: Any, sin: Any) -> Any:
+def forward(layer: TorchLayer, hidden: Any, cache: Cache, cos: Any, sin: Any) -> Any:
     """Returns hidden states [1, rows, width] after attention and SwiGLU."""
     matrices = layer.matrices
     x = rms_norm(hidden, layer.attention_norm)

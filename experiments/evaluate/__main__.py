@@ -106,7 +106,7 @@ class EvaluateConfig:
 
     @property
     def is_suite(self) -> bool:
-        """Whether many decoders are decoded, or judged again."""
+        """Tells whether many decoders are decoded, or judged again."""
         return self.suite is not None or (
             self.rescore is not None and (Path(self.rescore) / CELLS).is_dir()
         )
@@ -201,7 +201,7 @@ def require_for_suite(changes: Sequence[str]) -> None:
 
 
 def name_of(change: str) -> str:
-    """Of `+sampler.threshold=0.9`: `sampler.threshold`."""
+    """Reads of `+sampler.threshold=0.9`: `sampler.threshold`."""
     return change.partition("=")[0].lstrip("+~")
 
 
@@ -222,7 +222,8 @@ def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> E
 
 
 def sampler_name() -> str:
-    """The chosen sampler with what the command line changed in it: `threshold@threshold:0.8`.
+    """Returns the chosen sampler with what the command line changed in it:
+    `threshold@threshold:0.8`.
 
     With a colon, since Hydra's values hold no equals sign, and reports are given the name.
     """

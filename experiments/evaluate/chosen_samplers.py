@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,5 +74,5 @@ class ChosenSamplers(NamedTuple):
 
 
 def _changes(sampler: SamplerConfig) -> dict[str, Any]:
-    default = asdict(SamplerConfig())
-    return {key: value for key, value in asdict(sampler).items() if value != default[key]}
+    default = SamplerConfig().as_dict()
+    return {key: value for key, value in sampler.as_dict().items() if value != default[key]}

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
+
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.accept import numbers_of
 
 MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
 NUMBERS = (MATCH, FORWARDS, TOKENS)
@@ -12,7 +13,7 @@ NUMBERS = (MATCH, FORWARDS, TOKENS)
 
 
 def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
-    """Of one way of decoding.
+    """Gives the cells of one way of decoding.
 
     Args:
       rows: by name, among them `<name>/exact_match`, `<name>/nfe` and `<name>/tpf`.
@@ -26,8 +27,8 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:
-    """What it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
-    return ", ".join(f"{number:.4g}" for number in numbers_of(sampler))
+    """Returns what it compares confidence with: `0.7, 0.9`; nothing where it commits by number."""
+    return ", ".join(f"{number:.4g}" for number in jax.tree.leaves(sampler.rule))
 
 
 def suite_tables(
@@ -36,7 +37,7 @@ def suite_tables(
     tasks: Sequence[str],
     results: Sequence[ResultRow],
 ) -> str:
-    """A line for each decoder over all tasks; then its exact match on each task.
+    """Writes a line for each decoder over all tasks; then its exact match on each task.
 
     Args:
       decoders: by name; the first one is what the others are compared with.
@@ -84,7 +85,7 @@ def _match(rows: Mapping[str, ResultRow], name: str) -> float:
 
 
 def _difference(row: ResultRow | None) -> str:
-    """In points."""
+    """Writes a difference in points."""
     return "" if row is None else f"{100 * row.value:+.1f} ({_interval(row, '+.1f')})"
 
 

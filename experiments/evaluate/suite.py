@@ -39,7 +39,7 @@ class DecoderConfig:
     sampler: SamplerConfig
 
     def sampler_for(self, gen_length: int) -> SamplerConfig:
-        """Where tokens are committed by number, one in each step."""
+        """Returns its sampler; where that commits by number, with one token in each step."""
         return self.sampler.replace(gen_length=gen_length, steps=gen_length)
 
 
@@ -65,7 +65,7 @@ class SuiteConfig:
                 _ = decoder.sampler_for(load_task(task).gen_length)  # which checks both
 
     def with_chosen(self, chosen: ChosenSamplers) -> "SuiteConfig":
-        """Each decoder also with what was chosen in the sweep of its name.
+        """Adds each decoder also with what was chosen in the sweep of its name.
 
         Raises ValueError where no sweep has the name of a decoder.
         """
@@ -101,7 +101,7 @@ def evaluate_suite(
     difficulty: int | None = None,
     chosen: ChosenSamplers | None = None,
 ) -> SuiteResult:
-    """Each decoder's score over all tasks, then its score on each.
+    """Finds each decoder's score over all tasks, then its score on each.
 
     Args:
       common: everything else; its task and its sampler give way to the suite's.
@@ -135,7 +135,7 @@ def evaluate_suite(
 
 
 def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
-    """The result of a suite that another run decoded, judged anew.
+    """Returns the result of a suite that another run decoded, judged anew.
 
     Raises:
       ValueError, FileNotFoundError: it did not finish, is of another version, or is damaged.
@@ -201,7 +201,7 @@ def _with(
 def _difference(
     name: str, before: Sequence[Evaluation], after: Sequence[Evaluation]
 ) -> tuple[ResultRow, ResultRow]:
-    """Of exact match on the same questions, and whether it could be chance."""
+    """Gives the difference of exact match on the same questions, and whether it could be chance."""
     pairs = [
         (old.right[index], right)
         for old, new in zip(before, after, strict=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.experts.slots import slots_within
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
-from llada_jax.phone.cost import MIB, price_on_npu, stored_bits
+from llada_jax.lowered import Lowered, LoweredWeight, product_with
+from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile
-from llada_jax.swap.address_budget import Budget
+from llada_jax.swap.address_budget import MIB, Budget
 
 WEIGHT_BITS, GROUP = 4, 32
 """Q4_0."""
@@ -56,15 +56,9 @@ def phone_costs(
 
 def _products(matrices: Sequence[tuple[int, int, str]], rows: int) -> Lowered:
     """Returns a step of products with weights: inputs, outputs and the name of each."""
-    weights, operations = {}, []
-    for inputs, outputs, name in matrices:
-        left, matrix, out = (
-            TensorType(sizes, "f32")
-            for sizes in ((rows, inputs), (inputs, outputs), (rows, outputs))
-        )
-        weights[name] = LoweredWeight((inputs, outputs), WEIGHT_BITS, GROUP)
-        operations.append(Operation("dot_general", "", (left, matrix), (out,), inputs, name))
-    return Lowered("experts", b"", weights, {}, {}, tuple(operations))
+    weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
+    operations = tuple(product_with(name, rows, i, o) for i, o, name in matrices)
+    return Lowered("experts", b"", weights, {}, {}, operations)
 
 
 def stored_bytes(weights: int) -> int:

@@ -24,10 +24,9 @@ from typing import Any, Literal
 
 import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
-from jaxtyping import Int
 
 import llada_jax as lj
-from experiments.generate.live_canvas import Page, printable, watcher_for
+from experiments.generate.live_canvas import CanvasPage, printable, watcher_for
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
@@ -69,7 +68,7 @@ class GenerateConfig:
 
     @property
     def host_loop_alone(self) -> str | None:
-        """Why the compiled loop cannot run this, if it cannot."""
+        """Says why the compiled loop cannot run this, if it cannot."""
         if self.backend != "xla":
             return f"backend={self.backend} runs outside XLA"
         if self.sampler.has_worker:
@@ -107,17 +106,16 @@ def generate(config: GenerateConfig, run: Run) -> None:
         result = result or second
         speed += compiled_speed(first, second)
     assert result is not None
-    answer = answer_ids(result.generated[0], model, config)
-    rows = [*_counts(result, len(answer)), *speed]
+    rows = [*_counts(result), *speed]
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
             rows += plain_sampler_here(model, int(_trace(result).prompt_lengths[0]), config.sampler)
         rows += on_phones(_trace(result), config.phones)
-    _write(run, result, tokenizer.decode(answer), rows)
+    _write(run, result, rows)
 
 
 def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
-    """The prompt as a chat where there is a template, else as text; a canvas as it is."""
+    """Encodes the prompt as a chat where there is a template, else as text; a canvas as it is."""
     if config.infill:
         mask = tokenizer.special_tokens.get("mask_token")
         require(
@@ -130,20 +128,9 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
     return tokenizer.encode(config.prompt, add_special_tokens=True)
 
 
-def answer_ids(
-    generated: Int[np.ndarray, " G"], model: lj.Model, config: GenerateConfig
-) -> list[int]:
-    """What comes before the first token that ends a text or a turn; for infilling, all of it."""
-    ids = [int(token) for token in generated]
-    if config.infill:
-        return ids
-    settings = (config.sampler, model.config)
-    ends = {getattr(each, name) for each in settings for name in ("eos_id", "eot_id")}
-    return ids[: next((i for i, token in enumerate(ids) if token in ends), len(ids))]
-
-
 def host_speed(result: lj.Result) -> list[ResultRow]:
-    """Wall time of a watched run, and the speed of those of its steps that compiled nothing."""
+    """Returns wall time of a watched run, and the speed of those of its steps that compiled
+    nothing."""
     trace = _trace(result)
     rows = [ResultRow(name="host_loop_with_compilation", value=trace.seconds.sum(), unit="s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
@@ -156,7 +143,7 @@ def host_speed(result: lj.Result) -> list[ResultRow]:
 
 
 def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
-    """Wall time of two equal runs, of which the first had to compile."""
+    """Returns wall time of two equal runs, of which the first had to compile."""
     speed = _tokens(second) / second.seconds
     return [
         ResultRow(name="compiled_loop_with_compilation", value=first.seconds, unit="s"),
@@ -166,7 +153,7 @@ def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
 
 
 def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
-    """A line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
+    """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
     for step, seconds in enumerate(trace.seconds):
         yield {
@@ -181,18 +168,18 @@ def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counts(result: lj.Result, answer_length: int) -> list[ResultRow]:
+def _counts(result: lj.Result) -> list[ResultRow]:
     return [
         ResultRow(name="forwards", value=result.nfe[0], unit="forwards"),
         ResultRow(name="tokens", value=_tokens(result), unit="tokens"),
-        ResultRow(name="answer_tokens", value=answer_length, unit="tokens"),
+        ResultRow(name="answer_tokens", value=len(result.answers[0]), unit="tokens"),
         ResultRow(name="tokens_per_forward", value=result.tpf, unit="tokens/forward"),
         ResultRow(name="rows_per_forward", value=_trace(result).rows.mean(), unit="rows/forward"),
     ]
 
 
 def _tokens(result: lj.Result) -> int:
-    """Tokens that forwards committed; those after the answer's end are among them."""
+    """Returns tokens that forwards committed; those after the answer's end are among them."""
     return int((_trace(result).event_kind == Event.COMMIT).sum())
 
 
@@ -201,16 +188,17 @@ def _trace(result: lj.Result) -> lj.Trace:
     return result.trace
 
 
-def _page(tokenizer: Tokenizer, config: GenerateConfig) -> Page:
+def _page(tokenizer: Tokenizer, config: GenerateConfig) -> CanvasPage:
     added = tokenizer.backend.get_added_tokens_decoder()
-    return Page(
+    return CanvasPage(
         decode=partial(tokenizer.decode, skip_special_tokens=False),
         special_ids=frozenset(i for i, token in added.items() if token.special),
         prompt=None if config.infill else config.prompt,
     )
 
 
-def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> None:
+def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
+    (answer,) = result.text
     run.begin()
     for line in step_metrics(_trace(result)):
         run.record(line)
@@ -223,7 +211,8 @@ def _write(run: Run, result: lj.Result, answer: str, rows: list[ResultRow]) -> N
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
-    """The command line with its prompt quoted for Hydra, which reads commas and `=` as syntax.
+    """Returns the command line with its prompt quoted for Hydra, which reads commas and `=` as
+    syntax.
 
     Sweeps are left alone: there the prompt's commas separate its values.
     """

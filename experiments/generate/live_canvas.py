@@ -38,13 +38,13 @@ class Style(Enum):
     FRESH = "\x1b[30;42m"
 
 
-class Cell(NamedTuple):
+class StyledChar(NamedTuple):
     char: str
     style: Style
 
 
 @dataclass(frozen=True)
-class Page:
+class CanvasPage:
     """What is the same in every frame."""
 
     decode: Callable[[Sequence[int]], str]
@@ -71,7 +71,7 @@ class Progress(NamedTuple):
 
 
 def progress(view: StepView) -> Progress:
-    """Of the batch's first row; steps count from 1."""
+    """Counts what the batch's first row has done; steps count from 1."""
     state, forwards = view.state[0], int(view.nfe[0])
     return Progress(
         step=view.step + 1,
@@ -82,8 +82,9 @@ def progress(view: StepView) -> Progress:
     )
 
 
-def frame(view: StepView, page: Page, width: int, height: int) -> list[str]:
-    """The batch's first row and a status line, in at most `height` lines of `width` columns."""
+def frame(view: StepView, page: CanvasPage, width: int, height: int) -> list[str]:
+    """Draws the batch's first row and a status line, in at most `height` lines of `width`
+    columns."""
     cells = list(_text(page.prompt + "\n\n", Style.DIM)) if page.prompt else []
     cells += _canvas(view, page)
     lines = wrapped(cells, width)
@@ -93,7 +94,7 @@ def frame(view: StepView, page: Page, width: int, height: int) -> list[str]:
     return [_painted(line) for line in shown[-height:]]
 
 
-def _canvas(view: StepView, page: Page) -> Iterator[Cell]:
+def _canvas(view: StepView, page: CanvasPage) -> Iterator[StyledChar]:
     def look(position: int) -> tuple[int, bool]:
         return int(state[position]), bool(fresh[position])
 
@@ -110,7 +111,7 @@ def _canvas(view: StepView, page: Page) -> Iterator[Cell]:
             yield from _tokens(ids, page, Style.FRESH if is_fresh else settled)
 
 
-def _tokens(ids: Sequence[int], page: Page, style: Style) -> Iterator[Cell]:
+def _tokens(ids: Sequence[int], page: CanvasPage, style: Style) -> Iterator[StyledChar]:
     for special, group in groupby(ids, page.special_ids.__contains__):
         run = list(group)
         if special:
@@ -119,12 +120,12 @@ def _tokens(ids: Sequence[int], page: Page, style: Style) -> Iterator[Cell]:
             yield from _text(page.decode(run), style)
 
 
-def _text(text: str, style: Style) -> Iterator[Cell]:
-    return (Cell(char, style) for char in printable(text))
+def _text(text: str, style: Style) -> Iterator[StyledChar]:
+    return (StyledChar(char, style) for char in printable(text))
 
 
 def printable(text: str) -> str:
-    """The text without what would steer a terminal."""
+    """Returns the text without what would steer a terminal."""
     return text.expandtabs(1).translate(_CONTROLS)
 
 
@@ -132,8 +133,9 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 _CONTROLS |= {ord("\n"): "\n"}
 
 
-def wrapped(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
-    """Lines of at most `width` columns, broken after spaces and masks where possible."""
+def wrapped(cells: Iterable[StyledChar], width: int) -> list[list[StyledChar]]:
+    """Breaks characters into lines of at most `width` columns, broken after spaces and masks where
+    possible."""
     lines, line, columns = [], [], 0
     for cell in cells:
         if cell.char == "\n":
@@ -151,13 +153,13 @@ def wrapped(cells: Iterable[Cell], width: int) -> list[list[Cell]]:
     return [*lines, _trimmed(line)]
 
 
-def _break(line: list[Cell]) -> int:
-    """Where a line that is one character too long is cut."""
+def _break(line: list[StyledChar]) -> int:
+    """Returns where a line that is one character too long is cut."""
     places = [i for i, cell in enumerate(line[:-1], 1) if cell.char in (" ", MASK_GLYPH)]
     return places[-1] if places else len(line) - 1
 
 
-def _trimmed(line: list[Cell]) -> list[Cell]:
+def _trimmed(line: list[StyledChar]) -> list[StyledChar]:
     length = len("".join(cell.char for cell in line).rstrip(" "))
     return line[:length]
 
@@ -170,15 +172,15 @@ def _columns(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def _around_first_mask(lines: list[list[Cell]], room: int) -> list[list[Cell]]:
-    """As many lines as there is room for, where the work goes on."""
+def _around_first_mask(lines: list[list[StyledChar]], room: int) -> list[list[StyledChar]]:
+    """Returns as many lines as there is room for, where the work goes on."""
     masked = (i for i, line in enumerate(lines) if any(c.char == MASK_GLYPH for c in line))
     focus = next(masked, len(lines))
     first = min(max(0, focus - room // 2), max(0, len(lines) - room))
     return lines[first : first + room]
 
 
-def _painted(line: list[Cell]) -> str:
+def _painted(line: list[StyledChar]) -> str:
     runs = (
         (style, "".join(c.char for c in run)) for style, run in groupby(line, lambda c: c.style)
     )
@@ -212,7 +214,7 @@ class PlainLines:
 class LiveCanvas:
     """Frames drawn over each other. Each is one write, so nothing flickers."""
 
-    def __init__(self, page: Page, stream: TextIO, pause: float = 0.0) -> None:
+    def __init__(self, page: CanvasPage, stream: TextIO, pause: float = 0.0) -> None:
         self._page, self._stream, self._pause = page, stream, pause
         self._height = 0
 
@@ -246,8 +248,9 @@ class LiveCanvas:
 
 
 def watcher_for(
-    page: Page, stream: TextIO, pause: float = 0.0, environ: Mapping[str, str] = os.environ
+    page: CanvasPage, stream: TextIO, pause: float = 0.0, environ: Mapping[str, str] = os.environ
 ) -> Watcher:
-    """A live canvas on a terminal that may be painted on; else, or with NO_COLOR, plain lines."""
+    """Returns a live canvas on a terminal that may be painted on; else, or with NO_COLOR, plain
+    lines."""
     plain = not stream.isatty() or environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
     return PlainLines(stream) if plain else LiveCanvas(page, stream, pause)

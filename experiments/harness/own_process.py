@@ -14,14 +14,11 @@ _GIVEN_BACK_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def in_own_process(function: Callable[..., T], *arguments: object) -> T:
-    """What a function of some module gives in a new process; raises what it raises.
+    """Returns what a function of some module gives in a new process; raises what it raises.
 
     Arrays that are freed there leave the process, so that its memory can be measured.
     """
-    with (
-        _environment(_GIVEN_BACK_AT_ONCE),
-        ProcessPoolExecutor(1, get_context("spawn")) as process,
-    ):
+    with _environment(_GIVEN_BACK_AT_ONCE), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 

@@ -5,44 +5,36 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llada_jax import atomic
 from llada_jax.evaluation.reliability_diagram import Reliability
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GRID = {"color": "0.9", "linewidth": 0.8}
 PROBED = "/exact_match"
 
 
-class Share(NamedTuple):
-    """A share with its interval, at some tokens per forward."""
+class ScorePoint(NamedTuple):
+    """A share with its interval, at some tokens a forward, or at some forwards."""
 
-    parallelism: float
-    value: float
-    low: float
-    high: float
-
-
-class Cost(NamedTuple):
-    """A share with its interval, at so many forwards."""
-
-    forwards: float
+    at: float
     value: float
     low: float
     high: float
 
 
 def require_plots(setting: str) -> None:
-    """Raise ImportError, which names the setting, where the extra `plots` is not installed."""
+    """Raises ImportError, which names the setting, where the extra `plots` is not installed."""
     if find_spec("matplotlib") is None:
         raise ImportError(f"{setting} needs the extra `plots`: pip install .[plots]")
 
 
 def figure(width: float = 5.2, height: float = 3.8) -> "Figure":
-    """An empty figure, in inches, that no window and no global state knows."""
+    """Makes an empty figure, in inches, that no window and no global state knows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -58,8 +50,8 @@ def save(drawn: "Figure", path: Path) -> None:
         drawn.savefig(part, format=path.suffix.removeprefix("."), dpi=130)
 
 
-def reliability_diagram(diagrams: Mapping[str, Reliability]) -> "Figure":
-    """Accuracy by confidence, with the share of predictions in each bin below."""
+def draw_reliability(diagrams: Mapping[str, Reliability]) -> "Figure":
+    """Draws accuracy by confidence, with the share of predictions in each bin below."""
     drawn = figure(5.2 * len(diagrams))
     axes = drawn.subplots(2, len(diagrams), sharex=True, squeeze=False,
                           gridspec_kw={"height_ratios": (3, 1)})  # fmt: skip
@@ -81,17 +73,15 @@ def reliability_diagram(diagrams: Mapping[str, Reliability]) -> "Figure":
     return drawn
 
 
-def scores(title: str, shares: Mapping[str, Share]) -> "Figure":
-    """One bar for each decoder, with its interval."""
+def scores(title: str, shares: Mapping[str, ScorePoint]) -> "Figure":
+    """Draws one bar for each decoder, with its interval."""
     drawn = figure()
     axes = drawn.subplots()
-    names = [fill(name, 30) for name in shares]
-    values = [share.value for share in shares.values()]
-    errors = (
-        [share.value - share.low for share in shares.values()],
-        [share.high - share.value for share in shares.values()],
-    )
-    axes.barh(names, values, xerr=errors, color="tab:blue", ecolor="0.3", capsize=3, height=0.6)
+    names, points = [fill(name, 30) for name in shares], list(shares.values())
+    axes.barh(
+        names, [point.value for point in points], xerr=_errors(points),
+        color="tab:blue", ecolor="0.3", capsize=3, height=0.6,
+    )  # fmt: skip
     axes.invert_yaxis()
     axes.set(title=title, xlabel="exact match, 95 % interval", xlim=(0, 1))
     axes.grid(axis="x", **GRID)
@@ -99,53 +89,30 @@ def scores(title: str, shares: Mapping[str, Share]) -> "Figure":
     return drawn
 
 
-def parallelism_curves(title: str, curves: Mapping[str, Sequence[Share]]) -> "Figure":
-    """Exact match by tokens per forward: a line for each decoder, a point for each setting."""
+def parallelism_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
+    """Draws exact match by tokens per forward: a line a decoder, a point a setting."""
     drawn = figure()
     axes = drawn.subplots()
     for name, points in curves.items():
-        ordered = sorted(points)
-        errors = (
-            [point.value - point.low for point in ordered],
-            [point.high - point.value for point in ordered],
-        )
-        axes.errorbar(
-            [point.parallelism for point in ordered],
-            [point.value for point in ordered],
-            yerr=errors,
-            marker="o",
-            markersize=4,
-            capsize=3,
-            label=name,
-        )
+        _line(axes, sorted(points), marker="o", capsize=3, label=name)
     axes.set(title=title, xlabel="tokens per forward", ylabel="exact match", ylim=(0, 1.02))
     axes.grid(**GRID)
     axes.legend()
     return drawn
 
 
-def forwards_curves(title: str, curves: Mapping[str, Sequence[Cost]]) -> "Figure":
-    """Exact match by forwards: a point for each setting, and a line for each decoder through those
-    that none of its others beats with as many forwards or fewer."""
+def forwards_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
+    """Draws exact match by forwards: a point for each setting, and a line for each decoder through
+    those that none of its others beats with as many forwards or fewer."""
     drawn = figure(7.6, 4.6)
     axes = drawn.subplots()
     for number, (name, points) in enumerate(curves.items()):
-        color, ordered = f"C{number % 10}", sorted(points, key=lambda p: (p.forwards, -p.value))
+        color, ordered = f"C{number % 10}", sorted(points, key=lambda p: (p.at, -p.value))
         best = itertools.accumulate((point.value for point in ordered), max)
-        before = [-1.0, *best]
-        line = [p for p, least in zip(ordered, before, strict=False) if p.value > least]
-        errors = ([p.value - p.low for p in line], [p.high - p.value for p in line])
-        axes.scatter([p.forwards for p in ordered], [p.value for p in ordered], 9, color=color)
-        axes.errorbar(
-            [p.forwards for p in line],
-            [p.value for p in line],
-            yerr=errors,
-            marker="s" if number >= 10 else "o",
-            markersize=4,
-            elinewidth=0.6,
-            color=color,
-            label=name,
-        )
+        line = [p for p, least in zip(ordered, [-1.0, *best], strict=False) if p.value > least]
+        marker = "s" if number >= 10 else "o"
+        axes.scatter([p.at for p in ordered], [p.value for p in ordered], 9, color=color)
+        _line(axes, line, marker=marker, elinewidth=0.6, color=color, label=name)
     axes.set(title=title, xlabel="forwards an item", ylabel="exact match, 95 % interval")
     axes.set_xscale("log")
     axes.grid(**GRID)
@@ -153,9 +120,19 @@ def forwards_curves(title: str, curves: Mapping[str, Sequence[Cost]]) -> "Figure
     return drawn
 
 
+def _line(axes: "Axes", points: Sequence[ScorePoint], **style: Any) -> None:
+    at, values = [point.at for point in points], [point.value for point in points]
+    axes.errorbar(at, values, yerr=_errors(points), markersize=4, **style)
+
+
+def _errors(points: Sequence[ScorePoint]) -> tuple[list[float], list[float]]:
+    """Returns how far the interval of each reaches down and up."""
+    return [p.value - p.low for p in points], [p.high - p.value for p in points]
+
+
 def training_curve(title: str, rows: Sequence[Mapping[str, float]]) -> "Figure":
-    """Loss and accuracy on masked tokens by step; below them the exact match of tasks that were
-    probed on the way, from rows that have `<task>/exact_match`."""
+    """Draws loss and accuracy on masked tokens by step; below them the exact match of tasks that
+    were probed on the way, from rows that have `<task>/exact_match`."""
     probed = {key for row in rows for key in row if key.endswith(PROBED)}
     drawn = figure(height=6.4 if probed else 3.8)
     axes = drawn.subplots(2 if probed else 1, sharex=True, squeeze=False)[:, 0]

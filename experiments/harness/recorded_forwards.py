@@ -17,10 +17,7 @@ _MULTIPLE = 32
 
 
 def record_forwards(
-    model: lj.Model,
-    prompts: Sequence[Sequence[int]],
-    sampler: SamplerConfig,
-    limit: int,
+    model: lj.Model, prompts: Sequence[Sequence[int]], sampler: SamplerConfig, limit: int
 ) -> list[Inputs]:
     """Records inputs of the first `limit` float32 forwards, in one shape that holds them all."""
     length = max(map(len, prompts)) + sampler.gen_length

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -11,13 +11,14 @@ from llada_jax.config import require, require_choice
 Kind = Literal["measured", "modelled", "published"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResultRow:
     """One number of `results.json`. Fields that are None are left out of the file."""
 
     name: str
     value: float
     unit: str
+    _: KW_ONLY
     kind: Kind = "measured"
     reference: float | None = None
     """What somebody else reports for the same thing; `source` says who."""
@@ -54,17 +55,18 @@ class ResultRow:
 
     @property
     def error(self) -> float | None:
-        """Relative to the reference; None where there is none, or where it is 0."""
+        """Returns the error relative to the reference; None where there is none, or where it is
+        0."""
         return (self.value - self.reference) / abs(self.reference) if self.reference else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Returns plain JSON."""
         entries = {**asdict(self), "error": self.error}
         return {name: value for name, value in entries.items() if value is not None}
 
 
 def _number(name: str, value: Any) -> float:
-    """A plain Python number, also for NumPy's."""
+    """Returns a plain Python number, also for NumPy's."""
     require(
         isinstance(value, Real) and math.isfinite(value),
         f"{name} is {value!r}; allowed: a finite number",
@@ -73,13 +75,15 @@ def _number(name: str, value: Any) -> float:
 
 
 def table(rows: Sequence[ResultRow]) -> str:
-    """Aligned text, with the columns that at least one row fills; below, where traces are from."""
+    """Writes aligned text, with the columns that at least one row fills; below, where traces are
+    from."""
     to_the_right = ("value", "reference", "error", "n", "items", "interval")
     return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
 
 
 def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
-    """A table as text: under its name each column of the first row that at least one row fills.
+    """Writes a table as text: under its name each column of the first row that at least one row
+    fills.
 
     Args:
       to_the_right: columns that end, and do not begin, at one place.
@@ -99,7 +103,7 @@ def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = (
 
 
 def traces(rows: Sequence[ResultRow]) -> list[str]:
-    """A line that names the sources of all traces; none where no row has one."""
+    """Returns a line that names the sources of all traces; none where no row has one."""
     sources = dict.fromkeys(row.trace_source for row in rows if row.trace_source)
     return [f"traces: {'; '.join(sources)}"] if sources else []
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,8 +36,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
 # `sampler=default`, and one for each preset: every setting, so that each can be overridden.
+_SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
 for _name, _changes in {"default": {}, **PRESETS}.items():
-    ConfigStore.instance().store(_name, {**asdict(SamplerConfig()), **_changes}, group="sampler")
+    ConfigStore.instance().store(_name, {**_SAMPLER, **_changes}, group="sampler")
 
 # The shapes that come with the package are Hydra's group `architecture`.
 for _shape in ARCHITECTURES.glob("*.yaml"):
@@ -149,12 +150,12 @@ class Run:
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:
-        """A file of the folder, which never holds half a text."""
+        """Writes a file of the folder, which never holds half a text."""
         atomic.write_text(self.folder / name, text)
 
 
 def stored_settings(path: Path) -> DictConfig:
-    """The settings that a run stored. Raises ValueError where the file is damaged."""
+    """Returns the settings that a run stored. Raises ValueError where the file is damaged."""
     try:
         stored = OmegaConf.create(stored_text(path))
     except (YAMLError, OmegaConfBaseException) as error:

@@ -40,11 +40,8 @@ def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Non
 
 
 def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Models:
-    """The model as it is, or in tiles, where each is needed."""
+    """Returns the model as it is, or in tiles, where each is needed."""
     if tiles is None:
         return Models(model, None)
     tiled = lj.tiled(model, tiles)
-    return Models(
-        tiled if backend == BACKEND else model,
-        tiled if sampler.has_worker else None,
-    )
+    return Models(tiled if backend == BACKEND else model, tiled if sampler.has_worker else None)

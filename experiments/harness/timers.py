@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float]:
-    """What work on the host returns, and its best time in seconds."""
+    """Returns what work on the host returns, and its best time in seconds."""
     results, times = [], []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -22,8 +22,8 @@ def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float
 def best_times(
     candidates: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1
 ) -> dict[str, float]:
-    """Seconds of each candidate: best of `repeats` rounds in which all take turns, after a first
-    call that compiles.
+    """Returns the seconds of each candidate: best of `repeats` rounds in which all take turns,
+    after a first call that compiles.
 
     Args:
       calls: in each turn. The first one pays for what the candidate before left behind: in caches,

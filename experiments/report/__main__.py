@@ -19,26 +19,23 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.result_rows import comparison_rows, score_rows
-from experiments.harness.pictures import Share, parallelism_curves, save, scores, training_curve
+from experiments.evaluate.result_rows import comparison_rows
+from experiments.harness.pictures import ScorePoint, parallelism_curves, scores, training_curve
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.report.environments import environment_file, environment_lines
+from experiments.report.environments import environment_lines
 from experiments.report.labels import labels
-from llada_jax.config import require
-from llada_jax.evaluation.graded import GENERATIONS, Evaluation
-from llada_jax.evaluation.metrics import Point, area_under_parallelism
-from llada_jax.evaluation.stored import (
-    parsed,
-    parsed_object,
-    require_object,
-    stored_text,
+from experiments.report.markdown import MarkdownPage
+from experiments.report.runs import (
+    DecoderRun,
+    baseline_of,
+    is_evaluation,
+    runs_in,
+    stored_results,
+    training_metrics,
 )
-
-Table = Sequence[Mapping[str, str]]
-_RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
-_WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
-_SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
+from llada_jax.config import require
+from llada_jax.evaluation.metrics import Point, area_under_parallelism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,77 +55,23 @@ class ReportConfig:
         found: dict[Path, None] = {}
         for pattern in self.runs:
             matches = [Path(match) for match in sorted(glob(pattern))]
-            runs = [each for match in matches for each in _runs_in(match)]
+            runs = [each for match in matches for each in runs_in(match)]
             require(bool(runs), f"runs has {pattern!r}, where no run is; allowed: folders of runs")
             found.update(dict.fromkeys(runs))
         return list(found)
 
 
-class Decoder:
-    """One run of `experiments.evaluate`, with the numbers that the tables show."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.found = Evaluation.load(folder)
-        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.found)}
-
-    @property
-    def task(self) -> str:
-        task = self.settings["task"]
-        parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
-        return ", ".join([task["name"], *parts])
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return self.found.settings
-
-    @property
-    def sampler(self) -> str:
-        return self.settings["sampler_name"]
-
-    @property
-    def share(self) -> Share:
-        row = self.rows["exact_match"]
-        assert row.interval is not None
-        return Share(self.rows["tpf"].value, row.value, *row.interval)
-
-
-class Page:
-    """Markdown that grows, with pictures beside it; nothing is written before all is there."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._pictures: dict[str, Any] = {}
-
-    def add(self, *paragraphs: str) -> None:
-        self._parts += paragraphs
-
-    def add_table(self, rows: Table) -> None:
-        self.add(markdown_table(rows))
-
-    def add_picture(self, name: str, drawn: Any, alt: str) -> None:
-        """A picture under a file name made of `name`."""
-        file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
-        self._pictures[file] = drawn
-        self.add(f"![{alt}]({file})")
-
-    def write(self, run: Run) -> None:
-        for file, drawn in self._pictures.items():
-            save(drawn, run.folder / file)
-        run.write("report.md", "\n\n".join(self._parts) + "\n")
-
-
 def report(config: ReportConfig, run: Run) -> None:
     """Reads and compares all runs, then writes the page."""
     folders = config.folders
-    decoders = [Decoder(folder) for folder in folders if (folder / GENERATIONS).is_dir()]
-    others = [(folder, _results(folder)) for folder in folders if not _is_evaluation(folder)]
+    decoders = [DecoderRun(folder) for folder in folders if is_evaluation(folder)]
+    others = [(folder, stored_results(folder)) for folder in folders if not is_evaluation(folder)]
     samplers = {decoder.sampler for decoder in decoders}
     require(
         config.baseline is None or config.baseline in samplers,
         f"baseline is {config.baseline!r}; allowed: {', '.join(sorted(samplers))}",
     )
-    page = Page()
+    page = MarkdownPage()
     page.add(f"# {config.title}")
     rows = list(_tasks(page, decoders, config.baseline))
     for folder, results in others:
@@ -140,16 +83,10 @@ def report(config: ReportConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def markdown_table(rows: Table) -> str:
-    """A table with the columns of its first row."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
-                     for line in lines)  # fmt: skip
-
-
-def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Iterator[ResultRow]:
-    """A section for each task; yields the report's own numbers."""
+def _tasks(
+    page: MarkdownPage, decoders: Sequence[DecoderRun], baseline: str | None
+) -> Iterator[ResultRow]:
+    """Adds a section for each task; yields the report's own numbers."""
     for task in dict.fromkeys(decoder.task for decoder in decoders):
         here = {each.folder: each for each in decoders if each.task == task}
         names = labels({folder: each.settings for folder, each in here.items()})
@@ -173,49 +110,18 @@ def _tasks(page: Page, decoders: Sequence[Decoder], baseline: str | None) -> Ite
             if base is not None and decoder is not base:
                 rows += comparison_rows(base.found, decoder.found)
             yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
-        families: dict[str, list[Decoder]] = {}
+        families: dict[str, list[DecoderRun]] = {}
         for folder, decoder in here.items():
             families.setdefault(names[folder].family, []).append(decoder)
         yield from _curves(page, task, families)
 
 
-def baseline_of(
-    decoder: Decoder, decoders: Sequence[Decoder], sampler: str | None
-) -> Decoder | None:
-    """The run of a sampler that a decoder of the same task is compared with.
-
-    It has the same weights; of several such runs, the one that agrees in backend, tiles and seed
-    as far as one does. None where the model was not run with the sampler.
-
-    Raises:
-      ValueError: it could be any of several.
-    """
-    found = [each for each in decoders if each.sampler == sampler]
-    for setting in _WEIGHTS:
-        found = _agreeing(found, decoder, setting)
-    for setting in _SURROUNDINGS:
-        found = _agreeing(found, decoder, setting) or found
-    require(
-        len(found) <= 1,
-        f"baseline {sampler!r} of {decoder.folder} could be any of "
-        f"{', '.join(str(each.folder) for each in found)}; allowed: one run of it for each task, "
-        "model, dtype, backend, tiles and seed",
-    )
-    return found[0] if found else None
-
-
-def _agreeing(decoders: Sequence[Decoder], decoder: Decoder, setting: str) -> list[Decoder]:
-    """Those with which a decoder has a setting in common."""
-    value = decoder.settings.get(setting)
-    return [each for each in decoders if each.settings.get(setting) == value]
-
-
-def _renamed(row: ResultRow, decoder: Decoder, name: str) -> ResultRow:
-    """The row of a decoder under a name that no other of the page has."""
+def _renamed(row: ResultRow, decoder: DecoderRun, name: str) -> ResultRow:
+    """Returns the row of a decoder under a name that no other of the page has."""
     return replace(row, name=name + row.name.removeprefix(decoder.found.name))
 
 
-def _decoder_line(name: str, decoder: Decoder) -> dict[str, str]:
+def _decoder_line(name: str, decoder: DecoderRun) -> dict[str, str]:
     match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
     low, high = match.interval or (0, 0)
     return {
@@ -230,7 +136,7 @@ def _decoder_line(name: str, decoder: Decoder) -> dict[str, str]:
     }
 
 
-def _difference_cells(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
+def _difference_cells(decoder: DecoderRun, base: DecoderRun | None) -> dict[str, str]:
     if base is None or decoder is base:
         shown = "baseline" if decoder is base else "no baseline"
         return {"difference (95 %)": shown, "McNemar p": ""}
@@ -241,7 +147,7 @@ def _difference_cells(decoder: Decoder, base: Decoder | None) -> dict[str, str]:
 
 
 def _curves(
-    page: Page, task: str, decoders: Mapping[str, Sequence[Decoder]]
+    page: MarkdownPage, task: str, decoders: Mapping[str, Sequence[DecoderRun]]
 ) -> Iterator[ResultRow]:
     """Curves of all families, where at least one was run with several settings, and their areas."""
     families = {family: _points(group) for family, group in decoders.items()}
@@ -249,7 +155,7 @@ def _curves(
         return
     best = 100 * max(point.value for points in families.values() for point in points)
     areas = {
-        family: area_under_parallelism([Point(p.parallelism, 100 * p.value) for p in points], best)
+        family: area_under_parallelism([Point(p.at, 100 * p.value) for p in points], best)
         for family, points in families.items()
     }
     page.add_picture(
@@ -266,17 +172,18 @@ def _curves(
         yield ResultRow(name=f"{task}/{family}/aup", value=area, unit="percent x tokens/forward")
 
 
-def _points(decoders: Sequence[Decoder]) -> list[Share]:
-    """A point for each setting of the sampler: of several runs of one, the run of most items."""
-    points: dict[str, Share] = {}
+def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:
+    """Returns a point for each setting of the sampler: of several runs of one, the run of most
+    items."""
+    points: dict[str, ScorePoint] = {}
     for decoder in sorted(decoders, key=lambda each: len(each.found.right)):
         points[json.dumps(decoder.settings.get("sampler", decoder.sampler))] = decoder.share
     return list(points.values())
 
 
-def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+def _other_run(page: MarkdownPage, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
     page.add(f"## {folder.name}")
-    metrics = _training_metrics(folder)
+    metrics = training_metrics(folder)
     if metrics:
         drawn = training_curve(folder.name, metrics)
         page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
@@ -284,13 +191,6 @@ def _other_run(page: Page, folder: Path, results: Sequence[Mapping[str, Any]]) -
         page.add_table([_result_line(row) for row in results])
     else:
         page.add("The run finished without numbers of its own.")
-
-
-def _training_metrics(folder: Path) -> list[dict[str, float]]:
-    path = folder / "metrics.jsonl"
-    lines = stored_text(path).splitlines() if path.is_file() else []
-    rows = [parsed_object(line, path, {}) for line in lines]
-    return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
 
 
 def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
@@ -302,29 +202,6 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
         "kind": row["kind"],
         "reference": f"{row['reference']:.4g} ({row['source']})" if "reference" in row else "",
     }
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    if _is_run(folder):
-        return [folder]
-    jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
-    return sorted(jobs, key=lambda job: (len(job.name), job.name))
-
-
-def _is_run(folder: Path) -> bool:
-    return environment_file(folder).is_file()
-
-
-def _is_evaluation(folder: Path) -> bool:
-    return (folder / GENERATIONS).is_dir()
-
-
-def _results(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "results.json"
-    require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
-    rows = parsed(stored_text(path), path)
-    require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
-    return [require_object(row, path, _RESULT) for row in rows]
 
 
 main = entry_point("report", report, ReportConfig)

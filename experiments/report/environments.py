@@ -19,8 +19,8 @@ _UNKNOWN = {"git_dirty": None, "git_sha": None, "packages": {}, "processor": "un
 
 
 def environment_lines(folder: Path) -> list[dict[str, str]]:
-    """A line for each environment that decoded answers of a run, in the order of its answers; of a
-    run whose answers say nothing, or that has none, the line of `env.json`.
+    """Returns a line for each environment that decoded answers of a run, in the order of its
+    answers; of a run whose answers say nothing, or that has none, the line of `env.json`.
 
     Versions are jax's, and all that differ between the lines. Raises ValueError for a damaged file.
     """
@@ -30,7 +30,7 @@ def environment_lines(folder: Path) -> list[dict[str, str]]:
 
 
 def environment_file(folder: Path) -> Path:
-    """Where a run wrote how it was last begun; for a suite's cell the suite did."""
+    """Returns where a run wrote how it was last begun; for a suite's cell the suite did."""
     of_cell = (folder / GENERATIONS).is_dir() and folder.absolute().parent.name == CELLS
     return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
 
@@ -53,7 +53,7 @@ def _environments(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Of each batch, also of the cells of a suite."""
+    """Yields that of each batch, also of the cells of a suite."""
     for path in (folder / GENERATIONS, *sorted(folder.glob(f"{CELLS}/*/{GENERATIONS}"))):
         for batch in GenerationStore.load(path).batches() if path.is_dir() else ():
             told = batch.environment

@@ -40,7 +40,7 @@ def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
 
 
 def _runs(folders: Collection[Path]) -> dict[Path, str]:
-    """Each folder from where the paths of all part."""
+    """Names each folder from where the paths of all part."""
     if not folders:
         return {}
     shared = os.path.commonpath([folder.absolute().parent for folder in folders])
@@ -60,7 +60,7 @@ def _sampler(settings: Mapping[str, Any]) -> str:
 def _told_apart(
     names: Mapping[Path, str], settings: Mapping[Path, Mapping[str, Any]]
 ) -> dict[Path, str]:
-    """Names, those that several have followed by settings that differ between these."""
+    """Returns names, those that several have followed by settings that differ between these."""
     result = {}
     for folder, name in names.items():
         group = [settings[other] for other in names if names[other] == name]
@@ -70,7 +70,7 @@ def _told_apart(
 
 
 def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys, the first ones that suffice, by which as many are told apart as by all."""
+    """Returns keys, the first ones that suffice, by which as many are told apart as by all."""
     kept: list[str] = []
     for key in dict.fromkeys(key for each in group for key in each):
         if _kinds(group, [*kept, key]) > _kinds(group, kept):
@@ -83,13 +83,14 @@ def _kinds(group: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
 
 
 def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:
-    """Settings of the sampler, or all others; a fingerprint, which says least, is the last."""
+    """Returns settings of the sampler, or all others; a fingerprint, which says least, is the
+    last."""
     keys = [k for k in settings if k not in _NAMED and k.startswith("sampler.") == sampler]
     return {key: settings[key] for key in sorted(keys, key=lambda key: key == "fingerprint")}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"sampler.threshold": 0.9}`."""
+    """Returns `{"sampler.threshold": 0.9}`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"

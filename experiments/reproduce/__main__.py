@@ -53,7 +53,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
 
 
 def report(
-    chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[str] = ()
+    chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[object] = ()
 ) -> str:
     """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [

@@ -6,7 +6,7 @@ All values are modelled; `fitted` says of each row whether its reference went in
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.harness.means import Estimate
+from experiments.harness.estimates import Estimate
 from experiments.harness.results import ResultRow
 
 PAPER = "arXiv 2606.13740"

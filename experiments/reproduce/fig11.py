@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from experiments.harness.means import mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import LENGTHS, ONE_A_STEP, PAPER, SOCS, TASKS, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
@@ -50,8 +50,7 @@ def fig11(world: PublishedTasks) -> Chapter:
 def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
     published = world.published["fig11_s"]["values"][soc]
     fitted = world.figures["fig11_cells_SM8750_128"]
-    on_cpu, swap = System(body="cpu"), System(runtime="swap")
-    remap = System(runtime="remap")
+    on_cpu, swap, remap = System(body="cpu"), System(runtime="swap"), System(runtime="remap")
     for name in TASKS:
         prompt = world.task(name).prompt
         for tokens in LENGTHS:
@@ -68,7 +67,7 @@ def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
                 is_fitted = column not in known
                 yield modelled(
                     f"fig11/{soc}/{name}/{tokens}/{column}",
-                    mean_of(world.seconds(world.phone(soc, system), workloads)),
+                    mean_of(world.seconds(soc, system, workloads)),
                     "s",
                     reference=fitted[name][column] if is_fitted else known[column],
                     source=f"{PAPER}, Figure 11",

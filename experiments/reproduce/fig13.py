@@ -1,10 +1,9 @@
 """Figure 13: when a window looks ahead (a), and what staging takes by resident budget (c)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from experiments.harness.means import difference, mean_of, ratio
+from experiments.harness.estimates import difference, mean_of, ratio
 from experiments.reproduce.chapter import PAPER, Chapter, modelled
-from experiments.reproduce.triggers import best_of_curve, told_apart
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -16,11 +15,8 @@ from llada_jax.phone.workload import Forward
 def fig13a(world: PublishedTasks) -> Chapter:
     """Predicts latency by the number of masks left at which the window grows."""
     figure = world.published["fig13a_trigger_s"]
-    phone = world.phone("SM8750", System())
-    found = {
-        trigger: world.seconds(phone, world.workloads("GSM8K", 128, Decoding(trigger=trigger)))
-        for trigger in figure["masks_left"]
-    }
+    decoded = {t: world.workloads("GSM8K", 128, Decoding(trigger=t)) for t in figure["masks_left"]}
+    found = {t: world.seconds("SM8750", System(), runs) for t, runs in decoded.items()}
     best, alike = best_of_curve(found)
     source = f"{PAPER}, Figure 13a (its task is not named)"
     published = dict(zip(figure["masks_left"], figure["seconds"], strict=True))
@@ -47,6 +43,26 @@ def fig13a(world: PublishedTasks) -> Chapter:
         "reading error.",
     ]
     return Chapter("fig13a", "Figure 13a: when to look ahead", rows, words)
+
+
+Curve = Mapping[int, list[float]]
+"""Latencies of the same runs, by the trigger."""
+
+
+def best_of_curve(curve: Curve) -> tuple[int, list[int]]:
+    """Finds the quickest trigger on average, and those that paired runs do not tell from it."""
+    best = min(curve, key=lambda trigger: mean_of(curve[trigger]).value)
+    others = {t: difference(seconds, curve[best]) for t, seconds in curve.items() if t != best}
+    return best, [trigger for trigger, more in others.items() if not more.is_told_from_zero]
+
+
+def told_apart(curve: Curve) -> str:
+    """Says the best trigger, and which others are as good as far as the runs can tell."""
+    best, alike = best_of_curve(curve)
+    runs = len(curve[best])
+    which = f"{', '.join(map(str, alike))} {'is' if len(alike) == 1 else 'are'}" if alike else ""
+    apart = f"{which} not told apart from it" if alike else "all others are slower"
+    return f"The best trigger is {best}; {apart} (paired, {runs} runs, 95 %)."
 
 
 def _met(best: int, alike: list[int], published: int) -> str:

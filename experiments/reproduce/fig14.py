@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.harness.means import ratio
+from experiments.harness.estimates import ratio
 from experiments.reproduce.chapter import PAPER, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile

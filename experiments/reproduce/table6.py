@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from experiments.harness.means import mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
@@ -71,8 +71,7 @@ def table6(world: PublishedTasks) -> Chapter:
     published = dict(world.published["table6_s"]["rows"]) | fitted
     rows, words, parts = [], [], {}
     for rung in ladder(world):
-        phone = world.phone("SM8750", rung.system)
-        seconds = mean_of(world.seconds(phone, rung.workloads))
+        seconds = mean_of(world.seconds("SM8750", rung.system, rung.workloads))
         rows.append(
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)

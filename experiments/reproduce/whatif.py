@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from experiments.harness.means import difference, mean_of
+from experiments.harness.estimates import difference, mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import Chapter, modelled
+from experiments.reproduce.fig13 import Curve, told_apart
 from experiments.reproduce.table6 import ladder
-from experiments.reproduce.triggers import Curve, told_apart
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import CpuClass, load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -21,8 +21,7 @@ def whatif(world: PublishedTasks) -> Chapter:
     rows, parts = [], {}
     seconds: dict[str, list[float]] = {}
     for rung in ladder(world, kernels="vendor", cpu="tuned"):
-        phone = world.phone("SM8750", rung.system)
-        seconds[rung.name] = world.seconds(phone, rung.workloads)
+        seconds[rung.name] = world.seconds("SM8750", rung.system, rung.workloads)
         name = f"vendor_kernels_tuned_cpu/{rung.name}"
         rows.append(_what(name, seconds[rung.name], rung.source))
         found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
@@ -31,15 +30,13 @@ def whatif(world: PublishedTasks) -> Chapter:
     vendor = System(kernels="vendor", cpu="tuned")
     for runtime in ("remap", "delayed"):
         name = f"scr_{runtime}"
-        seconds[name] = world.seconds(
-            world.phone("SM8750", replace(vendor, runtime=runtime)), workloads
-        )
+        seconds[name] = world.seconds("SM8750", replace(vendor, runtime=runtime), workloads)
         rows.append(_what(f"vendor_kernels_tuned_cpu/{name}", seconds[name], SOURCE))
     for runtime in ("swap", "wide"):
         for kernels in ("llada_cpp", "vendor"):
             system = System(runtime=runtime, kernels=kernels, cpu=_beside(kernels))
             name = f"SM8850/{runtime}/{kernels}"
-            seconds[name] = world.seconds(world.phone("SM8850", system), workloads)
+            seconds[name] = world.seconds("SM8850", system, workloads)
             rows.append(_what(name, seconds[name], SOURCE))
     curves = dict(_windows(world))
     rows += [
@@ -62,17 +59,13 @@ def _windows(world: PublishedTasks) -> Iterator[tuple[str, Curve]]:
     """Yields latency by the trigger, for two classes of kernels and two lengths of windows."""
     for kernels in ("llada_cpp", "vendor"):
         system = System(kernels=kernels, runtime="delayed", cpu=_beside(kernels))
-        phone = world.phone("SM8750", system)
         for ahead in (32, 96):
-            yield (
-                f"{kernels}/{32 + ahead}_rows",
-                {
-                    trigger: world.seconds(
-                        phone, world.workloads("GSM8K", 128, Decoding(trigger=trigger, ahead=ahead))
-                    )
-                    for trigger in (0, 2, 4, 8, 16, 32)
-                },
-            )
+            decoded = {
+                trigger: world.workloads("GSM8K", 128, Decoding(trigger=trigger, ahead=ahead))
+                for trigger in (0, 2, 4, 8, 16, 32)
+            }
+            seconds = {t: world.seconds("SM8750", system, runs) for t, runs in decoded.items()}
+            yield f"{kernels}/{32 + ahead}_rows", seconds
 
 
 def _whole_gain(world: PublishedTasks, seconds: Mapping[str, list[float]]) -> str:

@@ -73,18 +73,15 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
     hbm = store_logits(program.sampling, vlen, inputs.logits, "mx_e4m3")
     began, used = time.perf_counter(), time.process_time()
     run_sampler(program, inputs, hbm)
-    yield ResultRow(name="machine/full_size_s", value=time.perf_counter() - began, unit="s")
-    yield ResultRow(name="machine/full_size_cpu_s", value=time.process_time() - used, unit="s")
+    yield ResultRow("machine/full_size_s", time.perf_counter() - began, "s")
+    yield ResultRow("machine/full_size_cpu_s", time.process_time() - used, "s")
     exact = EngineConfig(vlen=vlen, vector_format="float32", vector_bytes=ENOUGH_MEMORY)
     wanted = reference_sampler(program.sampling, inputs)
     hbm = store_logits(program.sampling, vlen, inputs.logits, "float32")
     for mode in ("performance", "one_pass"):
         flips = flips_of(compile_sampler(config.sampling(mode), exact), inputs, hbm, wanted)
         yield ResultRow(
-            name=f"machine/exact/{mode}/flips",
-            value=flips.share,
-            unit="of decisions",
-            n=flips.positions,
+            f"machine/exact/{mode}/flips", flips.share, "of decisions", n=flips.positions
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from llada_jax.config import require
+from llada_jax.config import require, require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat, StoredLogits
@@ -33,9 +33,7 @@ class FlipsConfig:
     steps: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("batch", "k", "steps"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "batch", "k", "steps")
 
 
 class Case(NamedTuple):
@@ -90,11 +88,11 @@ def _rows(name: str, flips: Flips) -> Iterator[ResultRow]:
     yield _row(name, flips)
     for part in ("tokens", "masks"):
         share = getattr(flips, part) / flips.positions
-        yield ResultRow(name=f"{name}/{part}", value=share, unit="of decisions", n=flips.positions)
+        yield ResultRow(f"{name}/{part}", share, "of decisions", n=flips.positions)
 
 
 def _row(name: str, flips: Flips) -> ResultRow:
-    return ResultRow(name=name, value=flips.share, unit="of decisions", n=flips.positions)
+    return ResultRow(name, flips.share, "of decisions", n=flips.positions)
 
 
 def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:

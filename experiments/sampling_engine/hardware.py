@@ -37,11 +37,9 @@ def hardware_rows(seed: int) -> Iterator[ResultRow]:
     for name, (build, draw) in units.items():
         unit = build()
         made, drawn = synthesise(unit), draw(unit, ROWS, STREAMS, seed)
-        yield ResultRow(name=f"hdl/{name}/gates", value=made.gates, unit="gates")
-        yield ResultRow(name=f"hdl/{name}/flip_flops", value=made.flip_flops, unit="flip-flops")
-        yield ResultRow(
-            name=f"hdl/{name}/gate_equivalents", value=made.gate_equivalents, unit="NAND2"
-        )
+        yield ResultRow(f"hdl/{name}/gates", made.gates, "gates")
+        yield ResultRow(f"hdl/{name}/flip_flops", made.flip_flops, "flip-flops")
+        yield ResultRow(f"hdl/{name}/gate_equivalents", made.gate_equivalents, "NAND2")
         before = vectors.simulated(unit, drawn)
         after = vectors.run_netlist(made.netlist, drawn)
         for stage, found, streams in (("rtl", before, [0]), ("gates", after, slice(None))):
@@ -52,8 +50,5 @@ def hardware_rows(seed: int) -> Iterator[ResultRow]:
                 ]
             )
             yield ResultRow(
-                name=f"hdl/{name}/{stage}_mismatches",
-                value=int(wrong.sum()),
-                unit="results",
-                n=wrong.size,
+                f"hdl/{name}/{stage}_mismatches", int(wrong.sum()), "results", n=wrong.size
             )

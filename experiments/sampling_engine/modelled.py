@@ -101,7 +101,7 @@ def _timed(program: SamplerProgram) -> Timing:
 
 
 def _modelled(name: str, value: float, unit: str, **more) -> ResultRow:
-    return ResultRow(name=name, value=value, unit=unit, kind="modelled", **more)
+    return ResultRow(name, value, unit, kind="modelled", **more)
 
 
 def fit_rows() -> Iterator[ResultRow]:

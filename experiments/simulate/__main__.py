@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import llada_jax as lj
-from experiments.harness.means import mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline

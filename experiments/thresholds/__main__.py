@@ -24,7 +24,7 @@ from experiments.evaluate.decoder import CELLS, TrialConfig
 from experiments.evaluate.result_rows import tally_rows
 from experiments.evaluate.score_table import NUMBERS, score_cells
 from experiments.evaluate.suite import DecoderConfig
-from experiments.harness.pictures import Cost, forwards_curves, save
+from experiments.harness.pictures import ScorePoint, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require
@@ -77,7 +77,7 @@ class ThresholdsConfig:
 
     @property
     def settings(self) -> list[Setting]:
-        """The two that the others are compared with, then all sweeps."""
+        """Returns the two that the others are compared with, then all sweeps."""
         slow = [(PLAIN, self.plain), (ONE_AT_A_TIME, self.one_at_a_time)]
         swept = [setting for sweep in self.sweeps for setting in sweep.settings]
         return [*(Setting(name, "", sampler) for name, sampler in slow), *swept]
@@ -176,14 +176,14 @@ def _handed_on(
     return ChosenSamplers(samplers, fingerprint(model), config.scored_seed, config.scored_items)
 
 
-def _cost(found: Found) -> Cost:
-    return Cost(found.tally.nfe, found.tally.exact_match, *found.tally.interval)
+def _cost(found: Found) -> ScorePoint:
+    return ScorePoint(found.tally.nfe, found.tally.exact_match, *found.tally.interval)
 
 
 def _table(
     found: Sequence[Found], choices: dict[str, Found | None], scores: Sequence[ResultRow]
 ) -> str:
-    """A line for each setting; `>` before those that are chosen."""
+    """Writes a line for each setting; `>` before those that are chosen."""
     names = {each.setting.name for each in choices.values() if each is not None}
     rows = {row.name: row for row in scores}
     lines = [
@@ -208,7 +208,8 @@ def _score_rows(found: Found) -> Iterator[ResultRow]:
 def _choice_rows(
     choices: dict[str, Found | None], plain: Tally, slowest: Tally
 ) -> Iterator[ResultRow]:
-    """What each chosen setting loses, and its share of the forwards of one token a forward."""
+    """Yields what each chosen setting loses, and its share of the forwards of one token a
+    forward."""
     for found in choices.values():
         if found is None:
             continue

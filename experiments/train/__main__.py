@@ -183,12 +183,9 @@ def finish(
         model=model.config,
         train=config.train,
         data=config.data,
-        machine=env["machine"],
         environment=env,
         metrics=metrics,
-        score_seed=config.score.seed,
-        probe=f"{config.score.probe.items} items of seed {config.score.probe.seed}, block-wise, "
-        f"threshold {config.score.probe_threshold:g}",
+        score=config.score,
         scores=scores,
         reliability=reliability,
         parent=parent,
@@ -200,9 +197,9 @@ def finish(
     run.finish(
         [
             ResultRow(
-                name=f"{score.task}/{score.name}/exact_match",
-                value=score.right / score.items,
-                unit="share",
+                f"{score.task}/{score.name}/exact_match",
+                score.right / score.items,
+                "share",
                 n=score.items,
                 interval=wilson_interval(score.right, score.items),
             )

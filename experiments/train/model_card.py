@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.train.mixture import MixtureConfig, Stage, TaskShare
-from experiments.train.scores import TaskScore
+from experiments.train.scores import ScoreConfig, TaskScore
 from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.reliability_diagram import Reliability
@@ -136,11 +136,9 @@ def model_card(
     model: ModelConfig,
     train: TrainConfig,
     data: MixtureConfig,
-    machine: str,
     environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
-    score_seed: int,
-    probe: str,
+    score: ScoreConfig,
     scores: Sequence[TaskScore],
     reliability: Mapping[str, Reliability],
     parent: Parent | None = None,
@@ -162,18 +160,18 @@ def model_card(
         data_seed=data.seed,
         mixture="\n".join(map(_mixture_line, data.tasks)),
         stages="\n".join(map(_stage_line, data.stages)),
-        machine=machine,
+        machine=environment["machine"],
         parameters=param_count(model) / 1e6,
         examples=train.steps * train.batch_size,
         block_share=train.block_share,
         cut_share=train.cut_share,
         minutes=minutes[-1],
         environment=f"{commit}; Python {environment['python']}, {packages}",
-        score_seed=score_seed,
+        score_seed=score.seed,
         scores="\n".join(map(_score_line, scores)),
         reliability="\n".join(starmap(_reliability_line, reliability.items())),
         curve=_curve(metrics, minutes),
-        probes=_probes(metrics, probe),
+        probes=_probes(metrics, score),
         after="" if parent is None else ", after that of the training before",
         before="" if parent is None else f"\n## Training before, of its start\n{parent.training}",
     )
@@ -268,7 +266,7 @@ def _curve(metrics: Sequence[Mapping[str, Any]], minutes: Sequence[float]) -> st
     )
 
 
-def _probes(metrics: Sequence[Mapping[str, Any]], probe: str) -> str:
+def _probes(metrics: Sequence[Mapping[str, Any]], score: ScoreConfig) -> str:
     """Returns exact match by step, where training measured it."""
     measured = [row for row in metrics if any(name.endswith(EXACT_MATCH) for name in row)]
     if not measured:
@@ -276,7 +274,11 @@ def _probes(metrics: Sequence[Mapping[str, Any]], probe: str) -> str:
     tasks = [name.removesuffix(EXACT_MATCH) for name in measured[0] if name.endswith(EXACT_MATCH)]
     head = [f"| step | {' | '.join(tasks)} |", "|---" * (1 + len(tasks)) + "|"]
     lines = [_probe_line(row, tasks) for row in measured]
-    return "\n".join([f"Exact match by step, of {probe}:", "", *head, *lines, ""])
+    probe = score.probe
+    of = (
+        f"{probe.items} items of seed {probe.seed}, block-wise, threshold {probe.probe_threshold:g}"
+    )
+    return "\n".join([f"Exact match by step, of {of}:", "", *head, *lines, ""])
 
 
 def _probe_line(row: Mapping[str, Any], tasks: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llada_jax.build import Model
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.task import Task
 from llada_jax.model.params import ModelParams
@@ -27,9 +27,7 @@ class ScoreConfig:
     probe_threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("items", "batch_size", "probe_items"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "items", "batch_size", "probe_items")
 
     def samplers(self, task: Task) -> dict[str, SamplerConfig]:
         """Returns the two samplers of one token a step."""

@@ -28,7 +28,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "bf16": "has no kernels of this type; lower in float32",
         "f16": "has no kernels of this type; lower in float32",
         "f64": "has no kernels of this type; lower in float32",
-    },
+    }
 }
 CANNOT["qnn"] = CANNOT["litert"] | {
     "dynamic_update_slice": "splits the graph; return new rows and let the host write them",
@@ -115,10 +115,7 @@ def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:
 
 
 def _walk(
-    block: ir.Block,
-    functions: Mapping[str, ir.Block],
-    weights: Mapping[Any, str],
-    outer: str,
+    block: ir.Block, functions: Mapping[str, ir.Block], weights: Mapping[Any, str], outer: str
 ) -> Iterator[Operation]:
     for op in block.operations:
         name = op.operation.name.split(".", 1)[1]

@@ -68,40 +68,32 @@ class _CanvasCache:
 
     def __init__(self) -> None:
         self.cache: list[dict[str, np.ndarray]] = []
-        self._fresh: _Fresh | None = None
-
-    def keep(
-        self,
-        rows: Int[np.ndarray, " r"],
-        positions: Int[np.ndarray, " r"],
-        outputs: list[Mapping[str, np.ndarray]],
-    ) -> None:
-        """Remembers a forward's keys and values, where the executables left them."""
-        self._fresh = _Fresh(rows, positions, outputs)
+        self.fresh: _Fresh | None = None
+        """Keys and values of the last forward, where the executables left them."""
 
     def make_room(self) -> None:
         """Copies what the executables hold for this canvas: another one will run."""
-        if self._fresh is not None:
+        if self.fresh is not None:
             outputs: list[Mapping[str, np.ndarray]] = [
                 {name: array.copy() for name, array in output.items() if name != "hidden"}
-                for output in self._fresh.outputs
+                for output in self.fresh.outputs
             ]
-            self._fresh = self._fresh._replace(outputs=outputs)
+            self.fresh = self.fresh._replace(outputs=outputs)
 
     def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
         """Puts the last forward's keys and values into the cache where no row stands now, and where
         one does but others see the cache: a row that refreshes a token of the cache."""
-        if self._fresh is None:
+        if self.fresh is None:
             return
-        fresh = self._fresh.positions
+        fresh = self.fresh.positions
         stands = np.isin(fresh, positions)
         left = ~stands | seen[fresh] if len(seen) else ~stands
         if left.any():
-            positions, rows = fresh[left], self._fresh.rows[left]
-            for cache, outputs in zip(self.cache, self._fresh.outputs, strict=True):
+            positions, rows = fresh[left], self.fresh.rows[left]
+            for cache, outputs in zip(self.cache, self.fresh.outputs, strict=True):
                 for name, array in cache.items():
                     array[:, positions] = outputs[f"new_{name}"][:, rows]
-        self._fresh = None
+        self.fresh = None
 
 
 class _Turn:
@@ -149,11 +141,7 @@ class Session:
     def denoiser(self) -> Denoiser:
         """Returns the functions that the sampler's host loop calls; they ignore the parameters."""
         return Denoiser(
-            self.forward_rows,
-            self.score_rows,
-            self.empty_cache,
-            traceable=False,
-            keeps_cache=True,
+            self.forward_rows, self.score_rows, self.empty_cache, traceable=False, keeps_cache=True
         )
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
@@ -195,7 +183,7 @@ class Session:
             outputs.append(out)
         if self._length:
             (written,) = np.nonzero(np.asarray(rows.written)[run])
-            canvas.keep(written, np.asarray(rows.positions)[run][written], outputs)
+            canvas.fresh = _Fresh(written, np.asarray(rows.positions)[run][written], outputs)
         return inputs["hidden"][: len(run)]
 
     def _inputs(
@@ -235,22 +223,18 @@ class Session:
         """As the model's `score_rows`, from the compiled head."""
         batch, count, width = hidden.shape
         flat = np.asarray(hidden, np.float32).reshape(-1, width)
-        plain = self._rules.plain and noise_keys is None
         keys = None if noise_keys is None else noise_keys.reshape(-1)
         size = self._program.largest_head
         parts = []
         with self._turn.lock:
             for start in range(0, len(flat), size):
                 part = slice(start, start + size)
-                if plain:
+                if self._rules.plain and keys is None:
                     parts.append(self._score_greedily(flat[part]))
                 else:
-                    parts.append(
-                        self._score_in_chunks(flat[part], None if keys is None else keys[part])
-                    )
-        joined = (
-            np.concatenate([np.asarray(p[i]) for p in parts]) for i in range(len(Scores._fields))
-        )
+                    some = None if keys is None else keys[part]
+                    parts.append(self._score_in_chunks(flat[part], some))
+        joined = (np.concatenate(list(map(np.asarray, each))) for each in zip(*parts, strict=True))
         return Scores(*(array.reshape(batch, count) for array in joined))  # pyright: ignore
 
     def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:

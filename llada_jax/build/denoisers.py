@@ -22,7 +22,7 @@ from llada_jax.backend.weights import quant_of
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
-from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.head import ScoreRules, logits_of, score_rows, without
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
@@ -40,16 +40,16 @@ def has_tiles(params: Params) -> bool:
 
 def score_rules(config: SamplerConfig) -> ScoreRules:
     """Returns what a sampler's settings mean to the head; `config` names its special ids."""
-    forbidden = [] if config.predict_mask else [config.mask_id]
+    forbidden = [] if config.parity.predict_mask else [config.mask_id]
     forbidden += [config.eos_id] if config.logits_eos_inf else []
     discounted = [config.eos_id, config.eot_id] if config.confidence_eos_eot_inf else []
     return ScoreRules(
         forbidden=tuple(i for i in forbidden if i is not None),
         discounted=tuple(i for i in discounted if i is not None),
         temperature=config.temperature,
-        confidence_dtype=config.confidence_dtype,
-        noise_dtype=config.noise_dtype,
-        spread=config.remasking in ("entropy", "margin") or config.accept == "entropy_bound",
+        confidence_dtype=config.parity.confidence_dtype,
+        noise_dtype=config.parity.noise_dtype,
+        spread=config.remasking in ("entropy", "margin") or config.rule.spread,
     )
 
 
@@ -129,4 +129,8 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)
 
-    return Denoiser(forward_rows, partial(score_rows, rules=rules), empty_cache)
+    def logits_rows(params, hidden):
+        return without(logits_of(params, hidden), rules.forbidden)
+
+    score = partial(score_rows, rules=rules)
+    return Denoiser(forward_rows, score, empty_cache, logits_rows=logits_rows)

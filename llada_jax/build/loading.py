@@ -29,13 +29,13 @@ class Model(NamedTuple):
 
     config: ModelConfig
     params: Params
-    """`llada_jax.model.params.ModelParams`; None where the model is an export."""
+    """Arrays, as `llada_jax.model.params.ModelParams`; None where the model is an export."""
     tokenizer: Tokenizer | None
-    """None where the checkpoint brings none."""
+    """The checkpoint's tokenizer; None where it brings none."""
     artifact: Path | None = None
-    """Of an export: the folder that its backend runs."""
+    """Folder that the backend runs; None unless the model is an export."""
     source: str | None = None
-    """What `load` was asked for."""
+    """Name or path that `load` was given."""
 
     def __repr__(self) -> str:
         """Names the model in one line, without its arrays."""

@@ -12,8 +12,9 @@ from llada_jax.checkpoint.huggingface import (
     save_huggingface,
 )
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
+from llada_jax.checkpoint.sources import Checkpoint
 from llada_jax.checkpoint.streamed import StreamedParams
-from llada_jax.checkpoint.tensors import cast_params, check_dtype
+from llada_jax.checkpoint.tensors import cast_params, check_dtype, read_params
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import ModelParams
 
@@ -51,15 +52,13 @@ def load_params(
     """
     check_dtype(dtype)
     path = model_path(source)
-    if str(source) in bundled_names():
-        return *load_huggingface(path, dtype or "float32"), _tokenizer_folder(path)
-    if path.suffix == ".gguf":
-        return *load_gguf(path, dtype), _tokenizer_folder(path.parent)
-    _check_source(path)
     if (path / DESCRIPTION_FILE).is_file():
         config, params = load_orbax(path)
         return config, cast_params(config, params, dtype), _tokenizer_folder(path)
-    return *load_huggingface(path, dtype), _tokenizer_folder(path)
+    checkpoint = _opened(path)
+    if str(source) in bundled_names():
+        dtype = dtype or "float32"
+    return checkpoint.config, read_params(checkpoint, dtype), _tokenizer_folder(path)
 
 
 def stream_params(
@@ -70,30 +69,29 @@ def stream_params(
     Raises ValueError for Orbax folders, which hold whole arrays.
     """
     path = model_path(source)
-    if path.suffix == ".gguf":
-        found = open_gguf(path)
-        return found.config, StreamedParams(found), _tokenizer_folder(path.parent)
-    _check_source(path)
     require(
         not (path / DESCRIPTION_FILE).is_file(),
         f"{path} is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a .gguf file",
     )
-    found = open_huggingface(path)
-    return found.config, StreamedParams(found), _tokenizer_folder(path)
+    checkpoint = _opened(path)
+    return checkpoint.config, StreamedParams(checkpoint), _tokenizer_folder(path)
 
 
-def _check_source(path: Path) -> None:
+def _opened(path: Path) -> Checkpoint:
+    if path.suffix == ".gguf":
+        return open_gguf(path)
     allowed = (
         f"allowed: a bundled model ({', '.join(map(repr, bundled_names()))}), a folder with "
         f"{CONFIG_FILE} or {DESCRIPTION_FILE}, or a .gguf file"
     )
     if not path.exists():
         raise FileNotFoundError(f"no model at {str(path)!r}; {allowed}")
-    if not path.is_dir():
-        raise ValueError(f"{str(path)!r} is no model; {allowed}")
-    if not any((path / name).is_file() for name in (CONFIG_FILE, DESCRIPTION_FILE)):
+    require(path.is_dir(), f"{str(path)!r} is no model; {allowed}")
+    if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")
+    return open_huggingface(path)
 
 
-def _tokenizer_folder(folder: Path) -> Path | None:
+def _tokenizer_folder(path: Path) -> Path | None:
+    folder = path if path.is_dir() else path.parent
     return folder if (folder / _TOKENIZER_FILE).is_file() else None

@@ -10,7 +10,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +55,8 @@ class StoredTensor:
 
 def plain_numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     """Returns `StoredTensor.decode` of a kind of `FLOATS`."""
-    return partial(np.ndarray.view, dtype=FLOATS.get(kind))
+    dtype = FLOATS.get(kind)
+    return lambda raw: raw if dtype is None else raw.view(dtype)
 
 
 class ParamSource(NamedTuple):

@@ -4,7 +4,7 @@ A configuration that exists is valid: each class checks itself when it is built 
 value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
 """
 
-from llada_jax.config.checks import ascending_counts, require, require_choice
+from llada_jax.config.checks import ascending_counts, require, require_choice, require_counts
 from llada_jax.config.export import (
     STATIC_PRECISIONS,
     ExportConfig,
@@ -15,27 +15,13 @@ from llada_jax.config.export import (
 )
 from llada_jax.config.latency_table import LatencyTable
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
-from llada_jax.config.sampler import (
-    NUMBERED_RULES,
-    REVISING_RULES,
-    Accept,
-    Cache,
-    FloatDtype,
-    Loop,
-    Progress,
-    Remasking,
-    SamplerConfig,
-    TieBreak,
-    Window,
-)
+from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
+from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
 from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
 
 __all__ = [
-    "NUMBERED_RULES",
-    "REVISING_RULES",
+    "HOUSE",
     "STATIC_PRECISIONS",
-    "Accept",
-    "Cache",
     "ExportConfig",
     "FloatDtype",
     "LatencyTable",
@@ -45,9 +31,9 @@ __all__ = [
     "ModelConfig",
     "Objective",
     "Optimizer",
+    "Parity",
     "PhoneConfig",
     "Precision",
-    "Progress",
     "Quant",
     "Remasking",
     "Router",
@@ -56,8 +42,8 @@ __all__ = [
     "Start",
     "TieBreak",
     "TrainConfig",
-    "Window",
     "ascending_counts",
     "require",
     "require_choice",
+    "require_counts",
 ]

@@ -18,6 +18,13 @@ def require_choice(name: str, value: object, literal: Any) -> None:
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
+def require_counts(owner: object, *names: str) -> None:
+    """Raises `ValueError` unless each of these fields of the owner is 1 or more, or None."""
+    for name in names:
+        value = getattr(owner, name)
+        require(value is None or value >= 1, f"{name} is {value}; allowed: 1 or more")
+
+
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """The values as a tuple. Raises `ValueError` unless they are whole numbers that ascend."""
     counts = list(values) if isinstance(values, Iterable) else []

@@ -1,118 +1,67 @@
-"""How a canvas is decoded."""
+"""How a canvas is decoded: a rule, a window, and what they have in common."""
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice
 from llada_jax.config.latency_table import LatencyTable
+from llada_jax.config.parity import HOUSE, Parity
+from llada_jax.config.policies import (
+    chosen_by_number,
+    flat,
+    plain,
+    policy_settings,
+    policy_types,
+    registered,
+    require_read,
+    take_policy,
+)
 
-Cache = Literal["none", "prefix", "dual", "blockwise"]
 Remasking = Literal["low_confidence", "random", "entropy", "margin"]
-Window = Literal["by_cache", "multi_block"]
-Accept = Literal["quota", "threshold", "factor", "entropy_bound", "staged", "wino", "token_edit"]
-NUMBERED_RULES: tuple[Accept, ...] = ("threshold", "factor", "entropy_bound")
-"""Accept rules that are chosen by setting the number of the same name."""
-REVISING_RULES: tuple[Accept, ...] = ("staged", "wino", "token_edit")
-"""Accept rules whose tokens may still change: they are visible before they are stable."""
-DraftFeed = Literal["mask", "token"]
-DraftScores = Literal["same_forward", "next_forward"]
-Rescore = Literal["shadow", "token"]
-Refresh = Literal["none", "rows", "worker"]
-RefreshOrder = Literal["least_confident", "leftmost", "rightmost"]
-Overflow = Literal["carry", "drop"]
-FloatDtype = Literal["float32", "float64"]
-TieBreak = Literal["lowest_index", "highest_index"]
-Progress = Literal["top1", "quota"]
 Loop = Literal["compiled", "host"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class SamplerConfig:
     """How a canvas is decoded: which rows run, what is committed, when it stops.
 
-    Exactly one rule accepts tokens. `accept` names it; `quota`, LLaDA's linear schedule (`steps`
-    over the whole generation), gives way to `threshold`, `factor` or `entropy_bound` where one of
-    these is set. Settings of a window or a rule that is not in use must keep their defaults.
+    A rule and a window are values that carry their own numbers. They are given as such,
+    `SamplerConfig(rule=Threshold(threshold=0.9), window=DualCache())`, or by flat names,
+    `SamplerConfig(threshold=0.9, cache="dual")`: each name belongs to the policy in use that has
+    it, and is an attribute of the configuration, too. Names of policies that are not in use keep
+    their defaults.
 
     Attributes:
       gen_length: Tokens to generate, a multiple of `block_length`.
       block_length: Tokens of a block; blocks are finished from left to right.
       steps: Forwards over the whole generation under the rule `quota`, a multiple of the number of
-        blocks.
-      cache: Rows of a forward: `none` the whole canvas; `prefix` the block and what follows it;
+        blocks. It follows `gen_length`, one token a forward, unless it is set.
+      rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules`.
+      accept: The rule by name: `quota`, `threshold`, `factor`, `entropy_bound`, `staged`, `wino` or
+        `token_edit`. The numbers `threshold`, `factor` and `entropy_bound` choose theirs.
+      window: Which rows a forward runs, a value of `llada_jax.sampler.windows`; or `by_cache`, the
+        one that `cache` names; or `multi_block`, which slides with the committed tokens and reaches
+        into later blocks, whose predictions are drafts (llada.cpp; with `cache="blockwise"`).
+      cache: The window by name: `none` the whole canvas; `prefix` the block and what follows it;
         `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the block, with keys
         and values of finished tokens only and no masked suffix (llada.cpp).
-      window: `by_cache`: the rows that `cache` says; `multi_block`: a window that slides with the
-        committed tokens and reaches into later blocks, whose predictions are drafts (llada.cpp;
-        needs `cache="blockwise"`).
-      accept: The rule that commits tokens: `quota`, `threshold`, `factor`, `entropy_bound`,
-        `staged`, `wino` or `token_edit`.
-      threshold: Commit every token whose confidence reaches it (Fast-dLLM).
-      factor: Commit the n best tokens while confidence_n >= 1 - factor / (n + 1) (Fast-dLLM).
-      entropy_bound: Commit, in order of entropy, while the sum of the other entropies stays within
-        it (nats).
-      slide: Whether the window of `multi_block` moves with the committed tokens and keeps its size;
-        if not, it begins with the block, or with what is still to be fed before it, and holds both.
-      lookahead_trigger: Masks left in the current block at which the window grows into later
-        blocks; 0 for never.
-      latency_table: The buckets that a window grows to, the next one at a time, and what they cost;
-        None: doublings of `block_length`.
-      latency_allowance: A forward with a grown window may take so many times what it would have
-        taken.
-      row_budget: Most rows of a forward whose window has grown, those beside it included: what the
-        memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
-      draft_feed: What the row of a draft feeds: [MASK], or the token that was predicted there last.
-      draft_threshold: Drafts of this confidence are accepted when their block becomes current;
-        None: those that the accept rule takes, without the progress that it forces.
-      draft_scores: Whose scores decide on drafts when their block becomes current: `same_forward`,
-        those of the forward that finished the block before, which still saw that block's last
-        masks; or `next_forward`, those of a forward that sees its tokens, so that no forward is
-        saved.
-      lossless: Give exactly the tokens of block-wise decoding. In place of drafts, the late stage
-        of a block also computes the step after, as if this one committed what is expected of it;
-        the forward is saved where that came true.
-      guess_threshold: `lossless` also expects commits of this confidence in the step before; None:
-        only what the accept rule says to that step's scores.
-      theta_visible: `staged`: masked positions whose confidence reaches it become visible, and
-        visible tokens give way to another one that reaches it (llada.cpp).
-      theta_stable: `staged`: tokens whose confidence reaches it change no more.
-      wino_accept: `wino`: commit tokens whose confidence reaches it.
-      wino_verify: `wino`: mask committed tokens again whose probability has fallen below it.
-      edit_unmask: `token_edit`: commit tokens whose confidence reaches it.
-      edit_replace: `token_edit`: replace a committed token by another one whose confidence reaches
-        it.
-      edit_steps: `token_edit`: forwards that may follow the last mask of a block, while they change
-        tokens.
-      rescore: What a visible token's new confidence comes from: `shadow` a further row that feeds
-        [MASK] at its position and does not see it; `token` the row that feeds it.
-      refresh: What happens to `staged` tokens that are still visible when their block is finished:
-        `none` they stay as they are; `rows` further rows of the forwards refresh them; `worker` a
-        thread of the host does, with the same result.
-      refresh_rows: Tokens that are refreshed beside one forward.
-      refresh_order: Which tokens are refreshed first.
-      refresh_overflow: Tokens beyond `refresh_rows` wait (`carry`), or stay as they are (`drop`).
-      end_steps: `staged`: forwards that may follow the last mask of a canvas, while tokens are
-        visible.
+      lossless: With `window="multi_block"`: exactly the tokens of block-wise decoding. In place of
+        drafts, the late stage of a block also computes the step after, as if this one committed
+        what is expected of it; the forward is saved where that came true.
+      parity: On which details of a reference sampler this one agrees with it.
       selective_logits: Score only positions whose decision is open, not the whole block.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy` or
         `margin`.
-      temperature: Of the Gumbel noise that tokens are sampled with; 0 for the most probable ones.
+      temperature: Scale of the Gumbel noise that tokens are sampled with; 0 for the most probable
+        ones.
       cfg_scale: Scale of classifier-free guidance; 0 for none.
       logits_eos_inf: Never predict EOS (LLaDA).
       confidence_eos_eot_inf: Commit EOS and EoT last: their probability counts as 0 once they are
         predicted (LLaDA).
       eos_early_stop: Stop a row, and fill it with EOS, once an EOS has only committed tokens before
         it.
-      confidence_dtype: In which logits become probabilities: `float32`, or `float64` as Fast-dLLM
-        does.
-      noise_dtype: Of the Gumbel noise: `float32`, or `float64` as LLaDA draws it.
-      strict_threshold: Accept confidence > threshold instead of >=.
-      forced_progress: What a step commits at the least under `threshold`, `factor` and
-        `entropy_bound`: `top1`, the best candidate, or `quota`, what the schedule would.
-      tie_break: Which of two equal candidates comes first: `lowest_index` or `highest_index`.
-      predict_mask: Let the model predict [MASK] itself, as the reference samplers do.
       mask_id: Id of [MASK]; None: the model's own.
       eos_id: Id of EOS; None: the model's own.
       eot_id: Id of the end of a turn; None: the model's own.
@@ -121,35 +70,6 @@ class SamplerConfig:
     gen_length: int = 128
     block_length: int = 32
     steps: int = 128
-    cache: Cache = "none"
-    window: Window = "by_cache"
-    accept: Accept = "quota"
-    threshold: float | None = None
-    factor: float | None = None
-    entropy_bound: float | None = None
-    slide: bool = True
-    lookahead_trigger: int = 4
-    latency_table: LatencyTable | None = None
-    latency_allowance: float = 2.0
-    row_budget: int | None = None
-    draft_feed: DraftFeed = "mask"
-    draft_threshold: float | None = None
-    draft_scores: DraftScores = "same_forward"
-    lossless: bool = False
-    guess_threshold: float | None = None
-    theta_visible: float = 0.7
-    theta_stable: float = 0.9
-    wino_accept: float = 0.6
-    wino_verify: float = 0.9
-    edit_unmask: float = 0.7
-    edit_replace: float = 0.5
-    edit_steps: int = 16
-    rescore: Rescore = "shadow"
-    refresh: Refresh = "rows"
-    refresh_rows: int = 4
-    refresh_order: RefreshOrder = "least_confident"
-    refresh_overflow: Overflow = "carry"
-    end_steps: int = 4
     selective_logits: bool = True
     remasking: Remasking = "low_confidence"
     temperature: float = 0.0
@@ -157,36 +77,33 @@ class SamplerConfig:
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
     eos_early_stop: bool = False
-    confidence_dtype: FloatDtype = "float32"
-    noise_dtype: FloatDtype = "float32"
-    strict_threshold: bool = False
-    forced_progress: Progress = "top1"
-    tie_break: TieBreak = "lowest_index"
-    predict_mask: bool = False
     mask_id: int | None = None
     eos_id: int | None = None
     eot_id: int | None = None
+    parity: Parity = HOUSE
+    rule: Any = None
+    window: Any = None
 
-    def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_lengths()
-        self._choose_rule()
-        self._check_numbers()
-        self._check_window()
-        self._check_drafts()
-        self._check_revision()
-        self._check_what_nothing_reads()
+    def __init__(self, **settings: Any) -> None:
+        left = dict(settings)
+        own = {field.name: left.pop(field.name, field.default) for field in _own_fields()}
+        if settings.get("steps") is None:
+            own["steps"] = own["gen_length"]
+        given = left.pop("parity", HOUSE)
+        details = {name: left.pop(name) for name in _PARITY if name in left}
+        own["parity"] = dataclasses.replace(given, **details)
+        own["rule"] = take_policy("rule", left)
+        own["window"] = take_policy("window", left)
+        require_read(left, [*own, *_PARITY])
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+        self._check()
 
-    def _check_choices(self) -> None:
-        for name, choices in _CHOICES.items():
-            require_choice(name, getattr(self, name), choices)
-
-    def _check_lengths(self) -> None:
-        for name, least in _COUNTS.items():
+    def _check(self) -> None:
+        for name in ("gen_length", "block_length", "steps"):
             value = getattr(self, name)
             require(
-                isinstance(value, int) and value >= least,
-                f"{name} is {value!r}; allowed: {least} or more",
+                isinstance(value, int) and value >= 1, f"{name} is {value!r}; allowed: 1 or more"
             )
         require(
             self.gen_length % self.block_length == 0,
@@ -197,161 +114,94 @@ class SamplerConfig:
             self.steps % self.n_blocks == 0,
             f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
         )
-
-    def _choose_rule(self) -> None:
-        rules = {
-            name: getattr(self, name) for name in NUMBERED_RULES if getattr(self, name) is not None
-        }
-        require(len(rules) <= 1, f"{rules} are set; allowed: at most one of them")
-        numbered = next(iter(rules), None)
-        if self.accept == "quota" and numbered is not None:
-            object.__setattr__(self, "accept", numbered)
-        expected = self.accept if self.accept in NUMBERED_RULES else None
-        require(
-            numbered == expected,
-            f"accept is {self.accept!r} and {numbered or expected} is "
-            f"{rules.get(numbered) if numbered else None}; allowed: "
-            + (f"{numbered} None" if numbered else f"a number for {expected}"),
-        )
-
-    def _check_numbers(self) -> None:
-        for name in _PROBABILITIES:
+        require_choice("remasking", self.remasking, Remasking)
+        for name in ("temperature", "cfg_scale"):
             value = getattr(self, name)
-            require(
-                value is None or 0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1"
-            )
-        for name in ("factor", "entropy_bound", "temperature", "cfg_scale"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name} is {value}; allowed: 0 or more")
+            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+        self.rule.check(self)
+        self.window.check(self)
 
-    def _check_window(self) -> None:
-        if self.window != "multi_block":
-            return
-        self._require_with("window is 'multi_block'", "cache", "blockwise")
-        require(
-            0 <= self.lookahead_trigger <= self.block_length,
-            f"lookahead_trigger is {self.lookahead_trigger}; allowed: 0 to block_length "
-            f"({self.block_length})",
-        )
-        self._check_growth()
-        if self.lossless:
-            require(
-                self.accept not in REVISING_RULES,
-                f"accept is {self.accept!r} and lossless is True; allowed: a rule that never "
-                "changes a token",
-            )
-            return
-        require(
-            self.accept != "quota" or self.draft_threshold is not None,
-            "window is 'multi_block' and accept is 'quota', which accepts no draft; allowed: with "
-            "draft_threshold or lossless, or another rule",
-        )
-        require(
-            self.accept != "entropy_bound"
-            or self.draft_threshold is not None
-            or self.draft_scores == "next_forward",
-            "window is 'multi_block' and accept is 'entropy_bound', which accepts the best draft "
-            "however unsure it is; allowed: with draft_threshold, draft_scores 'next_forward' or "
-            "lossless, or another rule",
-        )
-
-    def _check_growth(self) -> None:
-        budget, table, block = self.row_budget, self.latency_table, self.block_length
-        require(
-            budget is None or (isinstance(budget, int) and budget >= block),
-            f"row_budget is {budget!r}; allowed: a whole number from block_length ({block}) on, or "
-            "None",
-        )
-        require(
-            table is None or isinstance(table, LatencyTable),
-            f"latency_table is {table!r}; allowed: a LatencyTable, or None",
-        )
-        require(
-            table is None or table.rows[-1] >= block,
-            f"latency_table.rows is {table and list(table.rows)}; allowed: up to block_length "
-            f"({block}) at the least, which every window has",
-        )
-        require(
-            self.latency_allowance >= 1,
-            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
-        )
-
-    def _check_drafts(self) -> None:
-        if self.draft_scores == "next_forward":
-            self._require_with("draft_scores is 'next_forward'", "draft_threshold", None)
-
-    def _check_revision(self) -> None:
-        require(
-            self.theta_visible <= self.theta_stable,
-            f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
-            f"({self.theta_stable})",
-        )
-        if self.accept not in REVISING_RULES:
-            return
-        rule = f"accept is {self.accept!r}"
-        require(
-            self.cache in ("none", "blockwise"),
-            f"cache is {self.cache!r} and {rule}; allowed: 'none', 'blockwise'",
-        )
-        self._require_with(rule, "temperature", 0)  # a sampled token is not the preferred one
-        self._require_with(rule, "predict_mask", False)
-        if self.accept == "wino":
-            self._require_with(rule, "rescore", "shadow")
-            require(
-                self.wino_verify > 0.5,
-                f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails "
-                "where another one is preferred",
-            )
-        if self.accept == "staged" and self.refresh == "worker":  # of what left the window
-            self._require_with("refresh is 'worker'", "cache", "blockwise")
-
-    def _check_what_nothing_reads(self) -> None:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        unread = (readers for readers in _READERS if not readers.read(self))
-        for name, where in ((name, each.where) for each in unread for name in each.settings):
-            value, default = getattr(self, name), defaults[name]
-            require(
-                value == default,
-                f"{name} is {value!r}, which nothing reads; allowed: {default!r}, or another one "
-                f"where {where}",
-            )
-
-    def _require_with(self, reason: str, name: str, allowed: object) -> None:
-        value = getattr(self, name)
-        require(value == allowed, f"{name} is {value!r} and {reason}; allowed: {allowed!r}")
+    def __getattr__(self, name: str) -> Any:
+        """Returns a setting by its flat name: of a policy in use, or the default of another one."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in _PARITY:
+            return getattr(self.parity, name)
+        settings = {**policy_settings(), **flat(self.rule), **flat(self.window)}
+        if name not in settings:
+            raise AttributeError(f"SamplerConfig has no setting {name!r}")
+        return settings[name]
 
     @property
     def n_blocks(self) -> int:
+        """Blocks of the generation."""
         return self.gen_length // self.block_length
 
     @property
     def steps_per_block(self) -> int:
+        """Forwards that LLaDA's schedule gives a block."""
         return self.steps // self.n_blocks
 
     @property
     def revises(self) -> bool:
         """Whether committed tokens may change."""
-        return self.accept in REVISING_RULES
+        return self.rule.revises
 
     @property
     def refreshes(self) -> bool:
         """Whether tokens that left the window while they were visible are refreshed."""
-        return self.accept == "staged" and self.cache == "blockwise" and self.refresh != "none"
+        return self.rule.refreshes and self.window.leaves_tokens
 
     @property
     def has_worker(self) -> bool:
         """Whether a worker of the host refreshes them."""
-        return self.refreshes and self.refresh == "worker"
+        return self.refreshes and self.rule.refresh == "worker"
 
     def replace(self, **changes: Any) -> "SamplerConfig":
-        """A copy with some fields changed, checked again."""
-        if self.accept in NUMBERED_RULES:  # the rule follows its number
-            changes = {"accept": "quota", **changes}
-        return dataclasses.replace(self, **changes)
+        """Returns a copy with some settings changed, by their flat names, and checked again.
+
+        `steps` goes on to follow `gen_length` where the two are equal.
+        """
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.steps == self.gen_length:
+            del settings["steps"]
+        if "window" not in changes or isinstance(changes["window"], str):
+            settings |= flat(settings.pop("window"))
+        by_name = type(self.rule) in registered("rule")
+        if by_name and "rule" not in changes:
+            settings |= flat(self.rule)
+        if by_name or "accept" in changes:
+            del settings["rule"]
+        if chosen_by_number(self.rule):
+            settings.pop("accept", None)
+        return SamplerConfig(**{**settings, **changes})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns every setting by its flat name, those of policies that are not in use, too:
+        plain values, which `from_dict` takes."""
+        own = {field.name: getattr(self, field.name) for field in _own_fields()}
+        parts = {**policy_settings(), **flat(self.rule), **flat(self.window)}
+        parts = {name: plain(value) for name, value in parts.items()}
+        return {**own, **parts, **dataclasses.asdict(self.parity)}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> "SamplerConfig":
+        """Returns the configuration of flat settings, as `as_dict` gives them."""
+        table = settings.get("latency_table")
+        if isinstance(table, Mapping):
+            settings = {**settings, "latency_table": LatencyTable(**table)}
+        return cls(**settings)
+
+    @classmethod
+    def setting_types(cls) -> dict[str, Any]:
+        """Returns the type of each flat setting."""
+        hints = get_type_hints(cls)
+        own = {field.name: hints[field.name] for field in _own_fields()}
+        return {**own, "steps": int | None, **policy_types(), **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":
-        """A published sampler by name, with some fields changed.
+        """Returns a published sampler by name, with some settings changed.
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
@@ -364,94 +214,7 @@ class SamplerConfig:
         return cls(**{**PRESETS[name], **overrides})
 
 
-_CHOICES: dict[str, Any] = {
-    "cache": Cache,
-    "window": Window,
-    "accept": Accept,
-    "draft_feed": DraftFeed,
-    "draft_scores": DraftScores,
-    "rescore": Rescore,
-    "refresh": Refresh,
-    "refresh_order": RefreshOrder,
-    "refresh_overflow": Overflow,
-    "remasking": Remasking,
-    "confidence_dtype": FloatDtype,
-    "noise_dtype": FloatDtype,
-    "forced_progress": Progress,
-    "tie_break": TieBreak,
-}
-_COUNTS = {
-    "gen_length": 1,
-    "block_length": 1,
-    "steps": 1,
-    "lookahead_trigger": 0,
-    "edit_steps": 0,
-    "refresh_rows": 1,
-    "end_steps": 0,
-}
-"""Whole numbers, and the least of each."""
-_PROBABILITIES = (
-    "threshold",
-    "draft_threshold",
-    "guess_threshold",
-    "theta_visible",
-    "theta_stable",
-    "wino_accept",
-    "wino_verify",
-    "edit_unmask",
-    "edit_replace",
-)
-
-
-class _Readers(NamedTuple):
-    """Settings, and the configurations that read them."""
-
-    where: str
-    read: Callable[[SamplerConfig], bool]
-    settings: tuple[str, ...]
-
-
-_READERS = (
-    _Readers(
-        "window is 'multi_block'",
-        lambda config: config.window == "multi_block",
-        ("lossless", "lookahead_trigger"),
-    ),
-    _Readers(
-        "window is 'multi_block' and lossless is False",
-        lambda config: config.window == "multi_block" and not config.lossless,
-        ("slide", "latency_table", "row_budget", "draft_feed", "draft_threshold", "draft_scores"),
-    ),
-    _Readers(
-        "latency_table is given",
-        lambda config: config.latency_table is not None,
-        ("latency_allowance",),
-    ),
-    _Readers("lossless is True", lambda config: config.lossless, ("guess_threshold",)),
-    _Readers(
-        "accept is 'staged'",
-        lambda config: config.accept == "staged",
-        ("theta_visible", "theta_stable", "refresh", "end_steps"),
-    ),
-    _Readers(
-        "accept is 'staged', cache 'blockwise' and refresh not 'none'",
-        lambda config: config.refreshes,
-        ("refresh_rows", "refresh_order", "refresh_overflow"),
-    ),
-    _Readers(
-        "accept is 'wino'", lambda config: config.accept == "wino", ("wino_accept", "wino_verify")
-    ),
-    _Readers(
-        "accept is 'token_edit'",
-        lambda config: config.accept == "token_edit",
-        ("edit_unmask", "edit_replace", "edit_steps"),
-    ),
-    _Readers(
-        "accept is 'staged', 'wino' or 'token_edit'",
-        lambda config: config.revises,
-        ("rescore",),
-    ),
-)
+_PARITY = tuple(field.name for field in fields(Parity))
 
 PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},
@@ -471,3 +234,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
 cache, and with llada.cpp's cache of finished tokens."""
+
+
+def _own_fields() -> list[dataclasses.Field[Any]]:
+    parts = ("parity", "rule", "window")
+    return [field for field in fields(SamplerConfig) if field.name not in parts]

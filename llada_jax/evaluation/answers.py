@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cache
 
 import jax.monitoring
-import numpy as np
 
 from llada_jax import build
 from llada_jax.build import Model
@@ -46,26 +45,13 @@ def answer_items(
         refresh_on=refresh_on,
     )
     assert result.trace is not None
-    ends = end_ids(model, sampler)
     generations = []
-    for (index, item), tokens, nfe in zip(items.items(), result.generated, result.nfe, strict=True):
-        length = _length(tokens, ends)
-        text = model.tokenizer.decode(tokens[:length])
+    columns = zip(result.generated, result.answers, result.text, result.nfe, strict=True)
+    for (index, item), (tokens, answer, text, nfe) in zip(items.items(), columns, strict=True):
+        length = min(len(answer) + 1, len(tokens))  # with the token that ends it
         generations.append(Generation(index, item, text, tokens.tolist(), length, int(nfe)))
     compiled = _compilations().count > compiled_before
     return GenerationBatch(generations, result.seconds, compiled, environment()), result.trace
-
-
-def end_ids(model: Model, sampler: SamplerConfig) -> set[int]:
-    """Returns the ids that end a text or a turn."""
-    ids = {getattr(each, name) for each in (sampler, model.config) for name in ("eos_id", "eot_id")}
-    return ids - {None}
-
-
-def _length(tokens: np.ndarray, ends: set[int]) -> int:
-    """Counts tokens up to and with the first that is an end."""
-    (places,) = np.nonzero(np.isin(tokens, list(ends)))
-    return int(places[0]) + 1 if len(places) else len(tokens)
 
 
 class _Counter:

@@ -22,7 +22,8 @@ from llada_jax.types import Scores
 def decodes_greedily(
     params: ModelParams, config: ModelConfig, prompt: Sequence[int], answer: Sequence[int]
 ) -> bool:
-    """Whether the sampler, one token a step on a canvas of the answer's length, writes the answer.
+    """Tells whether the sampler, one token a step on a canvas of the answer's length, writes the
+    answer.
 
     The most confident token is committed first, the leftmost of equals; [MASK] is never predicted.
     Under a block-causal family one block is decoded after the other. Errors as `log_likelihoods`.

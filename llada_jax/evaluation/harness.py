@@ -7,7 +7,7 @@ found.score, found.interval, found.nfe, found.tpf
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class Trial:
             "fingerprint": fingerprint(self.model),
             "task": self.items.settings,
             "sampler_name": self.sampler_name,
-            "sampler": asdict(self.sampler),
+            "sampler": self.sampler.as_dict(),
             "backend": self.backend,
             "tiles": _tiles_of([self.model, self.refresh_on]),
             "seed": self.seed,

@@ -42,23 +42,6 @@ class ScoreMasked(Protocol):
     ) -> Float[np.ndarray, " M"]: ...
 
 
-def log_likelihood(
-    params: ModelParams,
-    config: ModelConfig,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    *,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-) -> float:
-    """`log_likelihoods` of one answer."""
-    (value,) = log_likelihoods(
-        params, config, [(prompt, answer)], mc_num=mc_num, batch_size=batch_size, seed=seed
-    )
-    return float(value)
-
-
 def log_likelihoods(
     params: ModelParams,
     config: ModelConfig,
@@ -69,7 +52,8 @@ def log_likelihoods(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
-    """Lower bounds of log p(answer | prompt), in nats: exact for short answers, else estimates.
+    """Returns lower bounds of log p(answer | prompt), in nats: exact for short answers, else
+    estimates.
 
     Under a block-causal family the answer's blocks are scored one after the other, each with all
     earlier ones clean, as such a model is trained and decoded.
@@ -93,7 +77,7 @@ def log_likelihoods(
 
 
 def check_pairs(params: ModelParams, config: ModelConfig, pairs: Sequence[Pair]) -> None:
-    """Raise one clear ValueError for what `log_likelihoods` cannot take."""
+    """Raises one clear ValueError for what `log_likelihoods` cannot take."""
     require(
         params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
     )
@@ -133,7 +117,7 @@ class Piece(NamedTuple):
 def pieces_of(
     pair: int, prompt: Sequence[int], answer: Sequence[int], block: int | None
 ) -> list[Piece]:
-    """The whole answer, or its parts in each block of a block-causal family."""
+    """Returns the whole answer, or its parts in each block of a block-causal family."""
     ids = np.asarray([*prompt, *answer], np.int32)
     first, end = len(prompt), len(ids)
     cuts = [] if block is None else range((first // block + 1) * block, end, block)
@@ -159,7 +143,8 @@ def bounds(
     seed: int = 0,
     progress: bool = False,
 ) -> Float[np.ndarray, " n"]:
-    """`log_likelihoods` of whatever scores masked tokens; `config` gives mask and blocks."""
+    """Returns `log_likelihoods` of whatever scores masked tokens; `config` gives mask and
+    blocks."""
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
     assert config.mask_id is not None
@@ -186,7 +171,7 @@ def _canvas_length(piece: Piece) -> int:
 
 
 def padded(length: int) -> int:
-    """The smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`.
+    """Returns the smallest of 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, ... that holds `length`.
 
     Four sizes an octave: few programs are compiled, and little of a long canvas is padding.
     """
@@ -204,7 +189,7 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
 def _run(
     score: ScoreMasked, batch: list[_Sample], length: int, batch_size: int, mask_id: int
 ) -> tuple[Float[np.ndarray, " M"], Masked]:
-    """A batch of canvases of `length`, filled up with copies of its first one."""
+    """Scores a batch of canvases of `length`, filled up with copies of its first one."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):
@@ -221,7 +206,7 @@ def _run(
 
 
 def model_scorer(params: ModelParams, config: ModelConfig) -> ScoreMasked:
-    """Body and head of a model as a `ScoreMasked`."""
+    """Returns body and head of a model as a `ScoreMasked`."""
 
     def score(
         tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked
@@ -250,38 +235,10 @@ def _log_probabilities(
     return log_probabilities(params, states[row, position][None], token[None])[0]
 
 
-def rolling_log_likelihood(
-    params: ModelParams,
-    config: ModelConfig,
-    tokens: Sequence[int],
-    *,
-    prefix: Sequence[int] = (),
-    max_length: int | None = None,
-    context: int = 1,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-) -> float:
-    """Log-likelihood bound of a text of any length, in nats: the sum over its windows.
-
-    Args:
-      prefix: what the first window is conditioned on, for example BOS.
-      max_length: tokens of a window, context included; default: the model's.
-      context: tokens before a window that it is conditioned on at the least.
-
-    Other arguments and errors as `log_likelihoods`.
-    """
-    windows = rolling_windows(tokens, max_length or config.max_length, prefix, context)
-    values = log_likelihoods(
-        params, config, windows, mc_num=mc_num, batch_size=batch_size, seed=seed
-    )
-    return float(values.sum())
-
-
 def rolling_windows(
     tokens: Sequence[int], max_length: int, prefix: Sequence[int] = (), context: int = 1
 ) -> list[Pair]:
-    """A text cut into (context, tokens to score), each token scored once, as lm-evaluation-harness
+    """Cuts a text into (context, tokens to score), each token scored once, as lm-evaluation-harness
     cuts it: windows side by side, and the last one filled up with what comes before it."""
     require(len(tokens) > 0, "the text is empty; allowed: 1 token or more")
     least = max(len(prefix), context)

@@ -96,12 +96,13 @@ class LmEvalModel(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """A name of the chat template, for the harness's caches of prompts."""
+        """Returns a name of the chat template, for the harness's caches of prompts."""
         template = self._tokenizer.chat_template or ""
         return f"llada_jax-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The tokenizer's template, as the harness records it; there is one alone to choose."""
+        """Returns the tokenizer's template, as the harness records it; there is one alone to
+        choose."""
         return (self._tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(
@@ -110,7 +111,8 @@ class LmEvalModel(LM):
         return self._tokenizer.apply_chat_template(chat_history, add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """(bound of log p(continuation | context), whether greedy decoding gives it) of each."""
+        """Returns (bound of log p(continuation | context), whether greedy decoding gives it) of
+        each."""
         pairs = [self._pair(*request.args) for request in requests]
         values = self._log_likelihoods(pairs)
         answers = []
@@ -121,7 +123,8 @@ class LmEvalModel(LM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Bound of the log-likelihood of each text, over windows of the model's length."""
+        """Returns the bound of the log-likelihood of each text, over windows of the model's
+        length."""
         before = self._prefix()
         windows = [
             rolling_windows(self._tokenizer.encode(text), self._config.max_length, before)
@@ -132,7 +135,8 @@ class LmEvalModel(LM):
         return [float(part.sum()) for part in np.split(values, ends[:-1])]
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """The text that the sampler writes after each context, up to the first stop string."""
+        """Returns the text that the sampler writes after each context, up to the first stop
+        string."""
         asked = [self._request(*request.args) for request in requests]
         longest_first = sorted(range(len(asked)), key=lambda place: -len(asked[place].prompt))
         size = min(self._batch_size, len(asked))
@@ -151,7 +155,8 @@ class LmEvalModel(LM):
     def _decode(
         self, asked: list[_Request], chosen: list[int], size: int
     ) -> Sequence[Int[np.ndarray, " G"]]:
-        """A batch of `size`, filled up with copies: a smaller one would be compiled anew."""
+        """Decodes a batch of `size`, filled up with copies: a smaller one would be compiled
+        anew."""
         filled = chosen + chosen[-1:] * (size - len(chosen))
         prompts = [asked[place].prompt for place in filled]
         seeds = [self._seed + place for place in filled]
@@ -169,18 +174,20 @@ class LmEvalModel(LM):
         )
 
     def _prefix(self) -> list[int]:
-        """What a text without context is conditioned on."""
+        """Returns what a text without context is conditioned on."""
         bos = self._tokenizer.bos_id
         return [] if bos is None else [bos]
 
     def _encode(self, text: str) -> list[int]:
-        """With the BOS that the tokenizer puts before a text, unless the text spells it itself."""
+        """Encodes with the BOS that the tokenizer puts before a text, unless the text spells it
+        itself."""
         spelled = self._tokenizer.special_tokens.get("bos_token")
         opening = [] if spelled and text.startswith(spelled) else self._opening
         return opening + self._tokenizer.encode(text)
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        """Ids of both, cut where the ids of the whole text allow; spaces go with what follows."""
+        """Returns ids of both, cut where the ids of the whole text allow; spaces go with what
+        follows."""
         if not context:
             return self._prefix(), self._tokenizer.encode(continuation)
         stripped = context.rstrip(" ")
@@ -210,7 +217,7 @@ class LmEvalModel(LM):
         )
 
     def _text(self, ids: Int[np.ndarray, " G"], asked: _Request) -> str:
-        """What comes before the first end, given as a token or as text."""
+        """Returns what comes before the first end, given as a token or as text."""
         ends = self._end_ids()
         ends |= {self._tokenizer.backend.token_to_id(stop) for stop in asked.until}
         kept = [int(token) for token in ids][: asked.max_tokens]
@@ -220,6 +227,6 @@ class LmEvalModel(LM):
         return text[: min(cuts, default=len(text))]
 
     def _end_ids(self) -> set[int | None]:
-        """Tokens that end a text or a turn."""
+        """Returns tokens that end a text or a turn."""
         owners = (self._sampler, self._config)
         return {getattr(owner, name) for owner in owners for name in ("eos_id", "eot_id")}

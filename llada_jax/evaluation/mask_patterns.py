@@ -27,7 +27,7 @@ class MaskPatterns(NamedTuple):
 
 
 def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
-    """At most `mc_num` patterns for an answer of `length` tokens.
+    """Returns at most `mc_num` patterns for an answer of `length` tokens.
 
     All of them, which makes the bound exact, where there are not more than that; else drawn ones.
     Answers of equal length get equal patterns, so that choices are compared on the same ones.
@@ -40,7 +40,7 @@ def mask_patterns(length: int, mc_num: int, seed: int) -> MaskPatterns:
 
 
 def every_pattern(length: int) -> MaskPatterns:
-    """All 2**length - 1 patterns that mask something, with their exact weights."""
+    """Returns all 2**length - 1 patterns that mask something, with their exact weights."""
     numbers = np.arange(1, 2**length)
     masked = (numbers[:, None] >> np.arange(length)) % 2 == 1
     counts = masked.sum(axis=1)
@@ -49,7 +49,8 @@ def every_pattern(length: int) -> MaskPatterns:
 
 
 def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPatterns:
-    """`mc_num` draws; a pattern that was drawn several times is there once, and weighs more."""
+    """Makes `mc_num` draws; a pattern that was drawn several times is there once, and weighs
+    more."""
     counts = mask_counts(length, mc_num, int(rng.integers(length)))
     permutations = rng.permuted(np.tile(np.arange(length), (mc_num, 1)), axis=1)
     masked, times = np.unique(permutations < counts[:, None], axis=0, return_counts=True)
@@ -57,7 +58,7 @@ def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPa
 
 
 def mask_counts(length: int, mc_num: int, offset: int) -> Int[np.ndarray, " mc_num"]:
-    """Numbers of masked tokens, spread evenly over 1..length from a random offset on.
+    """Returns numbers of masked tokens, spread evenly over 1..length from a random offset on.
 
     As in LLaDA's evaluation, each number is uniform on 1..length over the offsets, and together
     they cover the range: each occurs mc_num / length times, rounded down or up. There each batch is

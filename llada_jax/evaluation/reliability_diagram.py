@@ -25,8 +25,8 @@ class Reliability(NamedTuple):
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean distance between confidence and accuracy, bins weighted by their counts (Guo et
-        al., ICML 2017)."""
+        """Returns mean distance between confidence and accuracy, bins weighted by their counts (Guo
+        et al., ICML 2017)."""
         filled = self.counts > 0
         distance = np.abs(self.confidence - self.accuracy)[filled]
         return float(np.average(distance, weights=self.counts[filled]))

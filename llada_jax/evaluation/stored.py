@@ -22,15 +22,15 @@ def stored_text(path: Path) -> str:
 
 
 def stored_lines(path: Path) -> list[str]:
-    """Lines, each with the line feed that ends it, and only that does: a JSON string may hold what
-    else `str.splitlines` takes for an end, such as U+2028.
+    """Reads lines, each with the line feed that ends it, and only that does: a JSON string may hold
+    what else `str.splitlines` takes for an end, such as U+2028.
 
     Raises ValueError for what is no UTF-8."""
     return list(io.StringIO(stored_text(path)))
 
 
 def parsed(text: str, path: Path) -> Any:
-    """A text of `path` as JSON. Raises ValueError for what is none."""
+    """Parses a text of `path` as JSON. Raises ValueError for what is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -38,12 +38,13 @@ def parsed(text: str, path: Path) -> Any:
 
 
 def parsed_object(text: str, path: Path, keys: Keys) -> dict[str, Any]:
-    """As `parsed`; an object with these keys, and maybe others."""
+    """Parses as `parsed` an object with these keys, and maybe others."""
     return require_object(parsed(text, path), path, keys)
 
 
 def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
-    """What was read from `path`, if it is an object with these keys; ValueError otherwise."""
+    """Returns what was read from `path`, if it is an object with these keys; ValueError
+    otherwise."""
     shown = repr(found)[:60]
     require(isinstance(found, dict), f"{path} is damaged: it has {shown}; allowed: an object")
     for key, kinds in keys.items():
@@ -55,12 +56,12 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
 
 
 def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
-    """A file that is one object with these keys."""
+    """Reads a file that is one object with these keys."""
     return parsed_object(stored_text(path), path, keys)
 
 
 def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:
-    """A file that is one object of this format, with these keys."""
+    """Reads a file that is one object of this format, with these keys."""
     stored = stored_object(path, {"format": object})
     found = stored["format"]
     require(
@@ -71,7 +72,7 @@ def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:
 
 
 def first_difference(theirs: Any, ours: Any, name: str = "") -> str | None:
-    """`sampler.threshold is 0.9 there and 0.8 here`, or None where both are alike."""
+    """Returns `sampler.threshold is 0.9 there and 0.8 here`, or None where both are alike."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         keys = sorted({*theirs, *ours})
         pairs = [(f"{name}.{key}".lstrip("."), theirs.get(key), ours.get(key)) for key in keys]

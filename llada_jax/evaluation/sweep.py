@@ -6,23 +6,23 @@ Sweep(name="staged", sampler=staged, over=Axes(theta_visible=(0.5, 0.7))).settin
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.tally import Tally
-from llada_jax.sampler.accept import without_bound
 
 _SETTINGS = {
     name: hint
-    for name, hint in get_type_hints(SamplerConfig).items()
+    for name, hint in SamplerConfig.setting_types().items()
     if name not in ("gen_length", "steps")  # which a task sets
 }
 _RULES = {
     *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
     *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
-    *("refresh", "refresh_rows", "refresh_order", "refresh_overflow", "end_steps"),
+    *("refresh", "refresh_rows", "end_steps"),
 }
 """Settings of what accepts and revises tokens; the others say what it works on."""
 
@@ -88,9 +88,9 @@ class Sweep:
 def by_program(settings: Iterable[Setting]) -> list[Setting]:
     """Sorts settings so that those which one compiled program decodes, since only numbers of their
     rules differ, follow each other."""
-    groups: dict[SamplerConfig, list[Setting]] = {}
+    groups: dict[Any, list[Setting]] = {}
     for setting in settings:
-        groups.setdefault(without_bound(setting.sampler), []).append(setting)
+        groups.setdefault(jax.tree.structure(setting.sampler), []).append(setting)
     return list(itertools.chain(*groups.values()))
 
 

@@ -43,18 +43,19 @@ Verify = Callable[[Item, str], bool]
 
 
 def split_of(key: str) -> Split:
-    """The split that owns a key, in every seed and difficulty."""
+    """Returns the split that owns a key, in every seed and difficulty."""
     return "train" if zlib.crc32(key.encode()) % TEST_SHARE else "test"
 
 
 def final_answer(text: str) -> str:
-    """What follows the last `####`, up to the end of its line; empty where there is no mark."""
+    """Returns what follows the last `####`, up to the end of its line; empty where there is no
+    mark."""
     _, mark, tail = text.rpartition(ANSWER_MARK)
     return tail.strip().split("\n")[0].strip() if mark else ""
 
 
 def ends_in_target(item: Item, text: str) -> bool:
-    """Whether a generated answer ends in the item's target, case and a full stop aside."""
+    """Tells whether a generated answer ends in the item's target, case and a full stop aside."""
     return final_answer(text).removesuffix(".").lower() == item.target.lower()
 
 
@@ -83,7 +84,7 @@ class Task:
     version: int = 1
 
     def item(self, seed: int, index: int, split: Split, *, difficulty: int | None = None) -> Item:
-        """The item at a place in the endless sequence of a seed.
+        """Returns the item at a place in the endless sequence of a seed.
 
         Raises:
           ValueError: unknown split or difficulty, or negative index.
@@ -91,7 +92,7 @@ class Task:
         return self._drawn(self.draw, seed, index, split, difficulty)
 
     def drill_item(self, seed: int, index: int, *, difficulty: int | None = None) -> Item:
-        """A drill of the training split; like `item` otherwise.
+        """Returns a drill of the training split; like `item` otherwise.
 
         Raises:
           ValueError: the task has no drill, or as `item`.
@@ -122,5 +123,5 @@ class Task:
                 return item
 
     def items(self, seed: int, split: Split, *, difficulty: int | None = None) -> Iterator[Item]:
-        """`item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""
+        """Yields `item(seed, 0, split)`, `item(seed, 1, split)` and so on, without end."""
         return (self.item(seed, i, split, difficulty=difficulty) for i in itertools.count())

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import REVISING_RULES, require
+from llada_jax.config import require
+from llada_jax.config.policies import take_policy
 from llada_jax.sampler.trace import Event, Trace
 
 MASKED, VISIBLE, STABLE = range(3)
@@ -58,13 +59,13 @@ class Trajectory:
 
     @cached_property
     def forwards(self) -> Bool[np.ndarray, "S B"]:
-        """Forwards that were useful to a row while its block held a part of its answer."""
+        """Marks forwards that were useful to a row while its block held a part of its answer."""
         useful = (self.trace.live_rows + self.trace.refreshed) > 0
         return useful & (self.trace.block * self.block_length < self.lengths)
 
     @cached_property
     def _states(self) -> Int[np.ndarray, "S B C"]:
-        """The current block when each forward begins."""
+        """Returns the current block when each forward begins."""
         return np.stack(list(self._current_blocks()))
 
     def _current_blocks(self) -> Iterator[Int[np.ndarray, "B C"]]:
@@ -91,13 +92,13 @@ class Trajectory:
             state[trace.event_row[event], trace.event_position[event]] = after
 
     def _when_committed(self, confidence: float) -> int:
-        rule = self._sampler["accept"]
-        sure = rule == "staged" and confidence >= np.float32(self._sampler["theta_stable"])
-        return VISIBLE if rule in REVISING_RULES and not sure else STABLE
+        rule = take_policy("rule", dict(self._sampler))
+        return STABLE if rule.stable(np.float32(confidence)) else VISIBLE
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:
-        """Masks of the current block when each forward begins; also of what pads an answer."""
+        """Counts masks of the current block when each forward begins; also of what pads an
+        answer."""
         return (self._states == MASKED).sum(axis=2)
 
     @property
@@ -107,8 +108,8 @@ class Trajectory:
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
-        """Mean forward of its block, from 1, that first commits each position of a block (Figure
-        8); 0 for a draft taken over. NaN where no answer has the position."""
+        """Returns the mean forward of its block, from 1, that first commits each position of a
+        block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
         row, position, step = self._first_commits()
         block, place = np.divmod(position, self.block_length)
         in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
@@ -119,13 +120,14 @@ class Trajectory:
         return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
     def _first_commits(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Row, place in the answer, and forward."""
+        """Returns row, place in the answer, and forward."""
         row, place, step, _ = self._events(Event.COMMIT)
         _, first = np.unique(row * (place.max(initial=0) + 1) + place, return_index=True)
         return row[first], place[first], step[first]
 
     def _events(self, *kinds: Event) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Row, place in the answer, forward and confidence of an answer's events, in order."""
+        """Returns row, place in the answer, forward and confidence of an answer's events, in
+        order."""
         trace = self.trace
         place = trace.event_position - trace.prompt_lengths[trace.event_row]
         chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
@@ -133,20 +135,21 @@ class Trajectory:
         return row[chosen], place[chosen], step[chosen], confidence[chosen]
 
     def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
-        """Of the forwards that begin with masks in their block, the share with at most 1, 2, ...
-        `most` of them (Figure 5a)."""
+        """Returns, of the forwards that begin with masks in their block, the share with at most 1,
+        2, ... `most` of them (Figure 5a)."""
         left = self.masks_left[self.forwards]
         left = left[left > 0]
         return np.array([(left <= masks).mean() for masks in range(1, most + 1)])
 
     def tokens_per_forward(self) -> float:
-        """Tokens of answers that forwards committed and that were not masked again (Figure 5b)."""
+        """Returns tokens of answers that forwards committed and that were not masked again (Figure
+        5b)."""
         committed = len(self._events(Event.COMMIT)[0]) - len(self._events(Event.REMASK)[0])
         return committed / int(self.forwards.sum())
 
     def below_at_block_end(self, confidence: float) -> Float[np.ndarray, " N"]:
-        """Of each finished block, the share of its tokens whose confidence was then still lower
-        (Figures 5b and 13b); blocks of all rows in order.
+        """Returns of each finished block the share of its tokens whose confidence was then still
+        lower (Figures 5b and 13b); blocks of all rows in order.
 
         A trace holds the confidence of tokens that were committed, replaced or promoted. So of
         staged tokens, ask for their own `theta_stable`.
@@ -165,8 +168,8 @@ class Trajectory:
         return low[total > 0] / total[total > 0]
 
     def skippable_shares(self) -> Float[np.ndarray, " B"]:
-        """Of each row, the share of the current block's decisions that were taken before (Figure
-        5c)."""
+        """Returns of each row the share of the current block's decisions that were taken before
+        (Figure 5c)."""
         decided = self.block_length - self.open_decisions
         share = np.where(self.forwards, decided, 0).sum(axis=0) / self.forwards.sum(axis=0)
         return share / self.block_length

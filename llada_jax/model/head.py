@@ -130,12 +130,12 @@ def absorb_chunk(
     rules: ScoreRules,
 ) -> RunningScores:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
-    logits = _without(logits, rules.forbidden, start)
+    logits = without(logits, rules.forbidden, start)
     noisy = logits
     if noise_keys is not None and rules.temperature > 0:
         noise = gumbel_noise(noise_keys, start, logits.shape[-1], rules.noise_dtype)
         noisy = logits + rules.temperature * noise.astype(logits.dtype)
-    counted = _without(logits, rules.discounted, start)
+    counted = without(logits, rules.discounted, start)
 
     best, index = _first_maximum(noisy)
     token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
@@ -186,9 +186,10 @@ def _first_in(
     return best, index
 
 
-def _without(
-    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: VocabId
+def without(
+    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: VocabId = 0
 ) -> Float[Array, "B C chunk"]:
+    """Returns the logits with -inf for some ids."""
     for token in ids:
         logits = jnp.where(_ids(logits) == token - start, -jnp.inf, logits)
     return logits

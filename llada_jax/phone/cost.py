@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
+from llada_jax.swap.address_budget import MIB
 
-MIB = 1 << 20
 MATRIX_TILE = 32
 FAST_MATRICES = ("ffn.down", "head", "embedding")
 """Products whose dequantization was measured to be faster, by the end of their weight's name."""
@@ -71,7 +71,7 @@ class PartCost(NamedTuple):
 
     def times(self, count: float) -> "PartCost":
         """Returns the cost of so many of them, one after the other."""
-        by_engine = {engine: count * seconds for engine, seconds in self.by_engine.items()}
+        by_engine: dict[Engine, float] = {e: count * s for e, s in self.by_engine.items()}
         return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
 
 

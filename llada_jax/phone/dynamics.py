@@ -100,8 +100,7 @@ def decode(
     dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int = 0
 ) -> Workload:
     """Returns the forwards of one run. The same arguments give the same run."""
-    rng = np.random.default_rng(seed)
-    canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, rng)
+    canvas = _DecodingProcess(dynamics, decoding, prompt, tokens, seed)
     forwards = []
     while not canvas.done:
         forwards.append(canvas.forward())
@@ -111,15 +110,9 @@ def decode(
 class _DecodingProcess:
     """Generated positions while they are decoded."""
 
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        decoding: Decoding,
-        prompt: int,
-        tokens: int,
-        rng: np.random.Generator,
-    ) -> None:
-        self.dynamics, self.decoding, self.prompt, self.rng = dynamics, decoding, prompt, rng
+    def __init__(self, dynamics: Dynamics, decoding: Decoding, prompt: int, tokens: int, seed: int):
+        self.dynamics, self.decoding, self.prompt = dynamics, decoding, prompt
+        self.rng = np.random.default_rng(seed)
         self.masked = np.ones(tokens, bool)
         """Without a token that is visible, or a draft."""
         self.stable = np.zeros(tokens, bool)

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llada_jax.config import require
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.memory import MIB, buffers_mib, resident_mib, weights_mib
+from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers
 from llada_jax.phone.workload import Forward, vanilla
+from llada_jax.swap.address_budget import MIB
 
 Figures = Mapping[str, Any]
 RUNS = 24
@@ -43,7 +44,7 @@ class Residual(NamedTuple):
 
 def least_squares(
     residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 30
-) -> np.ndarray:
+) -> list[float]:
     """Finds the positive parameters of least squares: Gauss-Newton on their logarithms."""
     logs = np.log(np.asarray(start, float))
     for _ in range(rounds):
@@ -57,15 +58,13 @@ def least_squares(
         logs = logs + np.clip(step, -0.5, 0.5)
         if np.abs(step).max() < 1e-7:
             break
-    return np.exp(logs)
+    return np.exp(logs).tolist()
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
     """Returns a step that is one product with weights, as it would be lowered."""
-    left, matrix = TensorType((rows, inputs), "f32"), TensorType((outputs, inputs), "f32")
-    out = TensorType((rows, outputs), "f32")
-    operation = Operation("dot_general", "", (left, matrix), (out,), inputs, name)
-    return Lowered(name, b"", {name: weight}, {"x": left}, {"y": out}, (operation,))
+    operation = product_with(name, rows, inputs, outputs)
+    return Lowered(name, b"", {name: weight}, {}, {}, (operation,))
 
 
 def ffn_down(model: Any, rows: int) -> Lowered:
@@ -83,11 +82,11 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     base = {"cpu.plain.gemv_gweights": gemv}
     table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
 
-    def values(free: np.ndarray) -> dict[str, float]:
+    def values(free: Sequence[float]) -> dict[str, float]:
         return base | {"cpu.plain.gemm_tops": free[0], "cpu.plain.unpack_gweights": free[1]}
 
     def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free))
+        changed = profile.with_values(values(free.tolist()))
         phone = ForwardTimer(graphs, changed, System(body="cpu"))
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         downs = [
@@ -96,7 +95,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         ]
         return _joined(_relative(steps, table["cpu"]), _relative(downs, single["cpu"]))
 
-    return _plain(values(least_squares(residuals, (0.13, 10.0))))
+    return values(least_squares(residuals, (0.13, 10.0)))
 
 
 def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
@@ -115,9 +114,9 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         grouped = [32 / n * down(max(n, 2), changed) for n in groups["group"]]
         return _joined(_relative(singles, single["npu"]), _relative(grouped, groups["npu"]))
 
-    fast = float(least_squares(of_down, (45.0,))[0])
+    (fast,) = least_squares(of_down, (45.0,))
 
-    def values(free: np.ndarray) -> dict[str, float]:
+    def values(free: Sequence[float]) -> dict[str, float]:
         return {
             f"{prefix}.fast_dequant_gweights": fast,
             f"{prefix}.dequant_gweights": free[0],
@@ -126,12 +125,12 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def of_steps(free: np.ndarray) -> np.ndarray:
         phone = ForwardTimer(
-            graphs, profile.with_values(values(free)), System(), transfers=ALL_MAPPED
+            graphs, profile.with_values(values(free.tolist())), System(), transfers=ALL_MAPPED
         )
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         return _relative(steps, table["npu"])
 
-    return _plain(values(least_squares(of_steps, (22.0, 4000.0))))
+    return values(least_squares(of_steps, (22.0, 4000.0)))
 
 
 def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
@@ -158,14 +157,14 @@ def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[s
     cell = genie[profile.soc]
     wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
 
-    def values(free: np.ndarray) -> dict[str, float]:
+    def values(free: Sequence[float]) -> dict[str, float]:
         return {"npu.vendor.dma_gbps": free[0], "npu.vendor.score_ns": free[1]}
 
     def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free))
+        changed = profile.with_values(values(free.tolist()))
         return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
 
-    return _plain(values(least_squares(residuals, (50.0, 0.1))))
+    return values(least_squares(residuals, (50.0, 0.1)))
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
@@ -284,7 +283,3 @@ def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.nd
 def _joined(*figures: np.ndarray) -> np.ndarray:
     """Residuals of several figures; each figure counts the same, however many points it has."""
     return np.concatenate([each / np.sqrt(len(each)) for each in figures])
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}

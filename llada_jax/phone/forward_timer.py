@@ -96,8 +96,9 @@ class ForwardTimer:
             head=system.head_on_npu,
         )
 
+    @property
     def unknown(self) -> tuple[UnknownOperation, ...]:
-        """Returns operations that were priced as something else, in all steps so far."""
+        """Operations that were priced as something else, in all steps so far."""
         return tuple(self._unknown)
 
     def step(self, forward: Forward) -> Timeline:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import body_matrices, head_weights, is_routed
 from llada_jax.phone.profile import PhoneMemory
+from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.graph import ACTIVATION_BYTES
 
-MIB = 1 << 20
 SLOTS_MIB = 256.0
 """Two staging slots."""
 LARGEST_ROWS = 64

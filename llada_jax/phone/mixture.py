@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
+from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType, product_with
 from llada_jax.model.architecture.parameters import Matrix, body_matrices, is_routed
 from llada_jax.phone.cost import StepCost
 
@@ -195,11 +195,10 @@ def _ffn(model: ModelConfig) -> tuple[Matrix, ...]:
 def _products(matrices: list[Matrix], rows: int, scope: str) -> Iterator[Operation]:
     """Yields a product for each matrix, each but the router and the last with an activation."""
     for each in matrices:
-        left, out = (TensorType((rows, size), "f32") for size in (each.inputs, each.outputs))
-        matrix = TensorType((each.outputs, each.inputs), "f32")
-        yield Operation("dot_general", scope, (left, matrix), (out,), each.inputs, each.name)
+        product = product_with(each.name, rows, each.inputs, each.outputs, scope)
+        yield product
         if each.name.endswith((".gate", ".up")):
-            yield Operation("multiply", scope, (out, out), (out,))
+            yield Operation("multiply", scope, product.outputs, product.outputs)
 
 
 def _weights(matrices: list[Matrix], bits: int, group: int | None) -> dict[str, LoweredWeight]:

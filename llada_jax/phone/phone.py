@@ -231,7 +231,11 @@ class Phone:
 
 
 def phone(
-    name_or_path: str | PathLike[str], *, quant: Quant = "int4_block32", **software: Any
+    name_or_path: str | PathLike[str],
+    *,
+    quant: Quant = "int4_block32",
+    routing: Routing | None = None,
+    **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
 
@@ -239,6 +243,8 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
+      routing: which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption,
+        which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
@@ -246,7 +252,7 @@ def phone(
     names = [each.name for each in fields(System)]
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
-    return Phone(load_profile(name_or_path), System(**software), quant)
+    return Phone(load_profile(name_or_path), System(**software), quant, routing)
 
 
 def _workload(run: TraceLike | Workload, model: ModelConfig, row: int) -> Workload:

@@ -74,6 +74,6 @@ class PublishedTasks:
             for seed in range(self.runs)
         )
 
-    def seconds(self, phone: ForwardTimer, workloads: Iterable[Workload]) -> list[float]:
-        """Returns the latency of each run."""
-        return [phone.latency(workload) for workload in workloads]
+    def seconds(self, soc: str, system: System, workloads: Iterable[Workload]) -> list[float]:
+        """Returns the latency of each run on a phone."""
+        return [*map(self.phone(soc, system).latency, workloads)]

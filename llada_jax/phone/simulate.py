@@ -77,14 +77,7 @@ def simulate(
         parts,
         energy,
         steps,
-        timer.unknown(),
-        "; ".join(filter(None, [workload.source, timer.routing and timer.routing.source])),
+        timer.unknown,
+        workload.source + (f"; {timer.routing.source}" if timer.routing else ""),
         timer.experts_per_layer(workload),
     )
-
-
-def latency(
-    workload: Workload, graphs: GraphsLike, profile: Profile, system: System | None = None
-) -> float:
-    """Returns the seconds of a run alone: what fits and sweeps need."""
-    return ForwardTimer(graphs, profile, system or System(), workload.canvas).latency(workload)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from llada_jax.config import ModelConfig, require
 from llada_jax.phone.memory import (
     LARGEST_ROWS,
-    MIB,
     SLOTS_MIB,
     Runtime,
     buffers_mib,
@@ -23,6 +22,7 @@ from llada_jax.phone.memory import (
     weights_mib,
 )
 from llada_jax.phone.profile import MappingPaths, PhoneMemory
+from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.stall_times import waits_of

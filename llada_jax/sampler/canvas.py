@@ -6,7 +6,7 @@ RoPE, whatever the other rows of the batch hold, and every row decodes as it wou
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ class Canvas(NamedTuple):
     tokens: Int[Array, "B L"]
     state: Int[Array, "B L"]
     confidence: Float[Array, "B L"]  # of committed tokens, when they were last scored; else 0
-    stale: Bool[Array, "B L"]  # the cache has what was fed here before a token took its place
     filled: Bool[Array, "B L"]  # became EOS without a prediction, because the row had stopped
     end: Int[Array, " B"]  # one past the last position that exists
     origin: Int[Array, " B"]  # where block 0 starts
@@ -49,14 +48,15 @@ class Canvas(NamedTuple):
     settled: Int[Array, " B"]  # positions before it have keys and values in the cache
     nfe: Int[Array, " B"]
     step: Int[Array, " B"]  # decisions: forwards, and what was decided without one of its own
-    said: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
+    latest: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
     hypothesis: Hypothesis | None
+    rule_state: Any  # what a user's own rule remembers; None for others
     done: Bool[Array, " B"]
     key: Key[Array, " B"]
     cache: KVCache
 
 
-class Layout(NamedTuple):
+class CanvasLayout(NamedTuple):
     """Where prompts and blocks lie: plain integers, known before anything is compiled."""
 
     length: int  # L: the longest row, padded
@@ -73,7 +73,7 @@ def new_canvas(
     *,
     infill: bool,
 ) -> Canvas:
-    """A canvas that starts with the prompts, with [MASK] where tokens are to come.
+    """Returns a canvas that starts with the prompts, with [MASK] where tokens are to come.
 
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
@@ -101,7 +101,6 @@ def new_canvas(
         tokens=tokens,
         state=state.astype(np.int8),
         confidence=np.zeros((batch, length), np.float32),
-        stale=np.zeros((batch, length), bool),
         filled=np.zeros((batch, length), bool),
         end=end,
         origin=origin,
@@ -113,15 +112,15 @@ def new_canvas(
         settled=zeros(),
         nfe=zeros(),
         step=zeros(),
-        said=_nothing_said(tokens.shape, config),
-        hypothesis=_no_hypothesis(tokens) if config.lossless else None,
+        latest=_no_scores(tokens.shape, config),
+        hypothesis=_no_hypothesis(tokens) if config.window.branches else None,
         done=~masked.any(axis=1),
     )
-    return Canvas(**jax.device_put(fields), key=keys, cache=cache)
+    return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
 
 
-def _nothing_said(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
-    zeros = [np.zeros(shape, config.confidence_dtype) for _ in range(3)]
+def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
+    zeros = [np.zeros(shape, config.parity.confidence_dtype) for _ in range(3)]
     return Scores(np.full(shape, -1, np.int32), *zeros)  # pyright: ignore
 
 
@@ -132,7 +131,7 @@ def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
 def block_origin(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> np.ndarray:
-    """Where block 0 of each row starts.
+    """Returns where block 0 of each row starts.
 
     Blocks count from the end of the prompt (LLaDA). Where the model's attention is block-causal
     they are aligned to absolute positions, and the first one may hold the prompt's tail (LLaDA2).
@@ -146,12 +145,12 @@ def block_origin(
 
 def layout_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
-) -> Layout:
-    """The `Layout` of prompts of these lengths."""
+) -> CanvasLayout:
+    """Returns the `CanvasLayout` of prompts of these lengths."""
     end = lengths if infill else lengths + config.gen_length
     origin = block_origin(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
-    return Layout(
+    return CanvasLayout(
         length=_padded(int(end.max())),
         prompt_length=0 if infill else _padded(int(lengths.max())),
         n_blocks=int(n_blocks.max()),
@@ -163,27 +162,28 @@ def _padded(length: int) -> int:
 
 
 def block_start(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
-    """First position of each row's current block."""
+    """Returns the first position of each row's current block."""
     return canvas.origin + canvas.block * block_length
 
 
 def positions_of(canvas: Canvas) -> Int[Array, " L"]:
+    """Returns all positions of a canvas, in order."""
     return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
 
 
 def take(array: Array, positions: Int[Array, "B R"]) -> Array:
-    """Entries of [B, L, ...] at each row's own positions, [B, R, ...]; out of range clips."""
+    """Returns entries of [B, L, ...] at each row's positions, [B, R, ...]; out of range clips."""
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
 def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
-    """Positions from `start` up to, not including, `stop`."""
+    """Returns the positions from `start` up to, not including, `stop`."""
     position = positions_of(canvas)
     return (position >= start[:, None]) & (position < stop[:, None])
 
 
 def block_of(canvas: Canvas, positions: Int[Array, "*B R"], block_length: int) -> Int[Array, "B R"]:
-    """The block that each position is in; negative in the prompt."""
+    """Returns the block that each position is in; negative in the prompt."""
     return (positions - canvas.origin[:, None]) // block_length
 
 
@@ -196,7 +196,7 @@ def commit(
     state: Int[Array, "B C"],
     mask_id: int,
 ) -> Canvas:
-    """The canvas with tokens written where `transfer_mask` says, in the state that they get.
+    """Returns the canvas with tokens written where `transfer_mask` says, in their new states.
 
     A predicted [MASK] (`predict_mask`) leaves its position masked.
     """
@@ -212,3 +212,10 @@ def commit(
         state=write(canvas.state, state),
         confidence=write(canvas.confidence, confidence),
     )
+
+
+def masks_left(canvas: Canvas, block_length: int) -> Int[Array, " B"]:
+    """Returns how many masks the current block has."""
+    start = block_start(canvas, block_length)
+    inside = in_span(canvas, start, start + block_length)
+    return (inside & (canvas.state == MASKED)).sum(axis=1, dtype=jnp.int32)

@@ -12,15 +12,15 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.sampler.accept import Bounds, bounds_of, without_bound
-from llada_jax.sampler.advance import most_steps
-from llada_jax.sampler.canvas import VISIBLE, Canvas, Layout, layout_of, new_canvas
+from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
+from llada_jax.sampler.own_decision import new_state, require_numbers
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.step import Decoder
+from llada_jax.sampler.rules.own import OwnRule, Sizes
+from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
-from llada_jax.sampler.window import buckets_for
+from llada_jax.sampler.windows.base import buckets_for
 from llada_jax.types import Denoiser, Params
 
 
@@ -41,7 +41,7 @@ class Result:
     """Each row's generation alone; for infilling, its whole canvas."""
     trace: Trace | None
     ends: tuple[int, ...] = ()
-    """Ids that end a text or a turn; none for infilling."""
+    """Ids that end a text or a turn; empty for infilling."""
     to_text: Callable[[Int[np.ndarray, " G"]], str] | None = field(default=None, repr=False)
     """The tokenizer's decoding of ids; None where the model has no tokenizer."""
 
@@ -79,7 +79,7 @@ def decode(
     infill: bool = False,
     refresher: Refresher | None = None,
 ) -> Result:
-    """Decode a batch of prompts.
+    """Decodes a batch of prompts.
 
     Args:
       denoiser: the model's functions, with the rules of `config` in its scores.
@@ -102,19 +102,17 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    decoder = Decoder(model, without_bound(config))
-    _check_decoder(decoder, denoiser, loop, refresher)
+    setup = Setup(model, config)
+    _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
     with _precision(config):
         began = time.perf_counter()
-        canvas = _start(decoder, denoiser, params, rows, seeds, layout, infill=infill)
-        bounds = bounds_of(config)
-        canvas, steps = _run(
-            decoder, denoiser, params, canvas, bounds, layout, loop, on_step, refresher
-        )
+        canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
+        canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
+        require_numbers(setup.rule, canvas)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
         seconds = time.perf_counter() - began
@@ -128,21 +126,28 @@ def decode(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
         trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
-        ends=() if infill else tuple(i for i in (config.eos_id, config.eot_id) if i is not None),
+        ends=() if infill else _end_ids(config, model),
     )
 
 
-def _check_decoder(
-    decoder: Decoder, denoiser: Denoiser, loop: Loop, refresher: Refresher | None
-) -> None:
+def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    config = decoder.config
-    beside = {"lossless": config.lossless, "shadow": decoder.shadows, "refresh": config.refreshes}
-    kind = next((kind for kind, runs in beside.items() if runs), None)
+    config = setup.config
+    extra = {
+        "lossless": setup.window.branches,
+        "shadow": setup.shadows,
+        "refresh": config.refreshes,
+    }
+    kind = next((kind for kind, runs in extra.items() if runs), None)
     require(
-        not decoder.shift or kind is None,
+        not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+    )
+    require(
+        not setup.needs_logits or denoiser.logits_rows is not None,
+        f"rule {type(setup.rule).__name__} needs logits, which the backend keeps to itself; "
+        "allowed: a backend that gives them (xla)",
     )
     if config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
@@ -162,43 +167,52 @@ def _check_decoder(
 
 def _precision(config: SamplerConfig):
     """float64 where a rule asks for it: JAX has it off by default."""
-    wide = "float64" in (config.confidence_dtype, config.noise_dtype)
-    return jax.enable_x64(True) if wide else nullcontext()
+    return jax.enable_x64(True) if config.parity.wide else nullcontext()
 
 
 def _start(
-    decoder: Decoder,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     prompts: list[np.ndarray],
     seeds: list[tuple[int, int]],
-    layout: Layout,
+    layout: CanvasLayout,
     *,
     infill: bool,
 ) -> Canvas:
     keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
-    guided = 2 if decoder.config.cfg_scale else 1
-    cache = denoiser.empty_cache(params, guided * len(prompts), decoder.window.cache_length(layout))
-    return new_canvas(prompts, decoder.config, decoder.model, keys, cache, infill=infill)
+    guided = 2 if setup.config.cfg_scale else 1
+    cached = layout.length if setup.window.caches else 0
+    cache = denoiser.empty_cache(params, guided * len(prompts), cached)
+    canvas = new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
+    sizes = Sizes(
+        batch=len(prompts),
+        block=setup.config.block_length,
+        canvas=layout.length,
+        vocab=setup.model.vocab_size,
+    )
+    return canvas._replace(rule_state=new_state(setup.rule, sizes))
 
 
 def _run(
-    decoder: Decoder,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bounds: Bounds,
-    layout: Layout,
+    layout: CanvasLayout,
     loop: Loop,
     on_step: OnStep | None,
     refresher: Refresher | None,
 ) -> tuple[Canvas, Steps]:
-    beside = decoder.most_beside(layout.length)
-    buckets = buckets_for(decoder.window, layout, decoder.model, beside)
-    limit = most_steps(decoder.config, layout.n_blocks)
+    config = setup.config
+    extra = setup.most_extra_rows(layout.length)
+    buckets = buckets_for(config, layout, setup.shift, extra)
+    limit = setup.most_steps(layout.n_blocks)
+    dtype = config.parity.confidence_dtype
+    setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), setup)
     if loop == "compiled":
-        return compiled_loop(decoder, denoiser, params, canvas, bounds, buckets, limit)
-    return host_loop(decoder, denoiser, params, canvas, bounds, buckets, limit, on_step, refresher)
+        return compiled_loop(setup, denoiser, params, canvas, buckets, limit)
+    return host_loop(setup, denoiser, params, canvas, buckets, limit, on_step, refresher)
 
 
 def _left_padded(
@@ -209,6 +223,12 @@ def _left_padded(
     for row, stop in enumerate(end):
         out[row, length - stop :] = tokens[row, :stop]
     return out
+
+
+def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
+    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
+    return tuple(dict.fromkeys(each for each in ids if each is not None))
 
 
 def _pad_id(model: ModelConfig, config: SamplerConfig) -> int:
@@ -225,7 +245,8 @@ def _settings(
     infill: bool,
 ) -> dict[str, Any]:
     return {
-        "sampler": asdict(config),
+        "sampler": config.as_dict(),
+        "rule_sha256": config.rule.source_hash if isinstance(config.rule, OwnRule) else None,
         "model": asdict(model),
         "seeds": [list(seed) for seed in seeds],
         "loop": loop,

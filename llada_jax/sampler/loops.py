@@ -1,6 +1,6 @@
 """The two loops that drive a step: compiled as one program, or from the host.
 
-Both choose, before each step, the smallest bucket of rows that holds the batch's longest span.
+Both choose, before each step, the smallest bucket that holds the rows that it plans.
 """
 
 import time
@@ -13,10 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.accept import Bounds
 from llada_jax.sampler.canvas import Canvas
-from llada_jax.sampler.record import StepRecord
-from llada_jax.sampler.step import Decoder, Denoised, RefreshJob, Said
+from llada_jax.sampler.decide import decide
+from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
+from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, run_head, score
+from llada_jax.sampler.step_plan import StepPlan, plan_step
+from llada_jax.sampler.step_rows import step_rows
 from llada_jax.types import Denoiser, Params, RowsOut, Scores
 
 
@@ -36,20 +40,20 @@ class StepView(NamedTuple):
 OnStep = Callable[[StepView], None]
 
 
-class Worker(Protocol):
+class RefreshWorker(Protocol):
     """Does one job at a time beside the host loop; `llada_jax.revision.worker` is one."""
 
     def submit(self, job: Callable[[], Any], /) -> None: ...
 
     def collect(self) -> Any:
-        """Wait for the job; raise what it raised."""
+        """Waits for the job; raises what it raised."""
         ...
 
 
 class Refresher(NamedTuple):
     """What refreshes tokens that left the window: a worker, and the functions that it runs."""
 
-    worker: Worker
+    worker: RefreshWorker
     denoiser: Denoiser
     """May be the run's own, where that can be called by two threads."""
     params: Params
@@ -65,39 +69,38 @@ class Steps(NamedTuple):
     """Wall time of each step; NaN where a compiled loop ran them all."""
 
 
-@partial(
-    jax.jit, static_argnames=("decoder", "denoiser", "buckets", "limit"), donate_argnames="canvas"
-)
+@partial(jax.jit, static_argnames=("denoiser", "buckets", "limit"), donate_argnames="canvas")
 def _compiled(
-    decoder: Decoder,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
-    bodies = [partial(decoder.denoise, denoiser, n_rows=n_rows) for n_rows in buckets]
-    head_buckets = decoder.head_sizes(canvas.tokens.shape[1])
+    bodies = [partial(denoise, setup, denoiser, n_rows=n_rows) for n_rows in buckets]
+    head_buckets = setup.head_sizes(canvas.tokens.shape[1])
     head_sizes = jnp.asarray(head_buckets, jnp.int32)
-    heads = [partial(decoder.score, denoiser, n_heads=n_heads) for n_heads in head_buckets]
+    heads = [partial(score, setup, denoiser, n_heads=n_heads) for n_heads in head_buckets]
 
-    def one_step(canvas, bucket):
-        canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas)
+    def one_step(canvas):
+        plan = plan_step(setup, canvas)
+        bucket = jnp.searchsorted(sizes, plan.n_rows.max())
+        canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
-        said = jax.lax.switch(head, heads, params, denoised)
-        return decoder.decide(canvas, denoised, said, bounds)
+        scores = jax.lax.switch(head, heads, params, canvas, plan, denoised)
+        canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
+        return canvas, record, sizes[bucket]
 
-    record = jax.eval_shape(one_step, canvas, jnp.int32(0))[1]
+    record = jax.eval_shape(one_step, canvas)[1]
     records = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), record)
 
     def body(carry):
         step, canvas, records, rows = carry
-        bucket = jnp.searchsorted(sizes, decoder.rows_needed(canvas))
-        canvas, record = one_step(canvas, bucket)
+        canvas, record, n_rows = one_step(canvas)
         records = jax.tree.map(lambda all_, one: all_.at[step].set(one), records, record)
-        return step + 1, canvas, records, rows.at[step].set(sizes[bucket])
+        return step + 1, canvas, records, rows.at[step].set(n_rows)
 
     def unfinished(carry):
         step, canvas, _, _ = carry
@@ -109,47 +112,51 @@ def _compiled(
 
 
 def compiled_loop(
-    decoder: Decoder,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
 ) -> tuple[Canvas, Steps]:
-    """Decode in one compiled program (`lax.while_loop`); consumes the canvas."""
-    canvas, records, rows, count = _compiled(
-        decoder, denoiser, params, canvas, bounds, buckets, limit
-    )
+    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas."""
+    canvas, records, rows, count = _compiled(setup, denoiser, params, canvas, buckets, limit)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
 
 
-_rows_needed = jax.jit(Decoder.rows_needed, static_argnums=0)
-_rows = jax.jit(Decoder.rows, static_argnums=(0, 2))
+@partial(jax.jit, donate_argnames="canvas")
+def _decide(
+    setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
+) -> tuple[Canvas, StepRecord, StepPlan]:
+    """Decides a step, and plans the next one in the same program."""
+    canvas, record = decide(setup, canvas, plan, counts, scores)
+    return canvas, record, plan_step(setup, canvas)
+
+
+_plan = jax.jit(plan_step)
+_rows = jax.jit(step_rows, static_argnums=3)
 _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
-_absorb = jax.jit(Decoder.absorb, static_argnums=0, donate_argnames="canvas")
-_absorb_copy = jax.jit(Decoder.absorb, static_argnums=0)  # while a worker reads the cache
-_refresh_job = jax.jit(Decoder.refresh_job, static_argnums=0)
-_refresh = jax.jit(Decoder.refresh, static_argnums=0)
-_merge = jax.jit(Decoder.merge, static_argnums=0, donate_argnames=("canvas", "said"))
-_said = jax.jit(Decoder.said, static_argnums=0)
-_decide = jax.jit(Decoder.decide, static_argnums=0, donate_argnames="canvas")
+_absorb = jax.jit(absorb, donate_argnames="canvas")
+_absorb_copy = jax.jit(absorb)  # while a worker reads the cache
+_refresh_job = jax.jit(refresh_job)
+_refreshed_states = jax.jit(refreshed_states)
+_merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
+_by_position = jax.jit(by_position)
 
 
 def host_loop(
-    decoder: Decoder,
+    setup: Setup,
     denoiser: Denoiser,
     params: Params,
     canvas: Canvas,
-    bounds: Bounds,
     buckets: tuple[int, ...],
     limit: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
 ) -> tuple[Canvas, Steps]:
-    """Decode step by step from Python, for backends and callbacks; consumes the canvas.
+    """Decodes step by step from Python, for backends and callbacks; consumes the canvas.
 
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
     denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
@@ -159,23 +166,23 @@ def host_loop(
     if refresher is not None:
         refresher = refresher._replace(denoiser=_callable(refresher.denoiser))
     records, rows_run, seconds = [], [], []
+    plan = _plan(setup, canvas)
     while len(records) < limit and not bool(canvas.done.all()):
         began = time.perf_counter()
-        needed = int(_rows_needed(decoder, canvas))
+        needed = int(plan.n_rows.max())
         assert needed <= buckets[-1], f"a step needs {needed} rows; programs for {buckets}"
         n_rows = next(size for size in buckets if size >= needed)
         before = np.array(canvas.state)
-        job = _start_refresh(decoder, canvas, refresher)
-        rows = _rows(decoder, canvas, n_rows)
+        job = _start_refresh(setup, canvas, plan, refresher)
+        rows = _rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
-        absorb = _absorb if job is None else _absorb_copy
-        canvas, denoised = absorb(decoder, canvas, rows, out)
-        said = _score(decoder, denoiser, params, denoised)
+        keep = _absorb if job is None else _absorb_copy
+        canvas, denoised = keep(setup, canvas, plan, rows, out)
+        scores = _score(setup, denoiser, params, canvas, plan, denoised)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
-            canvas, query, said = _merge(decoder, canvas, denoised.query, said, job, *found)
-            denoised = denoised._replace(query=query)
-        canvas, record = _decide(decoder, canvas, denoised, said, bounds)
+            canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
+        canvas, record, plan = _decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -192,38 +199,42 @@ def _callable(denoiser: Denoiser) -> Denoiser:
     return denoiser._replace(
         forward_rows=partial(_call, denoiser.forward_rows),
         score_rows=partial(_call, denoiser.score_rows),
+        logits_rows=denoiser.logits_rows and partial(_call, denoiser.logits_rows),
     )
 
 
 def _start_refresh(
-    decoder: Decoder, canvas: Canvas, refresher: Refresher | None
+    setup: Setup, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
 ) -> RefreshJob | None:
-    """Give the worker what is to be refreshed, if anything is."""
-    if refresher is None or not decoder.config.has_worker:
+    """Gives the worker what is to be refreshed, if anything is."""
+    if refresher is None or not setup.config.has_worker or not bool(plan.refreshed.any()):
         return None
-    job, cache = _refresh_job(decoder, canvas), canvas.cache
-    if not bool(job.rows.live.any()):
-        return None
+    job, cache = _refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
 
     def refresh() -> tuple[RowsOut, Scores]:
         out = denoiser.forward_rows(params, job.rows, cache)
-        scores = denoiser.score_rows(params, _refresh(decoder, out.hidden, job), None)
-        return jax.block_until_ready((out, scores))
+        states = _refreshed_states(setup, out.hidden, job)
+        return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
 
     worker.submit(refresh)
     return job
 
 
-def _score(decoder: Decoder, denoiser: Denoiser, params: Params, denoised: Denoised) -> Said:
-    """The scores of what was asked, from the smallest head that holds it."""
-    sizes = decoder.head_sizes(denoised.query.rescored.shape[1])
+def _score(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    plan: StepPlan,
+    denoised: Denoised,
+) -> StepScores:
+    """Returns the scores of what was asked, from the smallest head that holds it."""
+    sizes = setup.head_sizes(plan.query.rescored.shape[1])
     asked = int(denoised.counts.head_rows.max())
     size = next(size for size in sizes if size >= asked)
-    keys = denoised.noise_keys
-    keys = None if keys is None else keys[:, :size]
-    scores = denoiser.score_rows(params, denoised.hidden[:, :size], keys)
-    return _said(decoder, denoised.query, scores)
+    head = run_head(denoiser, params, denoised, size, logits=setup.needs_logits)
+    return _by_position(setup, canvas, plan.query, head)
 
 
 def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:

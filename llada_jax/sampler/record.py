@@ -1,21 +1,51 @@
-"""What one step did, as arrays: the raw material of the trace."""
+"""What one step found and did, as arrays: the raw material of the trace."""
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
+from llada_jax.types import Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
 
 
+class StepCounts(NamedTuple):
+    """How many rows of each kind a forward had."""
+
+    live_rows: Int[Array, " B"]
+    shadow_rows: Int[Array, " B"]
+    draft_rows: Int[Array, " B"]
+    branch_rows: Int[Array, " B"]
+    refreshed: Int[Array, " B"]  # tokens
+    head_rows: Int[Array, " B"]
+    cache_length: Int[Array, " B"]  # cached positions that the rows read
+
+
+class StepScores(NamedTuple):
+    """The scores of a step by position, [B, L]; token -1 where there is none."""
+
+    here: Scores
+    ahead: Scores  # in the branch
+    logits: Float[Array, "B C V"] | None = None  # of the block, where the rule needs them
+
+    def over(self, old: Scores) -> Scores:
+        """Returns the last scores of each position; those of the branch where the forward had no
+        others."""
+        for new in (self.ahead, self.here):
+            old = jax.tree.map(partial(jnp.where, new.token >= 0), new, old)
+        return old
+
+
 class StepRecord(NamedTuple):
     """What a step ran, and what happened to which position."""
 
-    counts: Any  # `Counts`
+    counts: StepCounts
     block: Int[Array, " B"]
     events: Int[Array, "B L"]  # bits
     token: Int[Array, "B L"]  # after the step, as is the confidence
@@ -23,9 +53,9 @@ class StepRecord(NamedTuple):
 
 
 def record_of(
-    counts: Any, before: Canvas, revised: Canvas, decided: Canvas, after: Canvas
+    counts: StepCounts, before: Canvas, revised: Canvas, decided: Canvas, after: Canvas
 ) -> StepRecord:
-    """The record of a step from the canvas at its start, after its own block's commits and
+    """Returns the record of a step from the canvas at its start, after its own block's commits and
     revisions, when it had gone on to the next block, and at its end."""
     was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
     filled = after.filled & ~before.filled
@@ -54,5 +84,17 @@ def _bits(flags: dict[int, Bool[Array, "B L"]]) -> Int[Array, "B L"]:
 
 
 def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
-    """Tokens that forwards committed and that were not masked again."""
+    """Returns how many tokens forwards committed and that were not masked again."""
     return int(((events & COMMIT) > 0).sum() - ((events & REMASK) > 0).sum())
+
+
+def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
+    """Returns scores by position, [B, length]; token -1 where there is none."""
+    batch = at.shape[0]
+    index = jnp.arange(batch)[:, None]
+
+    def spread(array: Array, nothing: int) -> Array:
+        empty = jnp.full((batch, length), nothing, array.dtype)
+        return empty.at[index, at].set(array, mode="drop")
+
+    return Scores(spread(scores.token, -1), *(spread(array, 0) for array in scores[1:]))

@@ -92,11 +92,7 @@ def _spec(
         columns: dict[Column, Latency] = dict.fromkeys(COLUMNS, latency)
     else:
         calibrated, behavioural = map(Latency, latency)
-        columns = {
-            "calibrated": calibrated,
-            "behavioural": behavioural,
-            "tree": tree or calibrated,
-        }
+        columns = {"calibrated": calibrated, "behavioural": behavioural, "tree": tree or calibrated}
     parsed = []
     for operand in operands:
         operand_name, _, kind = operand.partition(":")
@@ -185,8 +181,7 @@ INSTRUCTION_SET: Mapping[str, Spec] = {spec.name: spec for spec in SPECS}
 def spec_of(name: str) -> Spec:
     """Looks an instruction up. Raises ValueError that lists the set for an unknown name."""
     require(
-        name in INSTRUCTION_SET,
-        f"instruction is {name!r}; allowed: {', '.join(INSTRUCTION_SET)}",
+        name in INSTRUCTION_SET, f"instruction is {name!r}; allowed: {', '.join(INSTRUCTION_SET)}"
     )
     return INSTRUCTION_SET[name]
 

@@ -21,11 +21,7 @@ from llada_jax.sampling_engine.formats import (
     rounded_scalar,
     sanitized,
 )
-from llada_jax.sampling_engine.instructions import (
-    FLOAT_REGISTERS,
-    INTEGER_REGISTERS,
-    Instruction,
-)
+from llada_jax.sampling_engine.instructions import FLOAT_REGISTERS, INTEGER_REGISTERS, Instruction
 from llada_jax.sampling_engine.memories import EngineConfig
 
 

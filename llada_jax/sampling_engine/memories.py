@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require, require_choice, require_counts
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS
 from llada_jax.sampling_engine.sampling import Sampling
 
@@ -49,9 +49,7 @@ class EngineConfig:
             self.vlen >= 8 and self.vlen & (self.vlen - 1) == 0,
             f"vlen is {self.vlen}; allowed: a power of two from 8 on",
         )
-        for name in ("prefetch_rows", "vector_bytes", "int_bytes", "fp_words"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "prefetch_rows", "vector_bytes", "int_bytes", "fp_words")
 
     def memory(self, domain: Domain) -> MemoryDomain:
         """Returns the size of a domain."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require, require_choice, require_counts
 
 Mode = Literal["performance", "edge", "one_pass", "one_pass_overlapped"]
 Key = Literal["confidence", "odds"]
@@ -38,9 +38,7 @@ class Sampling:
     """Whether a confidence has to exceed the threshold; else it may equal it."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "rows", "vocab", "steps", "chunk_rows"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "batch", "rows", "vocab", "steps", "chunk_rows")
         require_choice("mode", self.mode, Mode)
         require_choice("key", self.key, Key)
         require(

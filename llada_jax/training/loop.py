@@ -160,9 +160,7 @@ def _checkpointer(folder: Path, config: TrainConfig) -> ocp.training.Checkpointe
     keep: Any = ocp.training.preservation_policies.LatestN(config.keep_checkpoints)
     # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
     return ocp.training.Checkpointer(
-        str(folder / CHECKPOINT_FOLDER),
-        preservation_policy=keep,
-        cleanup_tmp_directories=True,
+        str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
     )
 
 

@@ -48,19 +48,19 @@ MOE = GQA.replace(
 )
 
 
+_init_params = jax.jit(init_params, static_argnums=0)
+
+
 @cache
 def random_params(config: ModelConfig, seed: int = 0) -> ModelParams:
     """As `init_params`, but biases and norms are random too."""
-    params = init_params(config, jax.random.key(seed))
-    leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(treedef, [_disturbed(leaf, rng) for leaf in leaves])
 
+    def disturbed(leaf: jax.Array) -> jax.Array:
+        noise = 0 if leaf.ndim > 1 else 0.2 * rng.standard_normal(leaf.shape)
+        return jnp.asarray(np.asarray(leaf) + np.asarray(noise, leaf.dtype))
 
-def _disturbed(leaf: jax.Array, rng: np.random.Generator) -> jax.Array:
-    if leaf.ndim > 1:
-        return leaf
-    return leaf + jnp.asarray(0.2 * rng.standard_normal(leaf.shape), leaf.dtype)
+    return jax.tree.map(disturbed, _init_params(config, jax.random.key(seed)))
 
 
 def quantized(params: ModelParams, bits: int) -> ModelParams:

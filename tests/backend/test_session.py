@@ -129,7 +129,7 @@ def rows_of(forward: Sequence[Forward], tokens: np.ndarray, length: int = LENGTH
     return Rows(tokens.astype(np.int32), positions, live, sees_cache, sees_rows)  # pyright: ignore
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), batch=st.integers(1, 3))
 def test_a_key_is_written_when_its_position_is_no_row_any_more(data, batch: int) -> None:
     """Read from what each forward sees: the caches hold the last key and value of each position
@@ -232,7 +232,7 @@ def test_the_cache_of_the_sampler_has_no_layers() -> None:
     assert cache.keys.shape == cache.values.shape == (0, 3, LENGTH, 0, 0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_executables_are_given(data) -> None:
     """Live rows first, in order, then padding that sees nothing and that nobody sees."""

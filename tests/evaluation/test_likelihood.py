@@ -16,11 +16,9 @@ import llada_jax as lj
 from llada_jax.evaluation.likelihood import (
     Masked,
     bounds,
-    log_likelihood,
     log_likelihoods,
     model_scorer,
     padded,
-    rolling_log_likelihood,
     rolling_windows,
 )
 from llada_jax.evaluation.mask_patterns import mask_counts
@@ -132,7 +130,7 @@ def test_a_model_by_the_definition(family):
         logits = lj.forward(model, [canvas])[0, position - model.config.shift_logits]
         return float(jax.nn.log_softmax(logits)[token])
 
-    found = log_likelihood(model.params, model.config, prompt, answer)
+    found = log_likelihoods(model.params, model.config, [(prompt, answer)])[0]
     assert found == pytest.approx(over_all_orders(log_probability, prompt, answer), rel=1e-5)
 
 
@@ -156,7 +154,7 @@ def test_the_batch_size_changes_nothing(tiny, together):
 
 def test_a_pair_gets_what_it_gets_alone(tiny, together):
     for pair, value in zip(PAIRS, together, strict=True):
-        alone = log_likelihood(tiny.params, tiny.config, *pair, mc_num=20)
+        alone = log_likelihoods(tiny.params, tiny.config, [pair], mc_num=20)[0]
         assert alone == pytest.approx(value, rel=1e-5)
 
 
@@ -233,17 +231,6 @@ def test_windows_are_those_of_the_harness():
     assert windows == [([-1], [0, 1, 2, 3]), ([3], [4, 5, 6, 7]), ([5, 6, 7], [8, 9])]
 
 
-def test_a_rolling_likelihood_is_the_sum_of_its_windows(tiny):
-    tokens = list(range(20, 50))
-    found = rolling_log_likelihood(
-        tiny.params, tiny.config, tokens, prefix=[0], max_length=16, mc_num=8
-    )
-    windows = rolling_windows(tokens, 16, [0])
-    assert len(windows) == 2
-    parts = [log_likelihood(tiny.params, tiny.config, *window, mc_num=8) for window in windows]
-    assert found == pytest.approx(sum(parts), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("pairs", "options", "message"),
     [
@@ -262,11 +249,11 @@ def test_bad_input_is_refused(tiny, pairs, options, message):
 
 def test_models_that_have_no_likelihood_are_refused(tiny):
     with pytest.raises(ValueError, match="mask_id is not set by the model's configuration"):
-        log_likelihood(tiny.params, tiny.config.replace(mask_id=None), [1], [2])
+        log_likelihoods(tiny.params, tiny.config.replace(mask_id=None), [([1], [2])])
     with pytest.raises(ValueError, match=r"no parameters \(it is an export\)"):
-        log_likelihood(None, tiny.config, [1], [2])
+        log_likelihoods(None, tiny.config, [([1], [2])])
     with pytest.raises(ValueError, match="prompt 0 is empty; allowed: 1 token or more"):
-        log_likelihood(tiny.params, tiny.config.replace(shift_logits=True), [], [2])
+        log_likelihoods(tiny.params, tiny.config.replace(shift_logits=True), [([], [2])])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import llada_jax as lj
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
-from llada_jax.evaluation.likelihood import log_likelihood, rolling_log_likelihood
+from llada_jax.evaluation.likelihood import log_likelihoods, rolling_windows
 from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
 TINY = lj.load("tiny")
@@ -46,7 +46,7 @@ def test_a_likelihood_is_that_of_the_ids():
     context, answer = "Anna had 4 apples. How many?", " 4 apples"
     ((value, greedy),) = model_with().loglikelihood([asking(context, answer)])
     ids = TOKENIZER.encode(context), TOKENIZER.encode(answer)
-    assert value == log_likelihood(TINY.params, TINY.config, *ids, mc_num=4, batch_size=4, seed=0)
+    assert value == log_likelihoods(TINY.params, TINY.config, [ids], mc_num=4, batch_size=4)[0]
     assert greedy is False
 
 
@@ -83,9 +83,9 @@ def test_a_rolling_likelihood_covers_texts_of_any_length():
     found = model.loglikelihood_rolling([asking(text) for text in texts])
     for text, value in zip(texts, found, strict=True):
         ids = TOKENIZER.encode(text)
-        options = {"prefix": [TOKENIZER.bos_id], "mc_num": 1, "batch_size": 4}
-        expected = rolling_log_likelihood(TINY.params, short, ids, **options)
-        assert value == pytest.approx(expected, rel=1e-5)
+        windows = rolling_windows(ids, 24, [TOKENIZER.bos_id])
+        expected = log_likelihoods(TINY.params, short, windows, mc_num=1, batch_size=4)
+        assert value == pytest.approx(expected.sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

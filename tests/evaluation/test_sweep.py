@@ -3,6 +3,7 @@
 from dataclasses import fields
 from itertools import pairwise
 
+import jax
 import pytest
 from omegaconf import OmegaConf
 
@@ -21,7 +22,6 @@ from llada_jax.evaluation.sweep import (
 from llada_jax.evaluation.tally import Tally
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.sampler.accept import without_bound
 
 BLOCKWISE = SamplerConfig(cache="blockwise", threshold=0.9)
 STAGED = SamplerConfig(cache="blockwise", accept="staged")
@@ -55,16 +55,16 @@ def test_a_sweep_has_every_combination_that_makes_sense():
 
 
 def test_every_setting_that_no_task_sets_can_be_swept():
-    names = {each.name for each in fields(SamplerConfig)}
+    names = SamplerConfig.setting_types().keys()
     assert {each.name for each in fields(Axes)} == names - {"gen_length", "steps"}
     section = {
-        "name": "overflow",
+        "name": "refresh",
         "sampler": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
-        "over": {"refresh_overflow": ["carry", "drop"], "row_budget": [None, 64]},
+        "over": {"refresh": ["rows", "none"], "row_budget": [None, 64]},
     }
     settings = read_config(Sweep, OmegaConf.create(section)).settings
-    found = {(each.sampler.refresh_overflow, each.sampler.row_budget) for each in settings}
-    assert found == {("carry", None), ("carry", 64), ("drop", None), ("drop", 64)}
+    found = {(each.sampler.refresh, each.sampler.row_budget) for each in settings}
+    assert found == {("rows", None), ("rows", 64), ("none", None), ("none", 64)}
     with pytest.raises(ValueError, match=r"over\.steps is no setting; allowed: block_length, "):
         read_config(Sweep, OmegaConf.create(section | {"over": {"steps": [8]}}))
 
@@ -93,7 +93,7 @@ def test_settings_of_one_program_follow_each_other():
         Sweep(name="rows_again", sampler=STAGED, over=Axes(refresh_rows=(1, 4))),
     ]
     ordered = by_program(setting for sweep in sweeps for setting in sweep.settings)
-    programs = [without_bound(setting.sampler) for setting in ordered]
+    programs = [jax.tree.structure(setting.sampler) for setting in ordered]
     changes = sum(one != other for one, other in pairwise(programs))
     assert len(ordered) == 6 and changes == len(set(programs)) - 1 == 1
 
@@ -127,8 +127,7 @@ def test_revision_is_compared_with_the_same_threshold_and_with_as_many_forwards(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"slide": False},
-        {"draft_scores": "next_forward"},
+        {"lookahead_trigger": 2},
         {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 2.0))},
         {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 1.5)), "latency_allowance": 3.0},
         {"row_budget": 64},

@@ -1,4 +1,5 @@
-"""A model of random weights with a tokenizer, for experiments that do not care what it says."""
+"""A model of random weights with a tokenizer, for experiments that do not care what it says. Its
+widths are multiples of a tile's."""
 
 import shutil
 from pathlib import Path
@@ -18,13 +19,13 @@ def random_model(tmp_path_factory) -> Path:
     tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
     config = lj.ModelConfig(
         family="llada",
-        vocab_size=tokenizer.vocab_size,
-        width=16,
+        vocab_size=-(-tokenizer.vocab_size // 32) * 32,
+        width=32,
         n_layers=1,
         n_heads=2,
         n_kv_heads=2,
-        head_dim=8,
-        ffn_width=16,
+        head_dim=16,
+        ffn_width=32,
         rope_theta=1e4,
         norm_eps=1e-5,
         max_length=256,

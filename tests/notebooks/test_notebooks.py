@@ -1,10 +1,12 @@
 """Every notebook runs from its first cell to its last."""
 
+import ast
 import os
 from pathlib import Path
 
 import pytest
 
+PROJECT = ("llada_jax", "experiments")
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
@@ -23,6 +25,21 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_it_imports_of_the_project_exists(path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    wanted = [
+        (node.module, alias.name)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PROJECT)
+        for alias in node.names
+    ]
+    for module, name in wanted:
+        exec(f"from {module} import {name}", {})
 
 
 def test_there_are_notebooks_and_they_were_run() -> None:

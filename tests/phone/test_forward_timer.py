@@ -7,7 +7,7 @@ from llada_jax.phone.energy import energy_of
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import Runtime, most_rows
-from llada_jax.phone.simulate import latency, simulate
+from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
@@ -29,7 +29,8 @@ def test_parts_and_energies_add_up():
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert found.timeline().seconds == pytest.approx(found.seconds)
     assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
-    assert found.seconds == latency(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    timer = ForwardTimer(GRAPHS, PHONE, SWAP, found.workload.canvas)
+    assert found.seconds == timer.latency(found.workload)
     assert found.unknown == ()
 
 
@@ -197,9 +198,13 @@ def test_doubts_add_in_quadrature_golden():
 
 def test_a_latency_depends_on_its_own_kernels_alone():
     workload = blockwise(8, 32)
-    sure = with_uncertainty(PHONE, lambda moved: latency(workload, GRAPHS, moved, SWAP))
+
+    def latency(phone):
+        return ForwardTimer(GRAPHS, phone, SWAP, workload.canvas).latency(workload)
+
+    sure = with_uncertainty(PHONE, latency)
     assert all("vendor" not in name and "hexkl" not in name for name, _ in sure.largest)
-    assert sure.seconds == latency(workload, GRAPHS, PHONE, SWAP)
+    assert sure.seconds == latency(PHONE)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.memory import (
-    MIB,
     buffers_mib,
     footprint,
     most_rows,
@@ -16,6 +15,7 @@ from llada_jax.phone.memory import (
     temporaries_mib,
     weights_mib,
 )
+from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.graph import model_graph
 from tests.phone.small import PHONE
 

@@ -1,6 +1,7 @@
 """A mixture is mapped and planned with all its experts, and priced by those that rows take."""
 
 import math
+from functools import cache
 
 import jax
 import numpy as np
@@ -14,11 +15,12 @@ from llada_jax.model.params import init_params
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Graphs, graphs_of
-from llada_jax.phone.memory import MIB, weights_mib
+from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.mixture import IndependentRouting, RecordedRouting, layer_costs
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, Workload
+from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.graph import model_graph
 from tests.phone.small import GRAPHS, PHONE, SHAPE
 
@@ -31,10 +33,15 @@ STEP = Forward(32, 96, 32)
 WIDE = System(runtime="wide")
 
 
+@cache
+def made(model):
+    """The parameters that random initialisation makes, without their numbers."""
+    return jax.tree.leaves(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
+
+
 def counted(model, least_axes=2) -> int:
-    """Numbers in the parameters that random initialisation makes; by default in matrices alone."""
-    made = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(made) if leaf.ndim >= least_axes)
+    """Numbers in all parameters of so many axes; by default in matrices alone."""
+    return sum(leaf.size for leaf in made(model) if leaf.ndim >= least_axes)
 
 
 @pytest.mark.parametrize("name", NAMES)

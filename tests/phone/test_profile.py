@@ -1,5 +1,6 @@
 """Profiles: every number has a unit, a tag and a source, or the loader refuses it."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ PATHS = list(paths(CONTENT))
 
 def changed(path: tuple[str, ...], **entries) -> dict:
     """The profile with some keys of one number replaced, or removed where they are None."""
-    content = yaml.safe_load(yaml.safe_dump(CONTENT))
+    content = deepcopy(CONTENT)
     node = content
     for name in path:
         node = node[name]
@@ -40,7 +41,7 @@ def changed(path: tuple[str, ...], **entries) -> dict:
 
 def written(folder: Path, content) -> Path:
     path = folder / "phone.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
     return path
 
 

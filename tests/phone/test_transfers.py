@@ -3,8 +3,8 @@
 import pytest
 
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.memory import MIB
 from llada_jax.phone.transfers import transfers_by_rule
+from llada_jax.swap.address_budget import MIB
 from tests.phone.small import PHONE, SHAPE
 
 LLADA = architecture("llada_8b")

@@ -1,5 +1,6 @@
 """Accept rules on hand-made and on random candidates."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.accept import (
-    Candidates,
-    accept_for,
-    bound_of,
-    quota,
-    ranks,
-    without_bound,
-)
+from llada_jax.sampler.candidates import Candidates, quota, ranks
+from llada_jax.sampler.rules.base import accepted as accepted_by
 from llada_jax.types import Scores
 
 
@@ -33,8 +28,10 @@ def accepted(confidence, is_open=None, entropy=None, due=1, random=None, **setti
         jnp.asarray(np.ones(confidence.shape, bool) if is_open is None else [is_open]),
         jnp.asarray(zeros if random is None else np.asarray(random, np.float32)[None]),
         jnp.asarray([due], jnp.int32),
+        config.remasking,
+        config.parity,
     )
-    transfer_mask = accept_for(config)(candidates, bound_of(config))[0]
+    transfer_mask = accepted_by(config.rule, candidates)[0]
     return np.flatnonzero(transfer_mask).tolist()
 
 
@@ -109,5 +106,5 @@ def test_quota_spreads_all_masks(masks, steps):
 @pytest.mark.parametrize("rule", ["threshold", "factor", "entropy_bound"])
 def test_a_sweep_over_the_bound_is_one_configuration(rule):
     low, high = (SamplerConfig(**{rule: value}) for value in (0.3, 0.9))
-    assert without_bound(low) == without_bound(high)
-    assert bound_of(low) == np.float32(0.3) and bound_of(high) == np.float32(0.9)
+    assert jax.tree.structure(low) == jax.tree.structure(high)
+    assert jax.tree.leaves(low) == [0.3] and jax.tree.leaves(high) == [0.9]

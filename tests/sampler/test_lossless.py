@@ -98,23 +98,6 @@ def test_there_are_programs_for_the_largest_window_and_branch():
     assert trace is not None and trace.live_rows.max() == 4 * 32 <= trace.rows.max()
 
 
-def test_a_lower_bar_for_what_is_expected():
-    """A token at 0.6 is expected to reach the threshold in the next step, and does."""
-
-    def script(forward, position, masked):
-        return position % 20, (0.6 if forward == 0 else 0.9) if position % 8 else 0.95
-
-    def run(**settings):
-        config = with_ids(lossless(BLOCKWISE.replace(threshold=0.8), **settings), CONFIG)
-        scripted = Scripted(script)
-        prompt = [[1] * 8]
-        return decode(scripted.denoiser(), None, CONFIG, prompt, config, loop="host", trace=True)
-
-    without, with_bar = run(lookahead_trigger=8), run(lookahead_trigger=8, guess_threshold=0.5)
-    np.testing.assert_array_equal(without.tokens, with_bar.tokens)
-    assert with_bar.nfe[0] < without.nfe[0]
-
-
 @pytest.mark.parametrize(
     "rule", [{"threshold": 0.24}, pytest.param({"temperature": 0.7}, marks=pytest.mark.slow)]
 )

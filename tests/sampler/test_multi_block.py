@@ -1,7 +1,6 @@
 """The window that slides over blocks, its drafts, and its growth."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
-from llada_jax.sampler.step import Decoder
 from llada_jax.sampler.trace import Event
-from llada_jax.sampler.window import MultiBlock
 from tests.sampler.recorded import recorded_decode
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, MASK, toy_decode
@@ -180,38 +177,6 @@ def test_a_window_holds_as_many_masks_as_the_schedule_commits(rule):
         assert (result.nfe <= 6).all()
 
 
-RULES = {
-    "threshold": {},
-    "staged": {"threshold": None, "accept": "staged", "theta_visible": 0.2, "theta_stable": 0.3},
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_window_that_neither_slides_nor_grows_is_block_wise_decoding(rule):
-    """But for padding: its buckets are others."""
-    still = SLIDING.replace(**RULES[rule], slide=False, lookahead_trigger=0)
-    found = toy_decode(PROMPTS, still, salt=3, loop="host").trace
-    by_block = SLIDING.replace(**RULES[rule], window="by_cache")
-    expected = toy_decode(PROMPTS, by_block, salt=3, loop="host").trace
-    assert replace(found, rows=expected.rows).same_decoding(expected)
-
-
-def test_a_window_that_does_not_slide_still_grows():
-    """It begins with the block until that is finished, though its first tokens were fed before."""
-    sure_at = {2: 0, 3: 1, 4: 2, 5: 2}
-
-    def script(forward, position, masked):
-        return position, 0.9 if forward >= sure_at.get(position, 0) else 0.1
-
-    trace, fed = story(script, lookahead_trigger=2, slide=False)
-    assert [sorted(window) for window in fed] == [
-        [0, 1, 2, 3, 4, 5],  # the prompt and the first block
-        [2, 3, 4, 5],
-        [2, 3, 4, 5, 6, 7, 8, 9],  # two masks are left
-    ]
-    assert trace.commit_steps()[0, 2:].tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
-
-
 def test_a_draft_that_is_not_sure_is_not_taken_over():
     def script(forward, position, masked):
         return position + forward, 0.9 if position < 6 or forward > 0 else 0.4
@@ -221,25 +186,6 @@ def test_a_draft_that_is_not_sure_is_not_taken_over():
     assert trace.commit_steps()[0, 2:].tolist() == [0] * 4 + [1] * 4
     assert trace.tokens[0, 6:].tolist() == [7, 8, 9, 10], "the later prediction counts"
     assert trace.draft_rows[:, 0].tolist() == [4, 0]
-
-
-@pytest.mark.parametrize(
-    ("draft_scores", "steps", "second_block"),
-    [("same_forward", [0] * 8, [6, 7, 8, 9]), ("next_forward", [0] * 4 + [1] * 4, [7, 8, 9, 10])],
-)
-def test_whose_scores_decide_on_drafts(draft_scores, steps, second_block):
-    """The first forward is sure of all of two blocks; a second one is sure of other tokens."""
-
-    def script(forward, position, masked):
-        return position + forward, 0.9
-
-    trace, fed = story(
-        script, lookahead_trigger=4, latency_table=BOTH_BLOCKS, draft_scores=draft_scores
-    )
-    assert trace.commit_steps()[0, 2:].tolist() == steps
-    assert trace.tokens[0, 6:].tolist() == second_block
-    assert len(fed) == 1 + max(steps) and trace.draft_rows[:, 0].tolist() == [4, 0][: len(fed)]
-    assert (trace.event_kind == Event.AHEAD).any() == (draft_scores == "same_forward")
 
 
 def test_drafts_of_several_blocks_cascade():
@@ -328,8 +274,6 @@ def test_no_step_needs_more_rows_than_there_are_programs_for(salt, rows, staged,
 def test_the_row_before_a_window_takes_room_where_it_grows(budget):
     """Of a model with shifted outputs: no forward has a row more than its bucket or the budget."""
     config = SLIDING.replace(row_budget=budget, gen_length=48, steps=48)
-    window = Decoder(SHIFTED, config).window
-    assert isinstance(window, MultiBlock)
     runs = [
         toy_decode(PROMPTS[:1], config, SHIFTED, salt=3, loop=loop) for loop in ("host", "compiled")
     ]
@@ -338,5 +282,5 @@ def test_the_row_before_a_window_takes_room_where_it_grows(budget):
     assert trace.draft_rows.any() and (trace.event_kind == Event.AHEAD).any()
     live = trace.live_rows[1:, 0]
     largest = 16 if budget is None else budget
-    assert window.buckets[0] == 9
+    assert config.window.growth(config, shift=1).buckets[0] == 9
     assert (live == largest).any() and set(trace.rows[1:][live == largest]) == {largest}

@@ -12,7 +12,6 @@ LENGTHS = {"gen_length": 48, "block_length": BLOCK, "steps": 48}
 EVERYTHING = SamplerConfig.preset("llada_cpp", **LENGTHS, theta_visible=0.2, theta_stable=0.25)
 SWITCHES = {
     "nothing": {},
-    "slide": {"slide": False},
     "lookahead": {"lookahead_trigger": 0},
     "staged": {"accept": "quota", "threshold": 0.2, "theta_visible": 0.7, "theta_stable": 0.9},
     "refresh": {"refresh": "none"},
@@ -42,13 +41,5 @@ def test_one_part_is_off_and_the_others_are_on(switch):
     config = EVERYTHING.replace(**SWITCHES[switch])
     run = toy_decode([PROMPT], config, salt=6, loop="host")
     off = {"staged", "refresh"} if switch == "staged" else {switch}  # no token would need it
-    assert parts_at_work(run.trace) == SWITCHES.keys() - {"nothing"} - off
+    assert parts_at_work(run.trace) == {"slide", *SWITCHES} - {"nothing"} - off
     assert not (run.tokens == MASK).any()
-
-
-def test_both_loops_and_any_batch_decode_alike_without_sliding():
-    config, prompts = EVERYTHING.replace(slide=False), [PROMPT, [9, 2]]
-    host, compiled = (toy_decode(prompts, config, salt=1, loop=x) for x in ("host", "compiled"))
-    assert host.trace.same_decoding(compiled.trace)
-    alone = toy_decode([PROMPT], config, salt=1, loop="host")
-    assert (host.generated[0] == alone.generated[0]).all()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.canvas import layout_of
-from llada_jax.sampler.window import buckets_for, window_for
+from llada_jax.sampler.windows.base import buckets_for
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 
@@ -26,7 +26,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
         gen_length=gen_length, block_length=block_length, steps=gen_length, cache=cache
     )
     layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
-    buckets = buckets_for(window_for(config), layout, model)
+    buckets = buckets_for(config, layout, int(model.shift_logits))
     assert list(buckets) == sorted(set(buckets))
     longest = max(lengths) + (0 if infill else gen_length)
     assert longest <= layout.length < longest + 32
@@ -48,16 +48,14 @@ def test_rows_beyond_a_span_are_padding_that_changes_nothing():
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
     config = SamplerConfig(gen_length=32, block_length=8, steps=32, cache="blockwise")
     layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
-    assert buckets_for(window_for(config), layout, CONFIG) == (8, 16, 40)
-    shifted = CONFIG.replace(shift_logits=True)
-    assert buckets_for(window_for(config), layout, shifted) == (9, 17, 41)
+    assert buckets_for(config, layout, shift=0) == (8, 16, 40)
+    assert buckets_for(config, layout, shift=1) == (9, 17, 41)
     assert layout.n_blocks == 4
 
 
 def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
     """It is counted among the rows of a bucket, of a table's and of the budget."""
     config = SamplerConfig.preset("multi_block", gen_length=64, block_length=8, steps=64)
-    shifted = CONFIG.replace(shift_logits=True)
     layout = layout_of(np.array([5], np.int32), config, CONFIG, infill=False)
     for settings, plain, with_row in (
         ({}, (8, 16, 32, 64, 72), (9, 16, 32, 64, 73)),
@@ -69,5 +67,5 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
         ),
     ):
         changed = config.replace(**settings)
-        assert buckets_for(window_for(changed), layout, CONFIG) == plain
-        assert buckets_for(window_for(changed, shift=1), layout, shifted) == with_row
+        assert buckets_for(changed, layout, shift=0) == plain
+        assert buckets_for(changed, layout, shift=1) == with_row

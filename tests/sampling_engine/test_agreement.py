@@ -8,7 +8,8 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
-from llada_jax.sampler.accept import Candidates, accept_for, bound_of
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.rules.base import accepted
 from llada_jax.sampling_engine.agreement import count_flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.host import store_logits
@@ -27,7 +28,7 @@ def our_step(logits, tokens, is_open, quota, config):
     scores = start_scores(logits.shape[:2], jnp.dtype("float32"))
     scores = finish_scores(absorb_chunk(scores, logits, 0, None, ScoreRules()))
     candidates = Candidates(scores, is_open, jnp.zeros(is_open.shape), quota)
-    transfer = accept_for(config)(candidates, bound_of(config))
+    transfer = accepted(config.rule, candidates)
     return np.asarray(jnp.where(transfer, scores.token, tokens)), np.asarray(transfer)
 
 

@@ -83,11 +83,7 @@ def require_close(error: float, quant: str, what: str) -> None:
 
 
 def check_body(
-    path: Path,
-    model: ModelConfig,
-    layers: range,
-    buckets: Sequence[Bucket],
-    stored: StoredWeights,
+    path: Path, model: ModelConfig, layers: range, buckets: Sequence[Bucket], stored: StoredWeights
 ) -> Iterator[dict[str, Any]]:
     """Yields each signature's error. Raises RuntimeError for one that is too large."""
     small = Bucket(min(b.rows for b in buckets), min(b.cache for b in buckets))

@@ -55,11 +55,7 @@ class Compilation:
 
 
 def compile_contexts(
-    tflite: str | PathLike[str],
-    out: str | PathLike[str],
-    soc: str,
-    *,
-    weight_sharing: bool = False,
+    tflite: str | PathLike[str], out: str | PathLike[str], soc: str, *, weight_sharing: bool = False
 ) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
 

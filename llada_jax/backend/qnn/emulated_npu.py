@@ -28,10 +28,7 @@ class EmulatedNpu:
     """The backend. Each step becomes a context binary of its own."""
 
     def __init__(
-        self,
-        soc: str = "SM8750",
-        precision: str = "fp16",
-        samples: Sequence[Inputs] = (),
+        self, soc: str = "SM8750", precision: str = "fp16", samples: Sequence[Inputs] = ()
     ):
         """Takes a recorder's inputs as `samples`, for a16w8, a8w8 and a16w4.
 

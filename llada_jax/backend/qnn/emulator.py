@@ -123,10 +123,7 @@ def _session(model: str | Path, soc: str) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    provider = {
-        "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
-        "soc_model": str(SOCS[soc]),
-    }
+    provider = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": str(SOCS[soc])}
     options.add_provider_for_devices(_devices(), provider)
     try:
         return onnxruntime.InferenceSession(str(model), options)

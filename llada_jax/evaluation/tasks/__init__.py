@@ -12,13 +12,13 @@ from llada_jax.evaluation.task import Task
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of all tasks, sorted."""
+    """Returns names of all tasks, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 @cache
 def load_task(name: str) -> Task:
-    """A task by name; ValueError lists the names that exist."""
+    """Returns a task by name; ValueError lists the names that exist."""
     names = task_names()
     require(name in names, f"task is {name!r}; allowed: {', '.join(names)}")
     return importlib.import_module(f"{__name__}.{name}").TASK

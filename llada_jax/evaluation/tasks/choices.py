@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.people import PEOPLE
 from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered, sentence, sentences
 
-LETTERS = "ABCD"
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
 NEAR = 5  # a wrong number is at most so far from the right one
@@ -34,7 +33,6 @@ RANGES = (
 )
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
 ACTIONS = (
     *("stop", "jump", "sit", "turn", "run", "sing", "wait", "clap"),
@@ -87,7 +85,8 @@ def within(rng: Random, difficulty: int) -> Puzzle:
 def _numbers_with_ranges(
     rng: Random, largest: int
 ) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Four numbers in order, and for each the ranges that hold it and none of the others."""
+    """Returns four numbers in order, and for each the ranges that hold it and none of the
+    others."""
     while True:
         numbers = sorted(rng.sample(range(2, largest + 1), 4))
         edges = [0, *numbers, largest + 1]
@@ -105,7 +104,8 @@ def _numbers_with_ranges(
 
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
-    """The next number of a sequence with equal steps; any of four neighbours, by their order."""
+    """Asks for the next number of a sequence with equal steps; any of four neighbours, by their
+    order."""
     step = rng.randint(2, 5 + 2 * difficulty)
     first = rng.randint(SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
     numbers = [first + place * step for place in range(4)]
@@ -131,7 +131,7 @@ def sequence(rng: Random, difficulty: int) -> Puzzle:
 
 
 def turning(rng: Random, difficulty: int) -> Puzzle:
-    """Where someone faces after one turn or two."""
+    """Asks where someone faces after one turn or two."""
     who, place = rng.choice(PEOPLE), rng.randrange(4)
     facts, reasons = [f"{who} faces {COMPASS[place]}"], []
     for _ in range(rng.randint(1, 2) if difficulty else 1):
@@ -146,7 +146,7 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
 
 
 def day(rng: Random, difficulty: int) -> Puzzle:
-    """The day of the week some days from now, or some days ago."""
+    """Asks for the day of the week some days from now, or some days ago."""
     today, count = rng.randrange(7), rng.randint(2, DAYS_AWAY[difficulty])
     direction, when = rng.choice(((1, f"in {count} days"), (-1, f"{count} days ago")))
     path = [DAYS[(today + direction * step) % 7] for step in range(1, count + 1)]
@@ -159,7 +159,7 @@ def day(rng: Random, difficulty: int) -> Puzzle:
 
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
-    """A code of four signals."""
+    """Tells a code of four signals."""
     who, colors, actions = rng.choice(PEOPLE), rng.sample(SIGNALS, 4), rng.sample(ACTIONS, 4)
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
     return Puzzle(
@@ -177,19 +177,14 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
     shade, other_shade = rng.sample(SHADES, 2)
     thing = rng.choice(OBJECTS)
     rule = f"a {word} is {size} and {shade}"
-    pairs = (
-        (size, shade),
-        (size, other_shade),
-        (other_size, shade),
-        (other_size, other_shade),
-    )
+    pairs = ((size, shade), (size, other_shade), (other_size, shade), (other_size, other_shade))
     return Puzzle(
         [rule], f"Which {thing} is a {word}?", [f"{big} {red}" for big, red in pairs], rule
     )
 
 
 def price(rng: Random, difficulty: int) -> Puzzle:
-    """The cheapest or the dearest of four goods."""
+    """Asks for the cheapest or the dearest of four goods."""
     who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
     prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
@@ -217,7 +212,7 @@ KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A puzzle with its choices in random order; None where the split is another's."""
+    """Draws a puzzle with its choices in random order; None where the split is another's."""
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
@@ -225,14 +220,13 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
     letter = LETTERS[choices.index(right)]
-    listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
-    question = f"{' '.join(map(_sentence, facts))} {puzzle.ask}{listed}"
-    answer = f"{_sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
+    question = f"{sentences(facts)} {puzzle.ask}{lettered(choices)}"
+    answer = f"{sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
     return Item(question, answer, letter, tuple(choices))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """An item that asks for the letters of the other choices too, in random order."""
+    """Asks for the letters of the other choices too, in random order."""
     item = draw(rng, difficulty, owns)
     if item is None:
         return None
@@ -252,10 +246,6 @@ def _distractions(rng: Random, count: int) -> list[str]:
         f"{rng.choice(PEOPLE)} is at home",
     )
     return rng.sample(kinds, count)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 TASK = Task(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
 
 
-class Level(NamedTuple):
+class CountdownLevel(NamedTuple):
     count: int  # numbers
     largest: int  # of the numbers
     largest_value: int  # of every result
@@ -24,9 +24,9 @@ class Level(NamedTuple):
 
 
 LEVELS = {
-    0: Level(3, 9, 30, "+-"),
-    1: Level(3, 10, 99, "+-*"),
-    2: Level(4, 25, 199, "+-*/"),
+    0: CountdownLevel(3, 9, 30, "+-"),
+    1: CountdownLevel(3, 10, 99, "+-*"),
+    2: CountdownLevel(4, 25, 199, "+-*/"),
 }
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 LONGEST_EXPRESSION = 100  # characters; deeper ones are no answer
@@ -39,7 +39,8 @@ class Term(NamedTuple):
 
 
 def verify(item: Item, text: str) -> bool:
-    """Whether the expression after `####` uses every number once and has the value asked for."""
+    """Tells whether the expression after `####` uses every number once and has the value asked
+    for."""
     expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
     if len(expression) > LONGEST_EXPRESSION:
         return False
@@ -52,7 +53,7 @@ def verify(item: Item, text: str) -> bool:
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Numbers combined two by two until one is left; None where a result is out of range."""
+    """Draws numbers combined two by two until one is left; None where a result is out of range."""
     level = LEVELS[difficulty]
     numbers = [rng.randint(1, level.largest) for _ in range(level.count)]
     terms, working = [Term(number, str(number)) for number in numbers], []
@@ -78,7 +79,8 @@ GOAL = " to make "
 
 
 def _joined(left: Term, symbol: str, right: Term) -> Term | None:
-    """The operation, with brackets only where they are needed; None unless a positive integer."""
+    """Returns the operation, with brackets only where they are needed; None unless a positive
+    integer."""
     if symbol == "/" and left.value % right.value:
         return None
     operation = {
@@ -98,7 +100,8 @@ def _joined(left: Term, symbol: str, right: Term) -> Term | None:
 
 
 def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
-    """Value of an expression of whole numbers, and the numbers; ValueError if it is another."""
+    """Returns value of an expression of whole numbers, and the numbers; ValueError if it is
+    another."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number), [number]

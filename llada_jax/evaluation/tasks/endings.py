@@ -12,18 +12,15 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.people import PEOPLE, pronoun
 from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, PLACES, lettered, pronoun, sentences
 
-LETTERS = "ABCD"
 IDLE_SENTENCES = {0: 0, 1: 1, 2: 3}  # by difficulty
 
 OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "map", "phone", "ring", "toy")
 CONTAINERS = ("box", "bag", "drawer", "basket", "chest", "case")
-PLACES = ("kitchen", "garden", "office", "school", "park", "library", "garage", "market")
 COLORS = ("red", "blue", "green", "white", "black", "yellow")
 CLOTHES = ("hat", "coat", "scarf", "shirt", "belt", "cap")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 FOODS = ("apples", "pears", "plums", "nuts", "eggs", "cakes")
 TRIPS = (
     ("lake", "swam"),
@@ -106,7 +103,7 @@ def weather(rng: Random) -> Story:
 
 
 def leftovers(rng: Random) -> Story:
-    """A number after a loss or a gain, and who likes the thing."""
+    """Asks for a number after a loss or a gain, and who likes the thing."""
     who, friend, other = rng.sample(PEOPLE, 3)
     food, other_food = rng.sample(FOODS, 2)
     had, change = rng.randint(4, 12), rng.randint(2, 6)
@@ -197,7 +194,7 @@ KINDS: tuple[Callable[[Random], Story], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A story with its endings in random order; None where the split is another's."""
+    """Draws a story with its endings in random order; None where the split is another's."""
     story = rng.choice(KINDS)(rng)
     if not owns(" ".join(story.reasons)):
         return None
@@ -205,9 +202,8 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     choices = rng.sample([right, *wrong], 4)
     letter = LETTERS[choices.index(right)]
     facts = [*_idle_sentences(rng, IDLE_SENTENCES[difficulty]), *story.facts]
-    listed = "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
-    question = f"{' '.join(map(_sentence, facts))} {story.stem}{listed}"
-    reasons = " ".join(map(_sentence, story.reasons))
+    question = f"{sentences(facts)} {story.stem}{lettered(choices)}"
+    reasons = sentences(story.reasons)
     answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
     return Item(question, answer, letter, tuple(choices))
 
@@ -220,10 +216,6 @@ def _idle_sentences(rng: Random, count: int) -> list[str]:
         f"{rng.choice(PEOPLE)} had a dog",
     )
     return rng.sample(kinds, count)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 TASK = Task(

@@ -15,19 +15,20 @@ from llada_jax.evaluation.task import ANSWER_MARK, Item, OwnsKey, Task
 EMPTY = "0"
 
 
-class Level(NamedTuple):
+class SudokuLevel(NamedTuple):
     box: int  # width of a box
     empty: int  # cells to empty, or fewer where no more can be
 
 
-LEVELS = {0: Level(2, 6), 1: Level(2, 9), 2: Level(3, 30), 3: Level(3, 48)}
+LEVELS = {0: SudokuLevel(2, 6), 1: SudokuLevel(2, 9), 2: SudokuLevel(3, 30), 3: SudokuLevel(3, 48)}
 INTRODUCTION = "Solve this Sudoku.\n"
 
 Grid = list[int]  # row by row; 0 is empty
 
 
 def verify(item: Item, text: str) -> bool:
-    """Whether the grid after `####` keeps all given cells and every row, column and box is full."""
+    """Tells whether the grid after `####` keeps all given cells and every row, column and box is
+    full."""
     rows = item.question.removeprefix(INTRODUCTION).split("\n")
     size = len(rows)
     _, mark, tail = text.rpartition(ANSWER_MARK)
@@ -42,7 +43,7 @@ def verify(item: Item, text: str) -> bool:
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A random grid with cells emptied one by one while its solution stays the only one."""
+    """Draws a random grid with cells emptied one by one while its solution stays the only one."""
     box, empty = LEVELS[difficulty]
     size = box * box
     solution = _random_grid(rng, box)
@@ -59,15 +60,11 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     if not by_solution and not owns(_without_names(puzzle)):
         return None
     target = _written(solution, size)
-    return Item(
-        INTRODUCTION + _written(puzzle, size),
-        f"{ANSWER_MARK}\n{target}",
-        target,
-    )
+    return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
 
 
 def _units(box: int) -> list[list[int]]:
-    """Places of each row, column and box."""
+    """Returns places of each row, column and box."""
     size = box * box
     rows = [[row * size + column for column in range(size)] for row in range(size)]
     columns = [list(column) for column in zip(*rows, strict=True)]
@@ -80,7 +77,7 @@ def _units(box: int) -> list[list[int]]:
 
 
 def _peers(box: int) -> list[list[int]]:
-    """For each place the others that share a unit with it."""
+    """Returns for each place the others that share a unit with it."""
     units = _units(box)
     return [
         sorted(set(chain(*(unit for unit in units if place in unit))) - {place})
@@ -93,7 +90,8 @@ PEERS = {4: _peers(2), 9: _peers(3)}
 
 
 def _random_grid(rng: Random, box: int) -> Grid:
-    """The plainest grid with its digits, bands, stacks and the lines of each in random order."""
+    """Mixes the plainest grid with its digits, bands, stacks and the lines of each in random
+    order."""
     size = box * box
 
     def mixed() -> list[int]:
@@ -110,7 +108,7 @@ def _pattern(row: int, column: int, box: int) -> int:
 
 
 def _count_solutions(grid: Grid, size: int, limit: int) -> int:
-    """Number of ways to fill the empty cells, counted up to a limit; fills the tightest first."""
+    """Counts the ways to fill the empty cells, counted up to a limit; fills the tightest first."""
     tightest, options = -1, list(range(size + 1))
     for place, digit in enumerate(grid):
         if digit:
@@ -134,7 +132,7 @@ def _count_solutions(grid: Grid, size: int, limit: int) -> int:
 
 
 def _without_names(grid: Grid) -> str:
-    """The grid with its digits renamed in the order of their first appearance."""
+    """Returns the grid with its digits renamed in the order of their first appearance."""
     names: dict[int, int] = {0: 0}
     return "".join(str(names.setdefault(digit, len(names))) for digit in grid)
 

@@ -9,49 +9,27 @@ chains occur in both: single equations, and short chains within longer ones.
 """
 
 import itertools
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.people import BOYS, GIRLS
+from llada_jax.evaluation.stories import STORIES, THINGS, CountStory, Happening
 from llada_jax.evaluation.task import Item, OwnsKey, Task, final_answer
+from llada_jax.evaluation.wording import BOYS, GIRLS, sentences
 
 LARGEST_VALUE = {0: 10, 1: 20, 2: 50, 3: 99}  # by difficulty; of every number and every result
 SMALLEST_VALUE = 2  # nouns are plural only
 LARGEST_FACTOR = 9
 DRILLED_PROBLEMS = 3
 DRILLED_SUMS = 14
+OPERATIONS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv,
+}  # fmt: skip
 EQUATION = re.compile(r"\d+[-+*/]\d+=\d+")
-
-THINGS = ("apples", "books", "cards", "coins", "pears", "pens", "shells", "stamps", "toys")
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday")
-
-
-class Event(NamedTuple):
-    """Something that happens: `told` in the question, `shown` with its equation in the answer.
-
-    The symbol is the operation applied to the running count; an opening that only states the
-    count has none. Without `shown` or `asks` those of the story hold.
-    """
-
-    symbol: str
-    told: str
-    shown: str = ""
-    asks: tuple[str, ...] = ()
-
-
-class Story(NamedTuple):
-    """Events around one running count, and how to state and to ask for that count."""
-
-    openings: tuple[Event, ...]
-    gains: tuple[Event, ...]
-    losses: tuple[Event, ...]
-    endings: tuple[Event, ...]
-    shown: str
-    asks: tuple[str, ...]
-    things: tuple[str, ...] = THINGS
 
 
 class Sentence(NamedTuple):
@@ -72,227 +50,15 @@ class Draft(NamedTuple):
     things: tuple[str, ...] = THINGS
 
 
-SHARE = Event(
-    "/",
-    "{he} shared all the {things} equally among {a} friends",
-    "each friend got {equation} {things}",
-    ("How many {things} did each friend get?",),
-)
-PACK = Event(
-    "/",
-    "{he} put all the {things} into bags of {a}",
-    "{he} filled {equation} bags",
-    ("How many bags did {he} fill?",),
-)
-SELL_ALL = Event(
-    "*",
-    "{he} sold all the {things} for {a} dollars each",
-    "{he} got {equation} dollars",
-    ("How many dollars did {he} get for the {things}?",),
-)
-OWNED = "{he} had {equation} {things}"
-ASK_OWNED = (
-    "How many {things} did {name} have in the end?",
-    "How many {things} did {he} have after that?",
-)
-FOUND_OR_BOUGHT = (
-    Event("+", "{he} bought {a} more {things}"),
-    Event("+", "{he} found {a} more {things}"),
-    Event("+", "{friend} gave {him} {a} more {things}"),
-)
-GIVEN_OR_LOST = (
-    Event("-", "{he} gave {a} {things} to {friend}"),
-    Event("-", "{he} lost {a} {things}"),
-    Event("-", "{he} sold {a} {things}"),
-)
-COLLECTION = Story(
-    openings=(
-        Event("", "{name} had {a} {things}"),
-        Event("", "{name} started with {a} {things}"),
-    ),
-    gains=FOUND_OR_BOUGHT,
-    losses=GIVEN_OR_LOST,
-    endings=(SHARE, PACK, SELL_ALL),
-    shown=OWNED,
-    asks=ASK_OWNED,
-)
-BOXES = Story(
-    openings=(
-        Event("*", "{name} had {a} boxes with {b} {things} in each box"),
-        Event("*", "{name} bought {a} bags of {b} {things}"),
-    ),
-    gains=FOUND_OR_BOUGHT,
-    losses=GIVEN_OR_LOST,
-    endings=(SHARE, PACK),
-    shown=OWNED,
-    asks=ASK_OWNED,
-)
-BUS = Story(
-    openings=(
-        Event("", "a bus started with {a} people"),
-        Event("", "there were {a} people on a bus"),
-    ),
-    gains=(Event("+", "at the next stop {a} people got on"),),
-    losses=(Event("-", "at the next stop {a} people got off"),),
-    endings=(),
-    shown="the bus had {equation} people",
-    asks=(
-        "How many people were on the bus in the end?",
-        "How many people were on the bus after that?",
-    ),
-)
-SAVINGS = Story(
-    openings=(Event("", "{name} had {a} {things}"), Event("", "{name} saved {a} {things}")),
-    gains=(
-        Event("+", "{he} earned {a} more {things}"),
-        Event("+", "{friend} gave {him} {a} more {things}"),
-    ),
-    losses=(
-        Event("-", "{he} spent {a} {things} on lunch"),
-        Event("-", "{he} spent {a} {things} on toys"),
-        Event("-", "{he} gave {a} {things} to {friend}"),
-    ),
-    endings=(SHARE,),
-    shown=OWNED,
-    asks=ASK_OWNED,
-    things=("dollars",),
-)
-COOKIES = Story(
-    openings=(
-        Event("*", "{name} baked {a} trays of {b} {things}"),
-        Event("", "{name} baked {a} {things}"),
-    ),
-    gains=(
-        Event("+", "{he} baked {a} more {things}"),
-        Event("+", "{friend} gave {him} {a} more {things}"),
-    ),
-    losses=(
-        Event("-", "{friend} ate {a} {things}"),
-        Event("-", "{he} sold {a} {things}"),
-        Event("-", "{he} gave {a} {things} to {friend}"),
-    ),
-    endings=(SHARE, PACK, SELL_ALL),
-    shown=OWNED,
-    asks=ASK_OWNED,
-    things=("cookies",),
-)
-HENS = Story(
-    openings=(
-        Event("*", "{name} had {a} hens and each hen laid {b} {things}"),
-        Event("*", "on the farm each of {a} hens laid {b} {things} for {name}"),
-    ),
-    gains=(
-        Event("+", "{he} found {a} more {things}"),
-        Event("+", "the hens laid {a} more {things}"),
-    ),
-    losses=(
-        Event("-", "{he} used {a} {things} for a cake"),
-        Event("-", "{he} sold {a} {things}"),
-    ),
-    endings=(PACK,),
-    shown=OWNED,
-    asks=ASK_OWNED,
-    things=("eggs",),
-)
-READING = Story(
-    openings=(
-        Event("", "{name} had a book with {a} pages"),
-        Event("", "{name} got a book with {a} pages"),
-    ),
-    gains=(),
-    losses=(Event("-", "on {day} {he} read {a} pages"),),
-    endings=(
-        Event(
-            "/",
-            "{he} read the rest with {a} pages each day",
-            "the rest took {equation} days",
-            ("How many days did the rest take?",),
-        ),
-    ),
-    shown="{equation} pages were left",
-    asks=("How many pages were left in the end?", "How many pages were left after that?"),
-)
-SCHOOL_CLASS = Story(
-    openings=(
-        Event("+", "a class had {a} girls and {b} boys"),
-        Event("+", "there were {a} girls and {b} boys in a class"),
-    ),
-    gains=(
-        Event("+", "later {a} more girls joined the class"),
-        Event("+", "later {a} more boys joined the class"),
-    ),
-    losses=(Event("-", "later {a} children left the class"),),
-    endings=(
-        Event(
-            "/",
-            "all the children made groups of {a}",
-            "they made {equation} groups",
-            ("How many groups did they make?",),
-        ),
-    ),
-    shown="the class had {equation} children",
-    asks=(
-        "How many children did the class have in the end?",
-        "How many children did the class have after that?",
-    ),
-)
-GARDEN = Story(
-    openings=(
-        Event("*", "{name} planted {a} rows of {b} {things}"),
-        Event("*", "in the garden {name} planted {a} rows with {b} {things} in each row"),
-    ),
-    gains=(Event("+", "{he} planted {a} more {things}"),),
-    losses=(
-        Event("-", "in the night {a} {things} died"),
-        Event("-", "{he} gave {a} {things} to {friend}"),
-    ),
-    endings=(SHARE,),
-    shown=OWNED,
-    asks=ASK_OWNED,
-    things=("flowers",),
-)
-LIBRARY = Story(
-    openings=(
-        Event("*", "a library had {a} shelves with {b} books on each shelf"),
-        Event("*", "there were {a} shelves with {b} books on each shelf in a library"),
-    ),
-    gains=(
-        Event("+", "the library bought {a} more books"),
-        Event("+", "{name} gave {a} more books to the library"),
-    ),
-    losses=(
-        Event("-", "people took {a} books"),
-        Event("-", "the library sold {a} books"),
-    ),
-    endings=(),
-    shown="the library had {equation} books",
-    asks=(
-        "How many books did the library have in the end?",
-        "How many books did the library have after that?",
-    ),
-)
-STORIES = (
-    COLLECTION,
-    BOXES,
-    BUS,
-    SAVINGS,
-    COOKIES,
-    HENS,
-    READING,
-    SCHOOL_CLASS,
-    GARDEN,
-    LIBRARY,
-)
-
-
 def verify(item: Item, text: str) -> bool:
-    """Whether a generated solution ends in the problem's number; words after it do not matter."""
+    """Tells whether a generated solution ends in the problem's number; words after it do not
+    matter."""
     number = re.match(r"\$?(-?[0-9]+)(?![.,]?[0-9]|\s*[-+*/=]\s*[0-9])", final_answer(text))
     return number is not None and int(number[1]) == int(item.target)
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A problem of two to four steps; None where its story leads out of range."""
+    """Draws a problem of two to four steps; None where its story leads out of range."""
     draft = rng.choice(PLANS)(rng, rng.randint(2, 4), LARGEST_VALUE[difficulty])
     if draft is None or not owns(" ".join(draft.equations)):
         return None
@@ -300,7 +66,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
-    """The equations of some problems, or one equation each of many that are not told.
+    """Asks for the equations of some problems, or one equation each of many that are not told.
 
     Of the former the question has all numbers but the results, in order. In the latter a result
     follows from the numbers beside it alone, and from no other equation.
@@ -347,29 +113,21 @@ def _write(rng: Random, draft: Draft) -> Item:
     return Item(question, answer, str(draft.value))
 
 
-def _retell(sentences: Sequence[Sentence], words: Mapping[str, str]) -> str:
-    texts = (
+def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
+    return sentences([
         template.format(a=a, b=b, equation=equation, day=day, **words)
-        for day, (template, a, b, equation) in zip(DAYS, sentences, strict=False)
-    )
-    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
+        for day, (template, a, b, equation) in zip(DAYS, told, strict=False)
+    ])  # fmt: skip
 
 
 def _equation(left: int, symbol: str, right: int) -> tuple[str, int]:
-    match symbol:
-        case "+":
-            result = left + right
-        case "-":
-            result = left - right
-        case "*":
-            result = left * right
-        case _:
-            result = left // right
+    result = OPERATIONS[symbol](left, right)
     return f"{left}{symbol}{right}={result}", result
 
 
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
-    """What may follow `count` and the symbol with a result in range, or None if nothing may."""
+    """Returns what may follow `count` and the symbol with a result in range, or None if nothing
+    may."""
     if symbol == "/":
         fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
@@ -390,9 +148,10 @@ def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
 
 
 def _next_event(
-    rng: Random, story: Story, count: int, limit: int, *, is_last: bool, previous: Event
-) -> tuple[Event, int] | None:
-    """An event that the count allows and its number, never the previous event if others exist."""
+    rng: Random, story: CountStory, count: int, limit: int, *, is_last: bool, previous: Happening
+) -> tuple[Happening, int] | None:
+    """Returns an event that the count allows and its number, never the previous event if others
+    exist."""
     choices = [story.gains, story.losses] if rng.random() < 0.5 else [story.losses, story.gains]
     if is_last and rng.random() < 0.5:
         choices.insert(0, story.endings)
@@ -404,8 +163,8 @@ def _next_event(
     return None
 
 
-def _running_count(story: Story, rng: Random, steps: int, limit: int) -> Draft | None:
-    """A story told as a chain: each event changes the count that the one before it left."""
+def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Draft | None:
+    """Tells a story as a chain: each event changes the count that the one before it left."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
     facts, working = [Sentence(event.told, a, b)], [Sentence(event.told, a, b)]

@@ -13,15 +13,14 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-from llada_jax.evaluation.people import PEOPLE
 from llada_jax.evaluation.task import Item, OwnsKey, Task
+from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, sentence, sentences
 
 FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
 LATEST_HOUR = {0: 9, 1: 23, 2: 23}
 DRILLED_QUESTIONS = 3
 
-PLACES = ("kitchen", "garden", "office", "school", "park", "library", "garage", "market")
 MOVES = ("{who} went to the {place}", "{who} walked to the {place}", "{who} ran to the {place}")
 OBJECTS = ("ball", "book", "key", "lamp", "map", "phone", "hat", "cup")
 COMPARISONS = ("taller", "older", "faster", "stronger")
@@ -29,7 +28,6 @@ ANIMALS = ("cat", "dog", "horse", "bird", "cow", "sheep", "rabbit", "duck", "pig
 COLORS = ("black", "white", "red", "green", "blue", "brown", "yellow", "gray", "pink")
 FRUITS = ("apples", "pears", "plums", "nuts", "lemons", "melons", "grapes", "figs", "dates")
 SHOPS = ("bakery", "library", "museum", "bank", "market", "school", "office", "hotel", "zoo")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 HOBBIES = ("chess", "tennis", "cards", "football", "golf", "hockey", "rugby", "darts")
 
 
@@ -59,10 +57,7 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
     place = places[who] if truth else rng.choice(sorted(others))
     return Passage(
-        facts,
-        f"Is {who} in the {place} now?",
-        [last[who]],
-        _compared(places[who], place),
+        facts, f"Is {who} in the {place} now?", [last[who]], _compared(places[who], place)
     )
 
 
@@ -86,7 +81,7 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """A chain of comparisons, told in any order; the links between two people decide."""
+    """Tells a chain of comparisons in any order; the links between two people decide."""
     relation = told.choice(COMPARISONS)
     people = told.sample(PEOPLE, FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
@@ -120,10 +115,7 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
     who = pets[asked].partition(" ")[0]
     color = colors[asked] if truth else rng.choice(colors[:asked] + colors[asked + 1 :])
     return Passage(
-        facts,
-        f"Is {who} {color}?",
-        [pets[asked], rules[asked]],
-        _compared(colors[asked], color),
+        facts, f"Is {who} {color}?", [pets[asked], rules[asked]], _compared(colors[asked], color)
     )
 
 
@@ -202,18 +194,18 @@ KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """A passage of 3, 5 or 8 facts with its question; None where the split is another's."""
+    """Draws a passage of 3, 5 or 8 facts with its question; None where the split is another's."""
     truth = rng.random() < 0.5
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
         return None
-    facts = " ".join(map(_sentence, passage.facts))
+    facts = sentences(passage.facts)
     target, answer = _worked(passage, truth)
     return Item(f"{facts} {passage.question}", f"{answer}\n#### {target}", target)
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
-    """Several questions about one passage, each answered as it would be alone."""
+    """Asks several questions about one passage, each answered as it would be alone."""
     kind, told = rng.choice(KINDS), rng.random()
     asked: dict[str, tuple[str, str]] = {}
     for _ in range(DRILLED_QUESTIONS):
@@ -223,7 +215,7 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
             return None
         asked[passage.question] = _worked(passage, truth)
     targets, answers = zip(*asked.values(), strict=True)
-    question = " ".join([*map(_sentence, passage.facts), *asked])
+    question = " ".join([*map(sentence, passage.facts), *asked])
     target = " ".join(targets)
     return Item(question, f"{' '.join(answers)}\n#### {target}", target)
 
@@ -234,16 +226,12 @@ def _key(passage: Passage) -> str:
 
 def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
     """Yes or no, and how one comes to it."""
-    reasons = " ".join(map(_sentence, passage.reasons))
+    reasons = sentences(passage.reasons)
     return "yes" if truth else "no", f"{reasons} So {passage.conclusion}."
 
 
 def _compared(found: str, asked: str) -> str:
     return f"{found} {'=' if found == asked else '!='} {asked}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 TASK = Task(

@@ -173,8 +173,8 @@ def _experts(width: int, moe: MoEConfig) -> dict[str, ParamSpec]:
     if moe.selection_bias:
         specs["selection_bias"] = _zeros(moe.n_experts, "experts")
     for name, one in _feed_forward(width, moe.expert_width).items():
-        shape, axes = (moe.n_experts, *one.shape), ("experts", *one.axes)
-        specs[name] = ParamSpec(shape, axes, one.init_std, quantizable=True)
+        shape = (moe.n_experts, *one.shape)
+        specs[name] = ParamSpec(shape, ("experts", *one.axes), one.init_std, quantizable=True)
     if moe.shared_width:
         specs |= _under("shared", _feed_forward(width, moe.shared_width))
     return specs

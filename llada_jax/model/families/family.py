@@ -51,7 +51,7 @@ def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
     return names[dense] if not routed and dense in names else names[path]
 
 
-def in_layers(prefix: str, names: Names) -> Names:
+def in_layers(prefix: str, names: Names) -> dict[str, str]:
     """Returns the names of parameters of layers, each given without the layer on both sides."""
     return {f"layers.{{i}}.{path}": f"{prefix}.{{i}}.{name}" for path, name in names.items()}
 

@@ -46,7 +46,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
 
     Raises ValueError for an unknown architecture, a missing key, or RoPE scaling.
     """
-    architecture = metadata.get("general.architecture")
+    architecture: Any = metadata.get("general.architecture")
     known = {f.gguf_architecture: name for name, f in FAMILIES.items() if f.gguf_architecture}
     require(
         architecture in known,

@@ -14,13 +14,7 @@ from amaranth.hdl import Elaboratable
 from llada_jax.config import require
 from llada_jax.sampling_engine.hdl.netlist import FLIP_FLOP, Netlist
 
-TRANSISTORS = {
-    "$_NOT_": 2,
-    "$_AND_": 6,
-    "$_XOR_": 12,
-    "$_MUX_": 12,
-    FLIP_FLOP: 16,
-}
+TRANSISTORS = {"$_NOT_": 2, "$_AND_": 6, "$_XOR_": 12, "$_MUX_": 12, FLIP_FLOP: 16}
 """Static CMOS, as Yosys' own `stat -tech cmos` counts them."""
 NAND2_TRANSISTORS = 4
 

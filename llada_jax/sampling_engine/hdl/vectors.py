@@ -9,12 +9,12 @@ from amaranth.hdl import Elaboratable
 from amaranth.sim import Simulator
 from numpy.typing import NDArray
 
+from llada_jax.sampling_engine.assembly import parse
 from llada_jax.sampling_engine.formats import Floats, largest, store
 from llada_jax.sampling_engine.hdl.max_index import MaxIndex
 from llada_jax.sampling_engine.hdl.netlist import Netlist, NetlistSimulator
 from llada_jax.sampling_engine.hdl.sum_tree import SumTree
 from llada_jax.sampling_engine.hdl.top_k import TopK
-from llada_jax.sampling_engine.instructions import Instruction
 from llada_jax.sampling_engine.machine import Machine
 from llada_jax.sampling_engine.memories import EngineConfig
 
@@ -65,15 +65,8 @@ def sum_tree_vectors(unit: SumTree, rows: int, streams: int, seed: int) -> Vecto
     totals = np.empty((rows, streams), np.float32)
     for stream in range(streams):
         machine = _machine(numbers[:, stream])
-        program = []
-        for row in range(rows):
-            program += [
-                Instruction("S_ADDI_INT", (1, 0, row)),
-                Instruction("S_ADD_FP", (1, 0, 0)),
-                Instruction("V_RED_SUM", (1, 1)),
-                Instruction("S_ST_FP", (1, 1, 0)),
-            ]
-        machine.run(program)
+        one = "S_ADDI_INT gp1, gp0, {}\nS_ADD_FP f1, f0, f0\nV_RED_SUM f1, gp1\nS_ST_FP f1, gp1, 0"
+        machine.run(parse("\n".join(map(one.format, range(rows)))))
         totals[:, stream] = machine.fp
     outputs = {"total": (totals + np.float32(0)).view(np.uint32).astype(np.int64)}
     return Vectors(_padded(_lanes(numbers), unit.latency), _after(rows, unit.latency), outputs)
@@ -99,20 +92,14 @@ def max_index_vectors(
         program = []
         for row in range(rows):
             if start[row, stream]:
-                program += [
-                    Instruction("S_LD_FP", (1, 0, 0)),
-                    Instruction("S_ADDI_INT", (2, 0, 0)),
-                ]
-            program += [
-                Instruction("S_ADDI_INT", (1, 0, row)),
-                Instruction("S_ADDI_INT", (3, 0, int(base[row, stream]))),
-            ]
+                program += ["S_LD_FP f1, gp0, 0", "S_ADDI_INT gp2, gp0, 0"]
+            program += [f"S_ADDI_INT gp1, gp0, {row}", f"S_ADDI_INT gp3, gp0, {base[row, stream]}"]
             if valid[row, stream]:
-                program += [Instruction("V_RED_MAX_IDX", (2, 1, 3, 1))]
-            program += [Instruction("S_ST_INT", (2, 1, 0))]
+                program += ["V_RED_MAX_IDX gp2, gp1, gp3, f1"]
+            program += ["S_ST_INT gp2, gp1, 0"]
             if row:
-                program += [Instruction("S_ST_FP", (1, 1, 0))]
-        machine.run(program)
+                program += ["S_ST_FP f1, gp1, 0"]
+        machine.run(parse("\n".join(program)))
         index[:, stream] = machine.int[:rows]
         best[:, stream] = machine.fp
     cycles = _after(rows, unit.latency)[1:]  # word 0 of scalar memory holds the lowest number
@@ -139,11 +126,9 @@ def top_k_vectors(unit: TopK, blocks: int, streams: int, seed: int) -> Vectors:
         machine = _machine(
             np.stack([keys[block, stream], admitted[block, stream].astype(np.float32)])
         )
-        registers = ((1, 0), (2, 1), (3, 2), (4, int(k[block, stream])))
-        machine.run(
-            [Instruction("S_ADDI_INT", (register, 0, value)) for register, value in registers]
-            + [Instruction("V_TOPK_MASK", (3, 1, 2, 4, length))]
-        )
+        registers = enumerate((0, 1, 2, k[block, stream]), 1)
+        program = [f"S_ADDI_INT gp{register}, gp0, {value}" for register, value in registers]
+        machine.run(parse("\n".join([*program, f"V_TOPK_MASK gp3, gp1, gp2, gp4, {length}"])))
         masks[block, stream] = machine.vector[2].astype(np.int64) @ (1 << np.arange(length))
     inputs = {
         "key": bits(_one_a_cycle(keys)),

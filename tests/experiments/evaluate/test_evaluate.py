@@ -12,7 +12,7 @@ from experiments.evaluate import __main__ as entry
 from experiments.evaluate.result_rows import score_rows
 from experiments.harness.on_phones import on_phones
 from experiments.report import __main__ as report
-from llada_jax.evaluation import answers, harness
+from llada_jax.evaluation import harness
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
@@ -95,13 +95,14 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
         (["sampler=blockwise", "backend=tiles"], "blockwise@block_length:8/tiles/q4_0"),
     ],
 )
-def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path):
+def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, random_model):
     pytest.importorskip("llvmlite")
     lengths = ["task.gen_length=16", "sampler.block_length=8"]
-    cell = [each for each in CELL if not each.startswith("sampler=")]
-    rows = run(tmp_path, *cell, "task.items=2", *lengths, *changes, "tiles=q4_0")
+    model = f"model={random_model}"
+    rows = run(tmp_path, model, "task.items=2", *lengths, *changes, "tiles=q4_0")
     assert rows[f"{name}/exact_match"]["n"] == 2
-    model, tiles = lj.load("tiny"), lj.tiled(lj.load("tiny"))
+    model = lj.load(random_model)
+    tiles = lj.tiled(model)
     store = GenerationStore.load(tmp_path / "generations")
     assert store.settings["tiles"] == "q4_0"
     config = lj.SamplerConfig(**store.settings["sampler"])
@@ -138,16 +139,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
     assert texts(folder) == texts(finished)
 
 
-def test_each_answer_says_what_decoded_it_though_the_run_went_on_with_another(
-    tmp_path, monkeypatch, random_model
-):
-    arguments = [f"model={random_model}", "sampler=blockwise", "sampler.threshold=0.001"]
-    for commit, items in (("a", 1), ("b", 2)):
+def test_each_answer_says_what_decoded_it_though_the_run_went_on_with_another(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    batches = GenerationStore.load(finished / "generations").batches()
+    assert [batch.environment for batch in batches] == [environment()] * 2
+    for commit, path in zip("ab", sorted(tmp_path.glob("run/generations/*.jsonl")), strict=True):
+        header, *lines = path.read_text().splitlines(keepends=True)
         told = {**environment(), "git_sha": commit * 40, "git_dirty": False}
-        monkeypatch.setattr(answers, "environment", lambda told=told: told)
-        run(tmp_path / "run", *arguments, f"task.items={items}")
-    batches = GenerationStore.load(tmp_path / "run" / "generations").batches()
-    assert [batch.environment["git_sha"][0] for batch in batches] == ["a", "b"]
+        header = json.dumps({**json.loads(header), "environment": told}) + "\n"
+        path.write_text("".join([header, *lines]))
     run_experiment(report.main, [f"runs=[{tmp_path}/run]", f"hydra.run.dir={tmp_path}/page"])
     page = (tmp_path / "page" / "report.md").read_text()
     assert f"| {'a' * 10} | jax " in page and f"| {'b' * 10} | jax " in page

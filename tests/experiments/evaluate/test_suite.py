@@ -21,9 +21,8 @@ SUITE = [
     "suite=decoding",
     "suite.tasks=[word_problems,yes_no]",
     "suite.decoders=[{name: llada, sampler: {threshold: 0.9}},"
-    " {name: hasty, sampler: {threshold: 0.1, cache: blockwise}}]",
-    "model=tiny",
-    "task.items=4",
+    " {name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}]",
+    "task.items=2",
     "task.seed=5",
     "batch_size=2",
 ]
@@ -56,9 +55,9 @@ def write_chosen(folder: Path, model: Path, **changes) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, dict[str, dict]]:
+def finished(tmp_path_factory, random_model) -> tuple[Path, dict[str, dict]]:
     folder = tmp_path_factory.mktemp("suite")
-    return folder, run(folder)
+    return folder, run(folder, f"model={random_model}")
 
 
 def test_a_decoder_that_reads_no_tiles_ends_a_suite_that_has_them(tmp_path):
@@ -75,9 +74,9 @@ def test_a_decoders_score_is_over_the_items_of_all_tasks(finished):
             for task in TASKS
         ]
         generations = [each for part in parts for each in part.generations()]
-        assert len(generations) == rows[f"decoding/{name}/exact_match"]["n"] == 8
+        assert len(generations) == rows[f"decoding/{name}/exact_match"]["n"] == 4
         nfe = sum(each.nfe for each in generations)
-        assert rows[f"decoding/{name}/nfe"]["value"] == nfe / 8
+        assert rows[f"decoding/{name}/nfe"]["value"] == nfe / 4
         tokens = sum(each.length for each in generations)
         assert rows[f"decoding/{name}/tpf"]["value"] == pytest.approx(tokens / nfe)
         by_task = [rows[f"decoding/{name}/{task}/exact_match"]["value"] for task in TASKS]
@@ -96,15 +95,16 @@ def test_the_first_decoder_is_the_baseline_of_the_others(finished):
     assert not any("llada/against" in name for name in rows)
 
 
-def test_one_table_has_a_line_for_each_decoder(finished):
+def test_one_table_has_a_line_for_each_decoder(finished, random_model):
     folder, rows = finished
-    printed = run_experiment(entry.main, [*SUITE, f"hydra.run.dir={folder}"])
+    arguments = [*SUITE, f"model={random_model}", f"hydra.run.dir={folder}"]
+    printed = run_experiment(entry.main, arguments)
     over_all, by_task = (part.splitlines() for part in printed.split("\n\n"))
-    assert over_all[0] == "decoding: 8 items of word_problems, yes_no; 8 different questions"
+    assert over_all[0] == "decoding: 4 items of word_problems, yes_no; 4 different questions"
     assert [line.split()[0] for line in over_all[1:]] == ["decoder", "llada", "hasty"]
     assert [line.split()[0] for line in by_task[1:]] == ["decoder", "llada", "hasty"]
     share = 100 * rows["decoding/hasty/exact_match"]["value"]
-    assert over_all[3].split()[:4] == ["hasty", "0.1", f"{share:.1f}", "%"]
+    assert over_all[3].split()[:4] == ["hasty", "0.0001", f"{share:.1f}", "%"]
 
 
 def test_what_was_chosen_is_decoded_with_beside_what_is_published(tmp_path, random_model):
@@ -134,8 +134,8 @@ def test_what_was_chosen_is_decoded_with_beside_what_is_published(tmp_path, rand
     ("changes", "message"),
     [
         ({"fingerprint": "ab"}, "fingerprint is .*; allowed: ab, the model whose thresholds"),
-        ({"scored_seed": 6}, "task.seed is 5 and task.items 4; allowed: seed 6 and up to 9"),
-        ({"scored_items": 3}, "task.seed is 5 and task.items 4; allowed: seed 5 and up to 3"),
+        ({"scored_seed": 6}, "task.seed is 5 and task.items 2; allowed: seed 6 and up to 9"),
+        ({"scored_items": 1}, "task.seed is 5 and task.items 2; allowed: seed 5 and up to 1"),
         ({"samplers": {}}, "chosen.json has nothing; allowed: sweeps of llada, hasty"),
     ],
 )
@@ -155,10 +155,10 @@ def test_only_a_suite_takes_what_a_sweep_has_chosen(tmp_path):
         run_experiment(entry.main, ["chosen=a", f"hydra.run.dir={tmp_path}/run"])
 
 
-def test_a_finished_suite_decodes_nothing_again(finished, monkeypatch):
+def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows = finished
     monkeypatch.setattr(harness, "answer_items", None)
-    assert run(folder) == rows
+    assert run(folder, f"model={random_model}") == rows
 
 
 def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
@@ -172,7 +172,7 @@ def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
     phones = {name: row for name, row in again.items() if "/phone/" in name}
     assert {name: row for name, row in again.items() if name not in phones} == rows
     assert {name.removesuffix("/phone/SM8750"): row["n"] for name, row in phones.items()} == {
-        f"decoding/{decoder}{task}": 8 if task == "" else 4
+        f"decoding/{decoder}{task}": 4 if task == "" else 2
         for decoder in ("llada", "hasty")
         for task in ("", "/word_problems", "/yes_no")
     }
@@ -205,8 +205,9 @@ def test_a_decoder_is_not_replaced_by_a_suite(finished, tmp_path):
 
 def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "half")
-    (tmp_path / "half" / "cells" / "hasty-yes_no" / "generations" / "000002.jsonl").unlink()
-    with pytest.raises(SystemExit, match=r"hasty-yes_no has 2 of 4 items; allowed: a suite that"):
+    settings = tmp_path / "half" / "config.yaml"
+    settings.write_text(settings.read_text().replace("items: 2", "items: 3"))
+    with pytest.raises(SystemExit, match=r"llada-word_problems has 2 of 3 items; allowed: a suite"):
         run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
     assert not any((tmp_path / "new").iterdir())
 
@@ -216,7 +217,7 @@ def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
     arguments = [f"runs=[{folder},{folder}/cells]", "baseline=llada", f"hydra.run.dir={tmp_path}"]
     run_experiment(report.main, arguments)
     page = (tmp_path / "report.md").read_text()
-    assert page.count("| tiny: llada |") == page.count("| tiny: hasty |") == 2
+    assert page.count("/random: llada |") == page.count("/random: hasty |") == 2
     assert "| decoding/hasty/exact_match |" in page
 
 
@@ -241,7 +242,7 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         assert store.settings["task"]["difficulty"] == 2
         item = load_task(task).item(5, 0, "test", difficulty=2)
         assert [each.item for each in store.generations()] == [item]
-    assert "decoding/a/tokens_per_second_with_compilation" in rows
+    assert any(name.startswith("decoding/a/tokens_per_second") for name in rows)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_run_ends_with_what_it_would_take_on_phones(random_model, tmp_path):
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
     phones = {name: row for name, row in rows.items() if name.startswith("phone/SM8750/")}
     assert {row["kind"] for row in phones.values()} == {"modelled"}
-    source = "a trace of llada, 1 layers of width 16, run as if by this model"
+    source = "a trace of llada, 1 layers of width 32, run as if by this model"
     assert {row["trace_source"] for row in phones.values()} == {source}
     run = phones["phone/SM8750/this_run"]
     assert run["interval"][0] < run["value"] < run["interval"][1]
@@ -156,19 +156,20 @@ def test_a_worker_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
     assert "host_loop_with_compilation" in names and "compiled_loop" not in names
 
 
-def test_a_worker_that_reads_tiles(tmp_path):
+def test_a_worker_that_reads_tiles(random_model, tmp_path):
     pytest.importorskip("llvmlite")
     run_main([
-        "model=tiny", "sampler=staged", "sampler.theta_visible=0.2", "sampler.refresh=worker",
+        f"model={random_model}", "sampler=staged", "sampler.theta_visible=0.0001",
+        "sampler.refresh=worker",
         "tiles=q4_0", "loop=host", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}",
     ])  # fmt: skip
-    model = lj.load("tiny")
+    model = lj.load(random_model)
     assert model.tokenizer is not None
     expected = lj.generate(
         model,
         [model.tokenizer.encode_chat([{"role": "user", "content": PROMPT}])],
         lj.SamplerConfig.preset(
-            "staged", gen_length=16, block_length=8, steps=16, theta_visible=0.2, refresh="worker"
+            "staged", gen_length=16, block_length=8, steps=16, theta_visible=1e-4, refresh="worker"
         ),
         trace=True,
         refresh_on=lj.tiled(model),

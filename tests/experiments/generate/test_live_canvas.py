@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from experiments.generate.live_canvas import (
-    Cell,
+    CanvasPage,
     LiveCanvas,
-    Page,
     PlainLines,
     Style,
+    StyledChar,
     frame,
     printable,
     watcher_for,
@@ -33,7 +33,7 @@ VIEW = StepView(
     fresh=np.array([[False, False, False, False, False, True, True, False, False]]),
     nfe=np.array([3]),
 )
-PAGE = Page(lambda ids: "".join(WORDS[i] for i in ids), frozenset({END}))
+PAGE = CanvasPage(lambda ids: "".join(WORDS[i] for i in ids), frozenset({END}))
 STATUS = "(step 3, 1 masks left, 3 forwards, 1.67 tokens/forward, 8 rows)"
 
 MARKS = {Style.DIM.value: "(", Style.FRESH.value: "["}
@@ -59,7 +59,7 @@ def test_a_frame_shows_prompt_settled_masked_and_fresh_tokens():
 
 
 def test_a_prompt_of_its_own_replaces_the_prompt_tokens():
-    page = Page(PAGE.decode, PAGE.special_ids, prompt="What is two\nand two?")
+    page = CanvasPage(PAGE.decode, PAGE.special_ids, prompt="What is two\nand two?")
     assert readable(frame(VIEW, page, 80, 24)) == [
         "(What is two)",
         "(and two?)",
@@ -85,7 +85,7 @@ def test_a_narrow_terminal_wraps():
 
 
 def test_a_low_terminal_shows_where_the_work_goes_on():
-    page = Page(PAGE.decode, PAGE.special_ids, prompt="\n".join("abcdefgh"))
+    page = CanvasPage(PAGE.decode, PAGE.special_ids, prompt="\n".join("abcdefgh"))
     assert readable(frame(VIEW, page, 80, 5)) == [
         "(h)",
         "",
@@ -116,7 +116,7 @@ def test_a_model_cannot_steer_the_terminal():
     ],
 )
 def test_wrapping(text, width, lines):
-    cells = [Cell(char, Style.PLAIN) for char in text]
+    cells = [StyledChar(char, Style.PLAIN) for char in text]
     assert ["".join(cell.char for cell in line) for line in wrapped(cells, width)] == lines
 
 

@@ -55,7 +55,10 @@ def test_interpolations_are_resolved():
     ("values", "message"),
     [
         ({"color": "red"}, r"^color is no setting; allowed: colour, front, back, name, electric"),
-        ({"front": {"spoke": 8}}, r"^front\.spoke is no setting; allowed: spokes, radius$"),
+        (
+            {"front": {"spoke": 8}},
+            r"^front\.spoke is no setting; allowed: spokes, radius \(did you mean spokes\?\)$",
+        ),
         ({"back": {"radius": 1.0}}, r"^back\.spokes is missing$"),
         ({"front": 8}, r"^front is 8; allowed: a section of settings$"),
         ({"front": None}, r"^front is None; allowed: a section"),

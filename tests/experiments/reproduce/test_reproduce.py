@@ -11,7 +11,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.reproduce import __main__ as reproduce
-from experiments.reproduce import chapter_pictures, fig11, fig13, table6, triggers
+from experiments.reproduce import chapter_pictures, fig11, fig13, table6
 from experiments.reproduce.chapter import LENGTHS, TASKS
 from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.phone.graphs import graphs_of
@@ -160,10 +160,10 @@ AS_FAST = [each + (-1) ** run for run, each in enumerate(FASTER)]
 
 def test_what_runs_do_not_tell_apart_is_not_told():
     curve = {0: SLOWER, 2: [each + 0.01 for each in AS_FAST], 4: FASTER}
-    assert triggers.best_of_curve(curve) == (4, [2])
+    assert fig13.best_of_curve(curve) == (4, [2])
     said = "The best trigger is 4; 2 is not told apart from it (paired, 8 runs, 95 %)."
-    assert triggers.told_apart(curve) == said
-    assert "all others are slower" in triggers.told_apart({0: SLOWER, 4: FASTER})
+    assert fig13.told_apart(curve) == said
+    assert "all others are slower" in fig13.told_apart({0: SLOWER, 4: FASTER})
     assert fig13._met(4, [], 4) == "Met"
     assert fig13._met(4, [2], 4).startswith("Met, though not told apart")
     assert fig13._met(0, [4], 4).startswith("Not met, but")

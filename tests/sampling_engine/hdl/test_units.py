@@ -30,12 +30,6 @@ UNITS = {
     "max_index": lambda: MaxIndex(lanes=8),
     "sum_tree": lambda: SumTree(lanes=8),
 }
-SMALL_UNITS = {
-    "top_k": lambda: TopK(slots=3, length=8),
-    "max_index": lambda: MaxIndex(lanes=4),
-    "sum_tree": lambda: SumTree(lanes=2),
-}
-"""For synthesis, whose time and netlists grow with the lanes."""
 VECTORS = {"top_k": top_k_vectors, "max_index": max_index_vectors, "sum_tree": sum_tree_vectors}
 
 
@@ -100,10 +94,15 @@ def with_one_gate_changed(netlist: Netlist) -> Netlist:
     return netlist._replace(cells=tuple(cells))
 
 
-def test_the_gates_do_what_the_interpreter_does():
-    """One test for all units: Yosys is compiled on its first run, and two would do it twice."""
-    for name, build in SMALL_UNITS.items():
-        unit = build()
+@pytest.mark.parametrize(
+    "names",
+    [("top_k", "max_index"), pytest.param(("sum_tree",), marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_the_gates_do_what_the_interpreter_does(names):
+    """Units in one test: Yosys is compiled on its first run, and two workers would do it twice."""
+    for name in names:
+        unit = UNITS[name]()
         made = synthesise(unit)
         vectors = VECTORS[name](unit, 12, 40, 7)
         assert_equal(run_netlist(made.netlist, vectors), vectors.outputs)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.harness.means import _student, difference, mean_of, ratio
+from experiments.harness.estimates import _student, difference, mean_of, ratio
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows beside the window's: shadows, refreshes of tokens that it left behind, and a branch.
+"""Extra rows, beside the window's: shadows, refreshes of tokens that it left behind, and a branch.
 
 They follow the window's rows in the same forward, and no row of the window sees them. So with them
 or without them, the window's own results are the same.
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.sampler.canvas import take
-from llada_jax.sampler.window import Span
+from llada_jax.sampler.windows.base import Span
 from llada_jax.types import Rows
 
 SHADOW, REFRESH, PROBE, BRANCH, NOTHING, WINDOW = range(6)
@@ -26,10 +26,14 @@ Order = Callable[[Int[Array, "B R"]], Int[Array, "B R"] | None]
 """Order of positions, where a row sees only its own order and lower ones."""
 
 
-class Beside(NamedTuple):
+class ExtraRows(NamedTuple):
     """Which positions have a row of which kind."""
 
     kinds: Bool[Array, "B 4 L"]  # shadow, refresh, probe, branch
+
+    def at(self, kind: int) -> Bool[Array, "B L"]:
+        """Returns the positions that have a row of this kind."""
+        return self.kinds[:, kind]
 
     @property
     def count(self) -> Int[Array, " B"]:
@@ -42,22 +46,22 @@ class Beside(NamedTuple):
         return (jnp.cumsum(flat, axis=1, dtype=jnp.int32) - 1).reshape(self.kinds.shape)
 
 
-def beside(
+def extra_rows(
     shadow: Bool[Array, "B L"] | None = None,
     refresh: Bool[Array, "B L"] | None = None,
     probe: Bool[Array, "B L"] | None = None,
     branch: Bool[Array, "B L"] | None = None,
     *,
     like: Array,
-) -> Beside:
-    """Rows of these kinds, for canvases of the shape of `like`."""
+) -> ExtraRows:
+    """Returns extra rows of these kinds, for canvases of the shape of `like`."""
     none = jnp.zeros(like.shape, bool)
     kinds = [none if kind is None else kind for kind in (shadow, refresh, probe, branch)]
-    return Beside(jnp.stack(kinds, axis=1))
+    return ExtraRows(jnp.stack(kinds, axis=1))
 
 
 def packed(flags: Bool[Array, "B M"], size: int) -> Int[Array, "B S"]:
-    """Where the flags are, in order: the first `size` of them. M stands where there is none."""
+    """Returns where the first `size` flags are, in order. M stands where there is none."""
     batch, length = flags.shape
     slot = jnp.where(flags, jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1, size)
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), flags.shape)
@@ -66,7 +70,7 @@ def packed(flags: Bool[Array, "B M"], size: int) -> Int[Array, "B S"]:
 
 
 def rows_with(
-    others: Beside,
+    extra: ExtraRows,
     span: Span,
     n_rows: int,
     fed: Int[Array, "B L"],
@@ -78,7 +82,7 @@ def rows_with(
     *,
     order_binds_refresh: bool,
 ) -> Rows:
-    """The window's rows, then the others.
+    """Returns the window's rows, then the extra ones.
 
     Args:
       fed: what rows of the window feed, by position; `branch_fed` what those of the branch do.
@@ -90,7 +94,7 @@ def rows_with(
     batch, length = fed.shape
     of_window = index < (span.stop - span.start)[:, None]
     behind = index - (span.stop - span.start)[:, None]
-    entry = take(packed(others.kinds.reshape(batch, -1), n_rows), jnp.maximum(behind, 0))
+    entry = take(packed(extra.kinds.reshape(batch, -1), n_rows), jnp.maximum(behind, 0))
     kind = jnp.where(of_window, WINDOW, entry // length)
     positions = jnp.where(of_window, span.start[:, None] + index, entry % length)
     tokens = jnp.where((kind == SHADOW) | (kind == PROBE), jnp.int32(mask_id), take(fed, positions))

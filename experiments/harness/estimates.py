@@ -21,7 +21,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, by Student's distribution; None for a single run."""
+        """Returns the 95 % interval, by Student's distribution; None for a single run."""
         if self.n < 2:
             return None
         half = _student(self.n - 1) * self.error
@@ -29,18 +29,18 @@ class Estimate(NamedTuple):
 
     @property
     def is_told_from_zero(self) -> bool:
-        """Whether 0 lies outside of the interval."""
+        """Tells whether 0 lies outside of the interval."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def __str__(self) -> str:
-        """With half of the interval."""
+        """Writes it with half of the interval."""
         if self.interval is None:
             return f"{self.value:.2f} (one run)"
         return f"{self.value:.2f} ± {self.interval[1] - self.value:.2f}"
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of runs. Raises ValueError where there are none."""
+    """Returns the mean of runs. Raises ValueError where there are none."""
     n, value = len(values), fmean(_some(values))
     if n < 2:
         return Estimate(value, math.inf, n)
@@ -49,12 +49,13 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Mean of the differences of runs that share their seeds."""
+    """Returns mean of the differences of runs that share their seeds."""
     return mean_of([a - b for a, b in zip(values, others, strict=True)])
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """The ratio of two means over runs that share their seeds (its error to first order)."""
+    """Returns the ratio of two means over runs that share their seeds (its error to first
+    order)."""
     below = fmean(_some(others))
     value = fmean(_some(values)) / below
     left = [(a - value * b) / below for a, b in zip(values, others, strict=True)]
@@ -67,5 +68,5 @@ def _some(values: Sequence[float]) -> Sequence[float]:
 
 
 def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution."""
+    """Returns the 97.5 % quantile of Student's distribution."""
     return float(stdtrit(freedom, 0.975))

@@ -1,0 +1,108 @@
+"""Runs that a report shows: where they are, what they hold, and what they are compared with."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.evaluate.result_rows import score_rows
+from experiments.harness.pictures import ScorePoint
+from experiments.report.environments import environment_file
+from llada_jax.config import require
+from llada_jax.evaluation.graded import GENERATIONS, Evaluation
+from llada_jax.evaluation.stored import parsed, parsed_object, require_object, stored_text
+
+_RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
+_WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
+_SURROUNDINGS = ("backend", "tiles", "seed")  # those too, where the baseline was run with several
+
+
+class DecoderRun:
+    """One run of `experiments.evaluate`, with the numbers that the tables show."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found = Evaluation.load(folder)
+        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.found)}
+
+    @property
+    def task(self) -> str:
+        task = self.settings["task"]
+        parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
+        return ", ".join([task["name"], *parts])
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.found.settings
+
+    @property
+    def sampler(self) -> str:
+        return self.settings["sampler_name"]
+
+    @property
+    def share(self) -> ScorePoint:
+        row = self.rows["exact_match"]
+        assert row.interval is not None
+        return ScorePoint(self.rows["tpf"].value, row.value, *row.interval)
+
+
+def baseline_of(
+    decoder: DecoderRun, decoders: Sequence[DecoderRun], sampler: str | None
+) -> DecoderRun | None:
+    """Returns the run of a sampler that a decoder of the same task is compared with.
+
+    It has the same weights; of several such runs, the one that agrees in backend, tiles and seed
+    as far as one does. None where the model was not run with the sampler.
+
+    Raises:
+      ValueError: it could be any of several.
+    """
+    found = [each for each in decoders if each.sampler == sampler]
+    for setting in _WEIGHTS:
+        found = _agreeing(found, decoder, setting)
+    for setting in _SURROUNDINGS:
+        found = _agreeing(found, decoder, setting) or found
+    require(
+        len(found) <= 1,
+        f"baseline {sampler!r} of {decoder.folder} could be any of "
+        f"{', '.join(str(each.folder) for each in found)}; allowed: one run of it for each task, "
+        "model, dtype, backend, tiles and seed",
+    )
+    return found[0] if found else None
+
+
+def _agreeing(
+    decoders: Sequence[DecoderRun], decoder: DecoderRun, setting: str
+) -> list[DecoderRun]:
+    """Returns those with which a decoder has a setting in common."""
+    value = decoder.settings.get(setting)
+    return [each for each in decoders if each.settings.get(setting) == value]
+
+
+def runs_in(folder: Path) -> list[Path]:
+    if _is_run(folder):
+        return [folder]
+    jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
+    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+
+
+def _is_run(folder: Path) -> bool:
+    return environment_file(folder).is_file()
+
+
+def is_evaluation(folder: Path) -> bool:
+    return (folder / GENERATIONS).is_dir()
+
+
+def training_metrics(folder: Path) -> list[dict[str, float]]:
+    path = folder / "metrics.jsonl"
+    lines = stored_text(path).splitlines() if path.is_file() else []
+    rows = [parsed_object(line, path, {}) for line in lines]
+    return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
+
+
+def stored_results(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "results.json"
+    require(path.is_file(), f"{folder} has no results.json; allowed: a run that finished")
+    rows = parsed(stored_text(path), path)
+    require(isinstance(rows, list), f"{path} is damaged: it has {str(rows)[:60]}; allowed: a list")
+    return [require_object(row, path, _RESULT) for row in rows]

@@ -1,0 +1,51 @@
+"""Details on which published samplers disagree, so that a decoder can be copied exactly."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llada_jax.config.checks import require_choice
+
+FloatDtype = Literal["float32", "float64"]
+TieBreak = Literal["lowest_index", "highest_index"]
+Progress = Literal["top1", "quota"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """What a reference sampler does that is a choice of its code, not of its method.
+
+    The defaults are this package's own. The presets `llada` and `fast_dllm` copy those two
+    token for token, which `tests/sampler/test_goldens.py` holds.
+
+    Attributes:
+      confidence_dtype: In which logits become probabilities: `float32`, or `float64` as Fast-dLLM
+        does.
+      noise_dtype: Precision of the Gumbel noise: `float32`, or `float64` as LLaDA draws it.
+      strict_threshold: Accept confidence > threshold instead of >=.
+      forced_progress: What a step commits at the least under rules that compare: `top1`, the best
+        candidate, or `quota`, what LLaDA's schedule would (Fast-dLLM's code for `threshold`).
+      tie_break: Which of two equal candidates comes first: `lowest_index` or `highest_index`.
+      predict_mask: Let the model predict [MASK] itself, as both references do.
+    """
+
+    confidence_dtype: FloatDtype = "float32"
+    noise_dtype: FloatDtype = "float32"
+    strict_threshold: bool = False
+    forced_progress: Progress = "top1"
+    tie_break: TieBreak = "lowest_index"
+    predict_mask: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("confidence_dtype", self.confidence_dtype, FloatDtype)
+        require_choice("noise_dtype", self.noise_dtype, FloatDtype)
+        require_choice("forced_progress", self.forced_progress, Progress)
+        require_choice("tie_break", self.tie_break, TieBreak)
+
+    @property
+    def wide(self) -> bool:
+        """Whether float64 is needed, which JAX has off by default."""
+        return "float64" in (self.confidence_dtype, self.noise_dtype)
+
+
+HOUSE = Parity()
+"""This package's own choices."""

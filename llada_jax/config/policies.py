@@ -1,0 +1,188 @@
+"""Policies by their flat names: how `threshold=0.9` or `cache="dual"` finds the value that has it.
+
+A policy is a frozen dataclass of one kind (`rule` or `window`) that carries its numbers and its
+functions; `llada_jax.sampler` has them, and registers them here, because what a user sets is known
+without JAX. Flat names are the fields of the policies. A few flat names choose the policy itself
+(`accept`, or `cache`, `window` and `lossless`): each class has its values of them in `chosen_by`.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from inspect import cleandoc
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
+
+from llada_jax.config.checks import require
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "rule": {"accept": "quota"},
+    "window": {"window": "by_cache", "cache": "none", "lossless": False},
+}
+"""The flat names that choose a policy, by its kind, with their defaults."""
+
+_registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
+
+
+def flat_choice(kind: str, **choices: Any) -> Mapping[str, Any]:
+    """Returns the flat settings that choose a policy, with the defaults of those not given."""
+    return MappingProxyType({**CHOICES[kind], **choices})
+
+
+def register(kind: str, policies: Iterable[type]) -> None:
+    """Makes policies known by their flat names; the first one is the default."""
+    _registered[kind] = (*_registered[kind], *policies)
+
+
+def registered(kind: str) -> tuple[Any, ...]:
+    """Returns the classes of one kind."""
+    return _registered[kind]
+
+
+def policy_settings() -> dict[str, Any]:
+    """Returns every flat name that chooses a policy or belongs to one, with its default."""
+    defaults: dict[str, Any] = {}
+    for kind, choices in CHOICES.items():
+        defaults |= choices
+        for policy in _registered[kind]:
+            defaults |= {field.name: _default(field) for field in fields(policy)}
+    return defaults
+
+
+def policy_types() -> dict[str, Any]:
+    """Returns the type of each of those names."""
+    types: dict[str, Any] = {}
+    for kind, choices in CHOICES.items():
+        for name in choices:
+            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _chosen_by(kind))]
+        for policy in _registered[kind]:
+            hints = get_type_hints(policy)
+            for field in fields(policy):
+                required = field.default is MISSING
+                types[field.name] = hints[field.name] | None if required else hints[field.name]
+    return {**types, "lossless": bool}
+
+
+def described(parts: Iterable[type] = ()) -> str:
+    """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
+    policies = (policy for kind in CHOICES for policy in _registered[kind])
+    entries: dict[str, str] = {}
+    for part in (*parts, *policies):
+        _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
+        for entry in re.findall(r"^  \w.*(?:\n    .*)*", attributes, re.MULTILINE):
+            entries.setdefault(entry.partition(":")[0], entry)
+    return "\n".join(entries.values())
+
+
+def take_policy(kind: str, settings: dict[str, Any]) -> Any:
+    """Returns the policy that flat settings mean, and takes its names out of them.
+
+    Raises ValueError where they contradict each other.
+    """
+    given = settings.pop("rule", None) if kind == "rule" else None
+    choices = {name: settings.pop(name, default) for name, default in CHOICES[kind].items()}
+    if kind == "window" and not isinstance(choices["window"], str):
+        given = choices["window"]
+    if given is not None:
+        policy, current = type(given), _values(given)
+    else:
+        policy, current = _choose(kind, choices, settings), {}
+    names = [field.name for field in fields(policy)]
+    return policy(**{**current, **{name: settings.pop(name) for name in names if name in settings}})
+
+
+def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
+    """Raises ValueError unless what is left of the settings are defaults of other policies."""
+    defaults = policy_settings()
+    for name, value in settings.items():
+        if name not in defaults:
+            close = difflib.get_close_matches(name, [*own, *defaults], 1)
+            allowed = f"allowed: {', '.join([*own, *defaults])}"
+            raise ValueError(f"{name}: " + (f"did you mean {close[0]}?" if close else allowed))
+        require(
+            value == defaults[name],
+            f"{name} is {value!r}, which nothing reads; allowed: {defaults[name]!r}, or another "
+            f"one where {' or '.join(_owners(name))}",
+        )
+
+
+def flat(policy: Any) -> dict[str, Any]:
+    """Returns the flat settings that mean this policy."""
+    return {**policy.chosen_by, **_values(policy)}
+
+
+def chosen_by_number(policy: Any) -> bool:
+    """Returns whether the policy has a number without a default, which chooses it."""
+    return any(field.default is MISSING for field in fields(policy))
+
+
+def _values(policy: Any) -> dict[str, Any]:
+    return {field.name: getattr(policy, field.name) for field in fields(policy)}
+
+
+def _default(field: Field[Any]) -> Any:
+    return None if field.default is MISSING else field.default
+
+
+def _chosen_by(kind: str) -> list[Any]:
+    return [policy for policy in _registered[kind] if hasattr(policy, "chosen_by")]
+
+
+def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
+    candidates = _chosen_by(kind)
+    if kind == "rule":
+        choices = {"accept": _numbered(choices["accept"], settings)}
+    reasons: list[str] = []
+    for name, value in choices.items():
+        allowed = list(dict.fromkeys(policy.chosen_by[name] for policy in candidates))
+        because = "".join(f" and {reason}" for reason in reasons)
+        require(
+            value in allowed,
+            f"{name} is {value!r}{because}; allowed: {', '.join(map(repr, allowed))}",
+        )
+        candidates = [policy for policy in candidates if policy.chosen_by[name] == value]
+        if value != CHOICES[kind][name]:
+            reasons.append(f"{name} is {value!r}")
+    return candidates[0]
+
+
+def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
+    """Returns the rule that is meant, which a number without a default chooses by itself."""
+    numbered = {
+        field.name: policy.chosen_by["accept"]
+        for policy in _registered["rule"]
+        for field in fields(policy)
+        if field.default is MISSING
+    }
+    given = {name: settings.pop(name, None) for name in numbered}
+    given = {name: value for name, value in given.items() if value is not None}
+    require(len(given) <= 1, f"{given} are set; allowed: at most one of them")
+    for name, value in given.items():
+        require(
+            accept in (CHOICES["rule"]["accept"], numbered[name]),
+            f"accept is {accept!r} and {name} is {value}; allowed: {name} None",
+        )
+        settings[name] = value
+        return numbered[name]
+    require(
+        accept not in numbered.values(),
+        f"accept is {accept!r} and {accept} is None; allowed: a number for {accept}",
+    )
+    return accept
+
+
+def _owners(name: str) -> list[str]:
+    owners = []
+    for kind, choices in CHOICES.items():
+        for policy in _registered[kind]:
+            if name in (field.name for field in fields(policy)):
+                unusual = {k: v for k, v in policy.chosen_by.items() if v != choices[k]}
+                unusual.pop("cache", None) if "window" in unusual else None
+                owners.append(" and ".join(f"{k} is {v!r}" for k, v in unusual.items()))
+    return owners
+
+
+def plain(value: Any) -> Any:
+    """Returns a record as a dict, and anything else as it is."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

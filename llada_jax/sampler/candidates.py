@@ -1,0 +1,69 @@
+"""Candidates: the open positions of a block, and what a step may commit of them.
+
+Candidates are ranked by counting who is ahead of whom (C**2 comparisons). Unlike a sort and a
+scatter it fixes the order of ties, and NPU compilers take it.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import HOUSE, Parity, Remasking, TieBreak
+from llada_jax.types import Scores
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The positions of the current block, what the model says of them, and how they are compared.
+
+    Attributes:
+      open: Masked positions, which may be committed.
+      random: Uniform numbers, where `remasking` ranks by them.
+      quota: How many tokens LLaDA's schedule commits in this step.
+    """
+
+    scores: Scores
+    open: Bool[Array, "B C"]
+    random: Float[Array, "B C"]
+    quota: Int[Array, " B"]
+    remasking: Remasking = "low_confidence"
+    parity: Parity = HOUSE
+
+    @property
+    def priority(self) -> Float[Array, "B C"]:
+        """What `remasking` ranks candidates by, high to low."""
+        return {
+            "low_confidence": self.scores.confidence,
+            "random": self.random,
+            "entropy": -self.scores.entropy,
+            "margin": self.scores.margin,
+        }[self.remasking]
+
+    def ranks(self, priority: Float[Array, "B C"]) -> Int[Array, "B C"]:
+        """Returns how many open candidates come before each one."""
+        return ranks(priority, self.open, self.parity.tie_break)
+
+    def reach(self, bound: Float[Array, ""] | float) -> Bool[Array, "B C"]:
+        """Returns the open candidates whose confidence reaches a bound."""
+        confidence = self.scores.confidence
+        reached = confidence > bound if self.parity.strict_threshold else confidence >= bound
+        return reached & self.open
+
+
+def quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Array, " B"]:
+    """Returns `num_transfer_tokens`: `masks` spread evenly over `steps`, the remainder on the first
+    ones. LLaDA's linear noise schedule (arXiv 2502.09992, Algorithm 5)."""
+    return masks // steps + (step < masks % steps).astype(masks.dtype)
+
+
+def ranks(
+    priority: Float[Array, "B C"], is_open: Bool[Array, "B C"], tie_break: TieBreak
+) -> Int[Array, "B C"]:
+    """Returns how many open candidates come before each one: 0 for the highest priority."""
+    index = jnp.arange(priority.shape[1], dtype=jnp.int32)
+    mine, other = priority[:, :, None], priority[:, None, :]
+    earlier = index[None, :] < index[:, None]
+    wins_tie = earlier if tie_break == "lowest_index" else earlier.T
+    ahead = (other > mine) | ((other == mine) & wins_tie)
+    return (ahead & is_open[:, None, :]).sum(axis=-1, dtype=jnp.int32)

@@ -1,0 +1,81 @@
+"""The decision of a step: commit and revise, go on to the next block, stop."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from llada_jax.sampler.advance import advance
+from llada_jax.sampler.branch import expected_next, take_branch
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.canvas import MASKED, Canvas, positions_of
+from llada_jax.sampler.commit import block_candidates, commit_block
+from llada_jax.sampler.own_decision import decide_by_own_rule, new_block
+from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
+from llada_jax.sampler.rules.base import Rescored, accepted
+from llada_jax.sampler.rules.own import OwnRule
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import StepPlan
+from llada_jax.sampler.stop import stop_rows
+from llada_jax.types import Scores
+
+
+def decide(
+    setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
+) -> tuple[Canvas, StepRecord]:
+    """Returns the canvas after a step's decision, and the record of the step."""
+    before, rescored = canvas, plan.query.rescored
+    canvas = canvas._replace(latest=scores.over(canvas.latest))
+    candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
+    if isinstance(setup.rule, OwnRule):
+        revised = decide_by_own_rule(setup, setup.rule, canvas, plan, candidates, scores.logits)
+    else:
+        revised = _commit_and_revise(setup, canvas, candidates, plan, scores.here)
+    edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
+    canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
+    canvas = new_block(canvas, canvas.block != before.block)
+    if setup.window.drafts:
+        moved = (canvas.block != before.block) & ~canvas.done
+        canvas = _take_drafts(setup, canvas, scores.here, moved)
+    if setup.window.branches:
+        canvas = take_branch(setup, canvas, scores)
+        canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
+    return canvas, record_of(counts, before, revised, decided, canvas)
+
+
+def _commit_and_revise(
+    setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: Scores
+) -> Canvas:
+    before = canvas.state
+    canvas = commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
+    committed = ((before == MASKED) & (canvas.state != MASKED)).sum(1, dtype=jnp.int32)
+    rescored = Rescored(
+        scores=scores,
+        at=plan.query.rescored,
+        passed=positions_of(canvas) < canvas.settled[:, None],
+        committed=committed,
+        parity=setup.config.parity,
+        mask_id=setup.mask_id,
+    )
+    return setup.rule.revise(canvas, rescored)._replace(accepted=committed)
+
+
+def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array, " B"]) -> Canvas:
+    """Blocks that have become current take over drafts by the scores of this very forward; a block
+    that they complete makes way for the next one at once."""
+
+    def another(carry):
+        return carry[1].any()
+
+    def take_over(carry):
+        canvas, moved = carry
+        at = canvas.block
+        candidates = block_candidates(setup, canvas, scores, moved)
+        bound = setup.config.window.draft_threshold
+        taken = setup.rule.accept(candidates) if bound is None else candidates.reach(bound)
+        canvas = commit_block(setup, canvas, candidates, taken, ahead=True)
+        nothing = jnp.zeros_like(moved)
+        canvas = advance(setup, canvas, nothing, moved, counts=False)
+        canvas = stop_rows(setup, canvas)
+        return canvas, (canvas.block != at) & ~canvas.done
+
+    return jax.lax.while_loop(another, take_over, (canvas, moved))[0]

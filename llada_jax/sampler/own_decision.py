@@ -1,0 +1,221 @@
+"""The decision of a user's own rule, within what is guaranteed of every rule.
+
+A forward commits one token at the least, nothing outside the block changes, no position is masked
+again more often than the rule allows, and a wrong result is one error that names the rule.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import require
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, commit, take
+from llada_jax.sampler.commit import block_positions
+from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, Sizes, State
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import StepPlan
+
+
+class FullDecision(NamedTuple):
+    """A `Decision` with all its parts."""
+
+    commit: Bool[Array, "B C"]
+    token: Int[Array, "B C"]
+    confidence: Float[Array, "B C"]
+    replace: Bool[Array, "B C"]
+    remask: Bool[Array, "B C"]
+    end: Bool[Array, " B"]
+
+
+class RuleState(NamedTuple):
+    """What is kept for a user's rule in the canvas."""
+
+    state: State
+    remasks: Int[Array, "B L"]  # how often each position was masked again
+    at_start: State  # as `init` made it
+
+
+def new_state(rule: Any, sizes: Sizes) -> RuleState | None:
+    """Returns the state of a user's rule; None for others. Raises ValueError for other shapes."""
+    if not isinstance(rule, OwnRule):
+        return None
+    state = rule.init(sizes)
+    name = type(rule).__name__
+    require(isinstance(state, State), f"rule {name}: init gives {state!r}; allowed: lj.State")
+    for leaf in jax.tree.leaves(state):
+        shape = np.shape(leaf)
+        require(
+            shape[:1] == (sizes.batch,),
+            f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
+            f"batch ({sizes.batch})",
+        )
+    state = jax.tree.map(jnp.asarray, state)
+    remasks = jnp.zeros((sizes.batch, sizes.canvas), jnp.int32)
+    return RuleState(state, remasks, jax.tree.map(jnp.copy, state))
+
+
+def decide_by_own_rule(
+    setup: Setup,
+    rule: OwnRule,
+    canvas: Canvas,
+    plan: StepPlan,
+    candidates: Candidates,
+    logits: Array | None,
+) -> Canvas:
+    """Returns the canvas after what the rule decides of the current block.
+
+    Args:
+      logits: of the block's positions, [B, C, V], where the rule needs them.
+    """
+    memory: RuleState = canvas.rule_state
+    positions = block_positions(setup, canvas)
+    alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
+    seen = _seen(canvas, plan, candidates, positions, alive, logits)
+    decision, state = rule.decide(seen, memory.state)
+    full = _checked(rule, decision, seen)
+    _require_same_state(rule, memory.state, state)
+    keep = partial(_where, canvas.done)
+    state = jax.tree.map(keep, memory.state, state)
+
+    remasks = take(memory.remasks, positions)
+    may_remask = seen.committed & (remasks < rule.most_remasks)
+    remask = may_remask & rule.revises & full.remask
+    replace = seen.committed & rule.revises & full.replace & ~remask
+    wanted = seen.masked & full.commit
+    best = candidates.ranks(candidates.priority) == 0
+    commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
+
+    token = jnp.where(full.token >= 0, full.token, seen.predicted)
+    final = jnp.int8(VISIBLE if rule.revises else STABLE)
+    states = jnp.where(commits, final, take(canvas.state, positions))
+    write = commits | replace
+    canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
+    mask = jnp.full_like(token, setup.mask_id)
+    canvas = _remasked(canvas, positions, remask, mask)
+    batch = jnp.arange(token.shape[0])[:, None]
+    remasks = memory.remasks.at[batch, positions].add(remask.astype(jnp.int32), mode="drop")
+    canvas = canvas._replace(rule_state=RuleState(state, remasks, memory.at_start))
+    return _ended(setup, canvas, full.end)
+
+
+def new_block(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
+    """Returns the canvas whose rule forgets what it knew of a block, where rows have another."""
+    memory: RuleState | None = canvas.rule_state
+    if memory is None:
+        return canvas
+    block = jax.tree.map(partial(_where, moved), memory.at_start.block, memory.state.block)
+    state = memory.state._replace(block=block)
+    return canvas._replace(rule_state=memory._replace(state=state))
+
+
+def require_numbers(rule: Any, canvas: Canvas) -> None:
+    """Raises ValueError where a user's rule has come to NaN."""
+    if canvas.rule_state is None:
+        return
+    leaves = [*jax.tree.leaves(canvas.rule_state.state), canvas.confidence]
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    require(
+        not any(bool(jnp.isnan(leaf).any()) for leaf in floats),
+        f"rule {type(rule).__name__} has NaN in its state or confidences; allowed: numbers",
+    )
+
+
+def _seen(
+    canvas: Canvas,
+    plan: StepPlan,
+    candidates: Candidates,
+    positions: Int[Array, "B C"],
+    alive: Bool[Array, "B C"],
+    logits: Array | None,
+) -> Seen:
+    scores = candidates.scores
+    return Seen(
+        position=positions,
+        token=take(canvas.tokens, positions),
+        predicted=scores.token,
+        confidence=scores.confidence,
+        entropy=scores.entropy,
+        margin=scores.margin,
+        logits=logits,
+        masked=candidates.open,
+        committed=(take(canvas.state, positions) == VISIBLE) & alive,
+        rescored=take(plan.query.rescored, positions) & alive,
+        step=canvas.block_step,
+        block_masks=canvas.block_masks,
+        quota=candidates.quota,
+    )
+
+
+def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> FullDecision:
+    """Returns the decision with all its parts. Raises ValueError for other shapes and types."""
+    name, (batch, block) = type(rule).__name__, seen.masked.shape
+    require(
+        isinstance(decision, Decision), f"rule {name} decides {decision!r}; allowed: lj.Decision"
+    )
+    nothing = jnp.zeros((batch, block), bool)
+    full = FullDecision(
+        decision.commit,
+        seen.predicted if decision.token is None else decision.token,
+        seen.confidence if decision.confidence is None else decision.confidence,
+        nothing if decision.replace is None else decision.replace,
+        nothing if decision.remask is None else decision.remask,
+        jnp.zeros(batch, bool) if decision.end is None else decision.end,
+    )
+    kinds = {"token": jnp.integer, "confidence": jnp.floating}
+    for part, value in zip(FullDecision._fields, full, strict=True):
+        shape = (batch,) if part == "end" else (batch, block)
+        kind = kinds.get(part, jnp.bool_)
+        require(
+            jnp.shape(value) == shape and jnp.issubdtype(jnp.asarray(value).dtype, kind),
+            f"rule {name}: {part} is {jnp.asarray(value).dtype}{list(jnp.shape(value))}; allowed: "
+            f"{kind.__name__}{list(shape)}",
+        )
+    return full
+
+
+def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
+    def form(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.asarray(leaf).dtype), state)
+
+    require(
+        form(old) == form(new),
+        f"rule {type(rule).__name__}: its state was {form(old)} and is {form(new)}; allowed: the "
+        "same shapes and types after each step",
+    )
+
+
+def _remasked(
+    canvas: Canvas,
+    positions: Int[Array, "B C"],
+    remask: Bool[Array, "B C"],
+    mask: Int[Array, "B C"],
+) -> Canvas:
+    batch = jnp.arange(mask.shape[0])[:, None]
+    at = jnp.where(remask, positions, canvas.tokens.shape[1])
+    return canvas._replace(
+        tokens=canvas.tokens.at[batch, at].set(mask, mode="drop"),
+        state=canvas.state.at[batch, at].set(jnp.int8(MASKED), mode="drop"),
+        confidence=canvas.confidence.at[batch, at].set(0, mode="drop"),
+    )
+
+
+def _ended(setup: Setup, canvas: Canvas, end: Bool[Array, " B"]) -> Canvas:
+    """Returns the canvas whose rows `end` are full: what was masked is EOS."""
+    eos_id = setup.config.eos_id
+    if eos_id is None:  # then no rule may end a row
+        return canvas
+    fill = (canvas.state == MASKED) & (end & ~canvas.done)[:, None]
+    return canvas._replace(
+        tokens=jnp.where(fill, jnp.int32(eos_id), canvas.tokens),
+        state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
+        filled=canvas.filled | fill,
+    )
+
+
+def _where(choose: Bool[Array, " B"], one: Array, other: Array) -> Array:
+    return jnp.where(choose.reshape(-1, *[1] * (one.ndim - 1)), one, other)

@@ -1,0 +1,63 @@
+"""Refreshes by a worker of the host: a forward of its own, of tokens that left the window."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llada_jax.rows import write_rows
+from llada_jax.sampler.canvas import Canvas, take
+from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
+from llada_jax.sampler.guidance import guide, with_unconditional
+from llada_jax.sampler.record import StepScores, spread
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import StepPlan
+from llada_jax.sampler.step_rows import rows_beside
+from llada_jax.sampler.windows.base import Span
+from llada_jax.types import Rows, RowsOut, Scores
+
+
+class RefreshJob(NamedTuple):
+    """A forward of its own that refreshes tokens which left the window."""
+
+    rows: Rows
+    at: Int[Array, "B F"]  # positions of the tokens; L where there is none
+    row: Int[Array, "B F"]  # the rows that score them
+
+
+def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
+    """Returns what a worker runs beside the forward: it sees the cache as it is now."""
+    chosen, shadow = plan.refreshed, setup.rule.rescore == "shadow"
+    extra = extra_rows(refresh=chosen, probe=chosen if shadow else None, like=canvas.tokens)
+    nothing = Span(canvas.settled, canvas.settled)
+    n_tokens = setup.rule.refresh_rows
+    rows = rows_beside(setup, canvas, plan, extra, nothing, (1 + shadow) * n_tokens)
+    at = packed(chosen, n_tokens)
+    row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
+    return RefreshJob(with_unconditional(setup, canvas, rows), at, row)
+
+
+def refreshed_states(
+    setup: Setup, hidden: Float[Array, "BB F D"], job: RefreshJob
+) -> Float[Array, "B F D"]:
+    """Returns the states that score the tokens of a job."""
+    return take(guide(setup, hidden), job.row)
+
+
+def merge(
+    canvas: Canvas,
+    plan: StepPlan,
+    scores: StepScores,
+    job: RefreshJob,
+    out: RowsOut,
+    found: Scores,
+) -> tuple[Canvas, StepPlan, StepScores]:
+    """Merges what a worker found, at the boundary of the step that it ran beside."""
+    at = spread(job.at, found, canvas.tokens.shape[1])
+    measured = at.token >= 0
+    here = jax.tree.map(partial(jnp.where, measured), at, scores.here)
+    canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
+    query = plan.query._replace(rescored=plan.query.rescored | measured)
+    return canvas, plan._replace(query=query), scores._replace(here=here)

@@ -1,0 +1,172 @@
+"""What every rule is: numbers, and the functions that read them, in one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import Parity, SamplerConfig, require
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.canvas import Canvas
+from llada_jax.types import Scores
+
+Rescore = Literal["shadow", "token"]
+NoRescore = Literal["none"]
+Refresh = Literal["none", "rows", "worker"]
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """Visible tokens, and what a step says that should stand in their place.
+
+    Attributes:
+      scores: What the step says, by position, [B, L].
+      at: Visible tokens that were scored.
+      passed: Positions before the window: the cache has what was fed there last.
+      committed: Tokens of the current block that this step committed.
+      parity: How equals are ranked.
+      mask_id: What a token gives way to where it is masked again.
+    """
+
+    scores: Scores
+    at: Bool[Array, "B L"]
+    passed: Bool[Array, "B L"]
+    committed: Int[Array, " B"]
+    parity: Parity
+    mask_id: int
+
+    def other(self, canvas: Canvas) -> Bool[Array, "B L"]:
+        """Returns where the model prefers another token than the one that stands there."""
+        return self.scores.token != canvas.tokens
+
+    def changed(
+        self, canvas: Canvas, replaced: Bool[Array, "B L"], measured: Bool[Array, "B L"]
+    ) -> Canvas:
+        """Returns the canvas with new tokens, and new confidences where they were measured."""
+        confidence: Float[Array, "B L"] = self.scores.confidence.astype(jnp.float32)
+        return canvas._replace(
+            tokens=jnp.where(replaced, self.scores.token, canvas.tokens),
+            confidence=jnp.where(measured, confidence, canvas.confidence),
+        )
+
+
+class Rule:
+    """Decides which predictions are committed, and what becomes of committed tokens.
+
+    A rule is a subclass under `@policy`. It defines `accept`; the other functions have defaults
+    that change nothing. Numbers are leaves of the pytree: in a program they are arrays.
+    """
+
+    chosen_by: ClassVar[Mapping[str, Any]]
+    """The flat setting that names the rule."""
+    source: ClassVar[str]
+    """Where the rule is published."""
+    revises: ClassVar[bool] = False
+    """Whether committed tokens may still change: they are visible before they are stable."""
+    forces_progress: ClassVar[bool] = True
+    """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
+    spread: ClassVar[bool] = False
+    """Whether the rule reads entropies."""
+    no_drafts: ClassVar[str] = ""
+    """Why the rule cannot say which drafts are to be taken over; empty where it can."""
+    rescore: Rescore | NoRescore = "shadow"
+    """What scores a visible token again."""
+    refresh: Refresh = "none"
+    refresh_rows: int = 0
+    end_steps: int = 0
+    """Forwards that may follow a canvas's last mask."""
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether tokens that left the window while they were visible are recomputed."""
+        return self.refresh != "none"
+
+    def check(self, config: SamplerConfig) -> None:
+        """Raises ValueError where the rule cannot work with the rest of the settings."""
+
+    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
+        """Returns the transfer mask: which candidates are committed."""
+        raise NotImplementedError
+
+    def stable(self, confidence: Float[Array, "B C"]) -> Bool[Array, "B C"]:
+        """Returns which tokens, committed with this confidence, never change."""
+        return jnp.full(confidence.shape, not self.revises)
+
+    def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
+        """Returns the canvas after what a step said of its visible tokens."""
+        return canvas
+
+    def most_due(self, config: SamplerConfig) -> int:
+        """Returns the most masks that a step commits, however unsure they are."""
+        return scheduled(config) if config.parity.forced_progress == "quota" else 1
+
+    def block_steps(self, config: SamplerConfig) -> int:
+        """Returns how many forwards one block may take."""
+        return config.block_length
+
+    def quiet(self, steady: Int[Array, " B"], edited: Bool[Array, " B"]) -> Bool[Array, " B"]:
+        """Returns whether a block without masks is over, after so many forwards without any, the
+        last of which may have `edited` a token."""
+        return jnp.ones(steady.shape, bool)
+
+    def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
+        """Returns whether a row without masks is done."""
+        return jnp.ones(steady.shape, bool)
+
+    def frozen(
+        self, finished: Bool[Array, "B L"], done: Bool[Array, " B"]
+    ) -> Bool[Array, "B L"] | None:
+        """Returns where visible tokens become stable as they are: in finished blocks, and in rows
+        that are done. None: nowhere."""
+        return finished | done[:, None] if self.revises else None
+
+
+class RevisingRule(Rule):
+    """Rules whose tokens stay visible, and are scored again, before they are stable."""
+
+    revises = True
+
+    def check(self, config: SamplerConfig) -> None:
+        require_for_revision(config, f"accept is {self.chosen_by['accept']!r}")
+
+
+def require_for_revision(config: SamplerConfig, rule: str) -> None:
+    """Raises ValueError where a rule that changes committed tokens cannot work."""
+    require(
+        config.window.chosen_by["cache"] in ("none", "blockwise"),
+        f"cache is {config.cache!r} and {rule}; allowed: 'none', 'blockwise'",
+    )
+    require(  # a sampled token is not the preferred one
+        config.temperature == 0, f"temperature is {config.temperature} and {rule}; allowed: 0"
+    )
+    require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
+
+
+def rule_of(config: SamplerConfig) -> Rule:
+    """Returns the rule of a configuration, with its type."""
+    return cast(Rule, config.rule)
+
+
+def scheduled(config: SamplerConfig) -> int:
+    """Returns the most tokens that LLaDA's schedule commits in one step."""
+    return -(-config.block_length // config.steps_per_block)
+
+
+def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
+    """Returns what a step commits: what the rule accepts, and the progress that is forced, the best
+    candidate of each row or the schedule's quota."""
+    taken = rule.accept(candidates)
+    if not rule.forces_progress:
+        return taken
+    least = jnp.ones_like(candidates.quota)
+    if candidates.parity.forced_progress == "quota":
+        least = jnp.maximum(candidates.quota, least)
+    rank = candidates.ranks(candidates.priority)
+    return taken | (candidates.open & (rank < least[:, None]))
+
+
+def require_probability(name: str, value: float) -> None:
+    """Raises ValueError unless a number is above 0 and at most 1."""
+    require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")

@@ -1,0 +1,29 @@
+"""The rule of LLaDA's own sampler: a fixed number of tokens in each step."""
+
+from jaxtyping import Array, Bool
+
+from llada_jax.config import SamplerConfig
+from llada_jax.config.policies import flat_choice
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.policy import policy
+from llada_jax.sampler.rules.base import Rule, scheduled
+
+
+@policy
+class Quota(Rule):
+    """Commits as many tokens as the linear schedule of `steps` says, best first."""
+
+    chosen_by = flat_choice("rule", accept="quota")
+    source = "LLaDA, arXiv 2502.09992"
+    forces_progress = False  # the schedule may give a step nothing to do
+    no_drafts = "accepts no draft"
+
+    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
+        rank = candidates.ranks(candidates.priority)
+        return candidates.open & (rank < candidates.quota[:, None])
+
+    def most_due(self, config: SamplerConfig) -> int:
+        return scheduled(config)
+
+    def block_steps(self, config: SamplerConfig) -> int:
+        return config.steps_per_block

@@ -1,0 +1,55 @@
+"""The rule of LLaDA2.1: tokens of the block are edited until nothing changes."""
+
+from jaxtyping import Array, Bool, Int
+
+from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config.policies import flat_choice
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.policy import policy
+from llada_jax.sampler.rules.base import Rescore, Rescored, RevisingRule, require_probability
+
+
+@policy
+class TokenEdit(RevisingRule):
+    """Commits sure tokens, and replaces one by another that the model is sure of.
+
+    Attributes:
+      edit_unmask: `token_edit`: commit tokens whose confidence reaches it.
+      edit_replace: `token_edit`: replace a committed token by another one whose confidence reaches
+        it.
+      edit_steps: `token_edit`: forwards that may follow the last mask of a block, while they change
+        tokens.
+    """
+
+    chosen_by = flat_choice("rule", accept="token_edit")
+    source = "LLaDA2.1, arXiv 2602.08676"
+
+    edit_unmask: float = 0.7
+    edit_replace: float = 0.5
+    edit_steps: int = 16
+    rescore: Rescore = "shadow"
+
+    def __post_init__(self) -> None:
+        require_probability("edit_unmask", self.edit_unmask)
+        require_probability("edit_replace", self.edit_replace)
+        require_choice("rescore", self.rescore, Rescore)
+        steps = self.edit_steps
+        require(
+            isinstance(steps, int) and steps >= 0, f"edit_steps is {steps!r}; allowed: 0 or more"
+        )
+
+    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
+        return candidates.reach(self.edit_unmask)
+
+    def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
+        other = rescored.other(canvas)
+        replaced = rescored.at & other & (rescored.scores.confidence >= self.edit_replace)
+        return rescored.changed(canvas, replaced, replaced | (rescored.at & ~other))
+
+    def block_steps(self, config: SamplerConfig) -> int:
+        return config.block_length + self.edit_steps
+
+    def quiet(self, steady: Int[Array, " B"], edited: Bool[Array, " B"]) -> Bool[Array, " B"]:
+        """A block is over after a forward without edits."""
+        return ((steady > 1) & ~edited) | (steady > self.edit_steps)

@@ -1,0 +1,70 @@
+"""The rule of WINO: commit widely, verify, and mask again what fails."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from llada_jax.config import require
+from llada_jax.config.policies import flat_choice
+from llada_jax.sampler.candidates import Candidates, ranks
+from llada_jax.sampler.canvas import MASKED, Canvas
+from llada_jax.sampler.policy import policy
+from llada_jax.sampler.rules.base import Rescored, RevisingRule, require_probability
+
+FIRST_COMMITTED = 30
+"""What WINO takes for the commits before a block's first step."""
+
+
+@policy
+class Wino(RevisingRule):
+    """Commits tokens that reach a low bar; of many, the best: 70 % of the masks, but at least 5 and
+    at most 20. Masks them again where their shadows are less sure of them.
+
+    Attributes:
+      wino_accept: `wino`: commit tokens whose confidence reaches it.
+      wino_verify: `wino`: mask committed tokens again whose probability has fallen below it.
+    """
+
+    chosen_by = flat_choice("rule", accept="wino")
+    source = "WINO, arXiv 2507.18578"
+
+    wino_accept: float = 0.6
+    wino_verify: float = 0.9
+
+    def __post_init__(self) -> None:
+        require_probability("wino_accept", self.wino_accept)
+        require_probability("wino_verify", self.wino_verify)
+        require(
+            self.wino_verify > 0.5,
+            f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails where "
+            "another one is preferred",
+        )
+
+    def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
+        masks = candidates.open.sum(axis=1, keepdims=True, dtype=jnp.int32)
+        most = jnp.clip(masks * 7 // 10, 5, 20)
+        rank = candidates.ranks(candidates.scores.confidence)
+        return candidates.reach(self.wino_accept) & (rank < most)
+
+    def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
+        """Tokens of earlier steps whose probability is below `wino_verify` are masked again, where
+        this step committed two tokens or more.
+
+        Of as many as the step before had committed, or more, one less than those: the least
+        probable. So every two steps make progress. Where the model prefers another token, the
+        probability of the one that stands there is only known to be what the other leaves, which is
+        what they are ranked by. It is a shadow's, which sees no other shadow; WINO's own see each
+        other.
+        """
+        confidence, other = rescored.scores.confidence, rescored.other(canvas)
+        probability = jnp.where(other, 1 - confidence, confidence)
+        fails = rescored.at & (other | (probability < self.wino_verify))
+        failed = fails & (rescored.committed >= 2)[:, None]
+        last = jnp.where(canvas.block_step == 0, FIRST_COMMITTED, canvas.accepted)[:, None]
+        too_many = failed.sum(axis=1, keepdims=True) >= last
+        rank = ranks(-probability, failed, rescored.parity.tie_break)
+        masked = failed & (~too_many | (rank < last - 1))
+        return canvas._replace(
+            tokens=jnp.where(masked, jnp.int32(rescored.mask_id), canvas.tokens),
+            state=jnp.where(masked, jnp.int8(MASKED), canvas.state),
+            confidence=jnp.where(masked, jnp.float32(0), canvas.confidence),
+        )

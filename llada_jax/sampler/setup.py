@@ -1,0 +1,81 @@
+"""The set-up of a run: the shape of a model and a sampler's settings, as one value."""
+
+from dataclasses import dataclass, field
+
+import jax
+
+from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.sampler.rules.base import Rule, rule_of
+from llada_jax.sampler.rules.own import OwnRule
+from llada_jax.sampler.windows.base import Window, window_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Setup:
+    """A model's shape, which is static, and settings whose numbers are leaves."""
+
+    model: ModelConfig = field(metadata={"static": True})
+    config: SamplerConfig
+
+    @property
+    def rule(self) -> Rule:
+        return rule_of(self.config)
+
+    @property
+    def window(self) -> Window:
+        return window_of(self.config)
+
+    @property
+    def mask_id(self) -> int:
+        assert self.config.mask_id is not None
+        return self.config.mask_id
+
+    @property
+    def shift(self) -> int:
+        """How many positions before a token its prediction stands."""
+        return int(self.model.shift_logits)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the rule reads all logits of the block."""
+        return isinstance(self.rule, OwnRule) and "logits" in self.rule.needs
+
+    @property
+    def shadows(self) -> bool:
+        """Whether visible tokens of the window are scored by rows of their own."""
+        return self.rule.revises and self.rule.rescore == "shadow"
+
+    def most_extra_rows(self, length: int) -> int:
+        """Returns the most rows that stand beside the window, in a canvas of `length`."""
+        config, window = self.config, self.window
+        refreshed_by_rows = config.refreshes and not config.has_worker
+        return (
+            self.shadows * window.most_rows(config, length)
+            + refreshed_by_rows * 2 * self.rule.refresh_rows
+            + window.branches * 2 * config.block_length
+        )
+
+    def most_asked(self, length: int) -> int:
+        """Returns the most positions that one step scores."""
+        config, window = self.config, self.window
+        most_rows = window.most_rows(config, length)
+        asked = most_rows if window.drafts else config.block_length
+        asked += self.rule.revises * most_rows
+        asked += config.refreshes * self.rule.refresh_rows
+        return min(asked, length) + window.branches * config.block_length
+
+    def head_sizes(self, length: int) -> tuple[int, ...]:
+        """Returns how many positions a forward's head may score, ascending; the last holds all."""
+        most = self.most_asked(length)
+        if not self.config.selective_logits:
+            return (most,)
+        sizes, size = [], max(1, self.config.block_length // 4)
+        while size < most:
+            sizes.append(size)
+            size *= 2
+        return (*sizes, most)
+
+    def most_steps(self, n_blocks: int) -> int:
+        """Returns how many forwards a canvas of so many blocks may take."""
+        return n_blocks * self.rule.block_steps(self.config) + self.rule.end_steps

@@ -1,0 +1,117 @@
+"""What a step is going to run and to score, computed once from the canvas at its start."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from llada_jax.sampler.canvas import (
+    MASKED,
+    VISIBLE,
+    Canvas,
+    block_of,
+    block_start,
+    in_span,
+    positions_of,
+    take,
+)
+from llada_jax.sampler.extra_rows import (
+    BRANCH,
+    PROBE,
+    REFRESH,
+    SHADOW,
+    ExtraRows,
+    extra_rows,
+    packed,
+)
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.windows.base import Span, block_stop
+
+
+class Query(NamedTuple):
+    """What a step asks the model: which positions are scored, by which of its rows."""
+
+    at: Int[Array, "B Q"]  # position; plus L in the branch; 2 L where nothing is asked
+    row: Int[Array, "B Q"]
+    rescored: Bool[Array, "B L"]  # visible tokens among them
+
+
+class StepPlan(NamedTuple):
+    """The rows of the next forward, and what is asked of them."""
+
+    window: Span  # as the window has it
+    span: Span  # the positions that run: one more of shifted models, none of rows that are done
+    extra: ExtraRows
+    refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
+    draft: Bool[Array, "B L"]  # masks of later blocks
+    query: Query
+
+    @property
+    def n_rows(self) -> Int[Array, " B"]:
+        """Rows that each batch row needs."""
+        return self.span.length + self.extra.count
+
+
+def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
+    """Returns the plan of the next forward."""
+    config, rule = setup.config, setup.rule
+    window = setup.window.span(canvas, config, setup.shift)
+    start = jnp.maximum(window.start - setup.shift, 0)
+    span = Span(start, jnp.where(canvas.done, start, window.stop))
+    visible = (canvas.state == VISIBLE) & ~canvas.done[:, None]
+    refreshed = jnp.zeros(visible.shape, bool)
+    if config.refreshes:
+        left = visible & (positions_of(canvas) < canvas.settled[:, None])
+        refreshed = _least_confident(canvas, left, rule.refresh_rows)
+    by_rows = config.refreshes and not config.has_worker
+    extra = extra_rows(
+        shadow=visible & in_span(canvas, *span) if setup.shadows else None,
+        refresh=refreshed if by_rows else None,
+        probe=refreshed if by_rows and rule.rescore == "shadow" else None,
+        branch=None if canvas.hypothesis is None else canvas.hypothesis.rows,
+        like=canvas.tokens,
+    )
+    blocks = block_of(canvas, positions_of(canvas)[None], config.block_length)
+    draft = (canvas.state == MASKED) & (blocks > canvas.block[:, None])
+    query = _query(setup, canvas, span, extra, visible)
+    return StepPlan(window, span, extra, refreshed, draft, query)
+
+
+def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> Bool[Array, "B L"]:
+    doubt = jnp.where(tokens, -canvas.confidence, -jnp.inf)
+    best, index = jax.lax.top_k(doubt, min(most, tokens.shape[1]))
+    batch = jnp.arange(tokens.shape[0])[:, None]
+    return jnp.zeros_like(tokens).at[batch, index].set(best > -jnp.inf)
+
+
+def _query(
+    setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, visible: Bool[Array, "B L"]
+) -> Query:
+    slots = extra.slots + span.length[:, None, None]
+    row = jnp.maximum(positions_of(canvas) - setup.shift - span.start[:, None], 0)
+    for kind in (SHADOW, PROBE) if setup.shadows else (REFRESH,):
+        row = jnp.where(extra.at(kind), slots[:, kind], row)
+    if setup.shadows:
+        rescored = extra.at(SHADOW) | extra.at(PROBE)
+    elif setup.rule.revises and setup.rule.rescore == "token":
+        rescored = (visible & in_span(canvas, *span)) | extra.at(REFRESH)
+    else:
+        rescored = jnp.zeros(visible.shape, bool)
+    expected = extra.at(BRANCH)
+    if canvas.hypothesis is not None:
+        expected &= canvas.hypothesis.tokens == setup.mask_id
+    asked = _open_positions(setup, canvas, span) | rescored
+    flags = jnp.concatenate([asked, expected], axis=1)
+    at = packed(flags, setup.most_asked(canvas.tokens.shape[1]))
+    rows = take(jnp.concatenate([row, slots[:, BRANCH]], axis=1), at)
+    return Query(at, jnp.maximum(rows, 0), rescored)
+
+
+def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B L"]:
+    """Returns the positions of the current block, and drafts: the masked ones, or all."""
+    config = setup.config
+    start = block_start(canvas, config.block_length)
+    stop = span.stop if setup.window.drafts else block_stop(canvas, config)
+    positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
+    return positions & (canvas.state == MASKED) if config.selective_logits else positions

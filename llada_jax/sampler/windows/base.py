@@ -1,0 +1,117 @@
+"""What every window is: which rows the next forward runs, and what it may read from the cache.
+
+A window is one span of positions for each batch row. Spans of different length share one compiled
+forward: rows beyond a span are padding, and the number of rows is rounded up to a bucket.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_of, block_start
+
+
+class Span(NamedTuple):
+    """Positions from `start` up to, not including, `stop`."""
+
+    start: Int[Array, " B"]
+    stop: Int[Array, " B"]
+
+    @property
+    def length(self) -> Int[Array, " B"]:
+        return self.stop - self.start
+
+
+class Window:
+    """Decides which positions a forward runs.
+
+    A window is a subclass under `@policy`. Its functions take the sampler's settings, of which it
+    is a part, and `shift`, how many positions before a token its prediction stands.
+    """
+
+    chosen_by: ClassVar[Mapping[str, Any]]
+    """The flat settings that name the window."""
+    source: ClassVar[str]
+    """Where the window is published."""
+    caches: ClassVar[bool] = True
+    """Whether keys and values are kept at all."""
+    leaves_tokens: ClassVar[bool] = False
+    """Whether only finished tokens are cached, so that one may leave while it is visible."""
+    drafts: ClassVar[bool] = False
+    """Whether the window reaches into later blocks."""
+    branches: ClassVar[bool] = False
+    """Whether the step after the next one is computed beside it."""
+    draft_feed: Literal["mask", "token"] = "mask"
+    """What the row of a draft feeds."""
+
+    def check(self, config: SamplerConfig) -> None:
+        """Raises ValueError where the window cannot work with the rest of the settings."""
+
+    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
+        """Returns the positions that the next forward must run."""
+        raise NotImplementedError
+
+    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
+        """Returns the position before which, after the forward of `span`, the cache may be read."""
+        return canvas.end
+
+    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
+        """Returns lengths that spans round up to, ascending; the last one holds every span."""
+        raise NotImplementedError
+
+    def most_rows(self, config: SamplerConfig, length: int) -> int:
+        """Returns the most positions of a span that may be visible, the prompt aside."""
+        return 2 * config.block_length
+
+    def attention_order(
+        self, canvas: Canvas, positions: Int[Array, "B R"], config: SamplerConfig
+    ) -> Int[Array, "B R"] | None:
+        """Returns the order between positions where a row sees only its own and lower ones, though
+        the model would see all; None where it sees all.
+
+        Where finished blocks are cached without what follows them, blocks are in order, and the
+        prompt comes before all of them.
+        """
+        if not self.leaves_tokens:
+            return None
+        return jnp.maximum(block_of(canvas, positions, config.block_length), -1)
+
+
+def window_of(config: SamplerConfig) -> Window:
+    """Returns the window of a configuration, with its type."""
+    return cast(Window, config.window)
+
+
+def block_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
+    """Returns one past the current block's last position."""
+    stop = block_start(canvas, config.block_length) + config.block_length
+    return jnp.minimum(stop, canvas.end)
+
+
+def doubling(smallest: int, largest: int) -> tuple[int, ...]:
+    """Returns `smallest`, its doublings below `largest`, and `largest`."""
+    sizes = []
+    while smallest < largest:
+        sizes.append(smallest)
+        smallest *= 2
+    return (*sizes, largest)
+
+
+def buckets_for(
+    config: SamplerConfig, layout: CanvasLayout, shift: int, extra_rows: int = 0
+) -> tuple[int, ...]:
+    """Returns the row counts of the forwards that a window needs, ascending.
+
+    One more row where outputs are shifted: a block's first token is predicted one position earlier.
+
+    Args:
+      extra_rows: the most rows that stand beside the window.
+    """
+    sizes = window_of(config).sizes(layout, config, shift)
+    buckets = {min(size + shift, layout.length) for size in sizes}
+    if extra_rows:
+        buckets |= set(doubling(config.block_length, max(buckets) + extra_rows))
+    return tuple(sorted(buckets))

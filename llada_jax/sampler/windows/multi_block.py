@@ -1,0 +1,235 @@
+"""llada.cpp's window over several blocks: it slides with the committed tokens, and it grows."""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from llada_jax.config import LatencyTable, SamplerConfig, require, require_choice
+from llada_jax.config.policies import flat_choice
+from llada_jax.sampler.canvas import (
+    MASKED,
+    PROMPT,
+    STABLE,
+    VISIBLE,
+    Canvas,
+    CanvasLayout,
+    block_of,
+    block_start,
+    in_span,
+    positions_of,
+)
+from llada_jax.sampler.policy import policy, static_number
+from llada_jax.sampler.rules.base import require_probability, rule_of
+from llada_jax.sampler.windows.base import Span, Window, block_stop
+
+LARGEST_GROWTH = 8
+"""Blocks that a window without a latency table may grow to."""
+DraftFeed = Literal["mask", "token"]
+
+
+class Growth(NamedTuple):
+    """How far a window grows.
+
+    Attributes:
+      buckets: numbers of rows, ascending.
+      grown: what rows that fill each bucket grow to.
+      budget: the most rows that a window grows to.
+    """
+
+    buckets: tuple[int, ...]
+    grown: tuple[int, ...]
+    budget: int
+
+
+@policy
+class MultiBlock(Window):
+    """Slides with the committed tokens and reaches into later blocks, whose predictions are drafts.
+
+    It keeps its size, `block_length` positions from the first one that is not settled, also while
+    tokens of the block before are still to be fed. Only where that would leave out tokens of the
+    current block (drafts that it took over), or masks that the step has to commit, it reaches to
+    the end of that block. A position settles in the forward that feeds its final token; what is
+    still visible when its block is finished is not waited for. Where few masks are left in the
+    block, the window grows until one more row would cross a bucket (but for the one that its rows
+    fill already), the rows beside it included.
+
+    Attributes:
+      lookahead_trigger: Masks left in the current block at which the window grows into later
+        blocks, or a branch is computed; 0 for never.
+      latency_table: The buckets that a window grows to, the next one at a time, and what they cost;
+        None: doublings of `block_length`.
+      latency_allowance: A forward with a grown window may take so many times what it would have
+        taken.
+      row_budget: Most rows of a forward whose window has grown, those beside it included: what the
+        memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
+      draft_feed: What the row of a draft feeds: [MASK], or the token that was predicted there last.
+      draft_threshold: Drafts of this confidence are accepted when their block becomes current;
+        None: those that the accept rule takes, without the progress that it forces.
+    """
+
+    chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
+    source = "llada.cpp §3.2, arXiv 2606.13740"
+    leaves_tokens = True
+    drafts = True
+
+    lookahead_trigger: int = 4
+    latency_table: LatencyTable | None = None
+    latency_allowance: float = static_number(2.0)
+    row_budget: int | None = None
+    draft_feed: DraftFeed = "mask"
+    draft_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        table = self.latency_table
+        require(
+            table is None or isinstance(table, LatencyTable),
+            f"latency_table is {table!r}; allowed: a LatencyTable, or None",
+        )
+        require(
+            self.latency_allowance >= 1,
+            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
+        )
+        require(
+            table is not None or self.latency_allowance == type(self).latency_allowance,
+            f"latency_allowance is {self.latency_allowance!r}, which nothing reads; allowed: "
+            f"{type(self).latency_allowance!r}, or another one where latency_table is given",
+        )
+        require_choice("draft_feed", self.draft_feed, DraftFeed)
+        if self.draft_threshold is not None:
+            require_probability("draft_threshold", self.draft_threshold)
+
+    def check(self, config: SamplerConfig) -> None:
+        budget, table, block = self.row_budget, self.latency_table, config.block_length
+        require_trigger(self.lookahead_trigger, config)
+        require(
+            budget is None or (isinstance(budget, int) and budget >= block),
+            f"row_budget is {budget!r}; allowed: a whole number from block_length ({block}) on, or "
+            "None",
+        )
+        require(
+            table is None or table.rows[-1] >= block,
+            f"latency_table.rows is {table and list(table.rows)}; allowed: up to block_length "
+            f"({block}) at the least, which every window has",
+        )
+        reason = rule_of(config).no_drafts
+        require(
+            not reason or self.draft_threshold is not None,
+            f"window is 'multi_block' and accept is {config.accept!r}, which {reason}; allowed: "
+            "with draft_threshold or lossless, or another rule",
+        )
+
+    def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
+        stop = self._stop(canvas, config)
+        rows = stop - jnp.maximum(canvas.settled - shift, 0)
+        rows += _rows_beside(canvas, stop, config)
+        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
+        return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+
+    def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
+        """Returns where the window ends before it grows."""
+        slid = jnp.maximum(canvas.settled, canvas.origin) + config.block_length
+        whole = block_start(canvas, config.block_length) + config.block_length
+        holds = slid >= _least_stop(canvas, config)
+        return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
+
+    def _late(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, " B"]:
+        start = block_start(canvas, config.block_length)
+        in_block = in_span(canvas, start, start + config.block_length)
+        left = (in_block & (canvas.state == MASKED)).sum(axis=1)
+        return (left > 0) & (left <= self.lookahead_trigger)
+
+    def _growth(
+        self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
+    ) -> Int[Array, " B"]:
+        """Returns how many positions are added to a forward of so many rows."""
+        growth = self.growth(config, shift)
+        buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
+        grown = jnp.asarray((*growth.grown, 0), rows.dtype)
+        bucket = jnp.searchsorted(buckets[:-1], rows)
+        reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
+        return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
+
+    def growth(self, config: SamplerConfig, shift: int) -> Growth:
+        """Returns the buckets that the window grows to, and how far."""
+        block, table = config.block_length, self.latency_table
+        doublings = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
+        buckets = table.rows if table else tuple(sorted({block + shift, *doublings}))
+        larger = (*buckets[1:], buckets[-1])
+        if table is not None:
+            ms = dict(zip(table.rows, table.ms, strict=True))
+            larger = tuple(
+                more if ms[more] <= self.latency_allowance * ms[rows] else rows
+                for rows, more in zip(buckets, larger, strict=True)
+            )
+        return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
+
+    def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
+        block = block_of(canvas, positions_of(canvas)[None], config.block_length)
+        finished = block < canvas.block[:, None]
+        final = (canvas.state == PROMPT) | (canvas.state == STABLE)
+        final |= (canvas.state == VISIBLE) & finished
+        waits = in_span(canvas, *span) & ~final
+        first = jnp.argmax(waits, axis=1).astype(span.stop.dtype)
+        return jnp.where(waits.any(axis=1), first, span.stop)
+
+    def most_rows(self, config: SamplerConfig, length: int) -> int:
+        """After the first forward: a window that grew and was accepted whole, whose tokens are all
+        to be fed, and the rest of its last block."""
+        block = config.block_length
+        budget = self.growth(config, shift=0).budget
+        return (budget if self.lookahead_trigger else block) + block
+
+    def sizes(self, layout: CanvasLayout, config: SamplerConfig, shift: int) -> tuple[int, ...]:
+        growth, block = self.growth(config, shift), config.block_length
+        prefill = layout.prompt_length + block if layout.prompt_length else layout.length
+        largest = min(max(prefill, self.most_rows(config, layout.length)), layout.length)
+        spans = sorted({rows - shift for rows in (*growth.buckets, growth.budget)})
+        return (*(size for size in spans if size < largest), largest)
+
+    def attention_order(
+        self, canvas: Canvas, positions: Int[Array, "B R"], config: SamplerConfig
+    ) -> Int[Array, "B R"] | None:
+        """Drafts are in the current block's order, since they take part in its denoising."""
+        order = super().attention_order(canvas, positions, config)
+        assert order is not None
+        return jnp.minimum(order, canvas.block[:, None])
+
+
+def require_trigger(trigger: int, config: SamplerConfig) -> None:
+    """Raises ValueError unless `lookahead_trigger` is a number of masks that a block may have."""
+    require(
+        isinstance(trigger, int) and trigger >= 0,
+        f"lookahead_trigger is {trigger!r}; allowed: 0 or more",
+    )
+    require(
+        trigger <= config.block_length,
+        f"lookahead_trigger is {trigger}; allowed: 0 to block_length ({config.block_length})",
+    )
+
+
+def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
+    """Returns one past the current block's last token, and the masks that a step has to commit."""
+    due = rule_of(config).most_due(config)
+    in_block = in_span(canvas, block_start(canvas, config.block_length), block_stop(canvas, config))
+    masked = in_block & (canvas.state == MASKED)
+    held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
+    return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
+
+
+def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
+    """Returns how many rows stand beside the window, however much it grows: in later blocks,
+    nothing is visible.
+
+    Refreshed tokens take room where a worker refreshes them, too: where that happens changes no
+    window, so it changes no token.
+    """
+    rule = rule_of(config)
+    visible = canvas.state == VISIBLE
+    inside = visible & in_span(canvas, canvas.settled, stop)
+    left = visible & (positions_of(canvas) < canvas.settled[:, None])
+    most = rule.refresh_rows if config.refreshes else 0
+    refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
+    if not (rule.revises and rule.rescore == "shadow"):
+        return refreshed
+    return inside.sum(axis=1, dtype=stop.dtype) + 2 * refreshed

@@ -1,0 +1,28 @@
+"""Tables of latencies check themselves."""
+
+import pytest
+
+from llada_jax.config import LatencyTable
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"rows": (64, 32), "ms": (1.0, 2.0)},
+            r"latency_table.rows is \[64, 32\]; allowed: ascend",
+        ),
+        ({"rows": (32, 32), "ms": (1.0, 2.0)}, "allowed: ascending"),
+        ({"rows": (), "ms": ()}, "at least one"),
+        ({"rows": (32.0,), "ms": (1.0,)}, r"rows is \[32.0\]; .* at least one whole number"),
+        ({"rows": 32, "ms": 1.0}, "latency_table.rows is 32; allowed: ascending"),
+        ({"rows": (32,), "ms": 1.0}, "latency_table.ms is 1.0; allowed: 1 numbers"),
+        ({"rows": (32,), "ms": ("fast",)}, r"latency_table.ms is \['fast'\]; allowed: 1 numbers"),
+        ({"rows": (32,), "ms": (float("inf"),)}, r"latency_table.ms is \[inf\]; allowed"),
+        ({"rows": (32, 64), "ms": (1.0,)}, r"latency_table.ms is \[1.0\]; allowed: 2 numbers"),
+        ({"rows": (32,), "ms": (0.0,)}, "allowed: 1 numbers above 0"),
+    ],
+)
+def test_latency_tables(table, message):
+    with pytest.raises(ValueError, match=message):
+        LatencyTable(**table)
