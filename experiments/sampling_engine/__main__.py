@@ -22,6 +22,7 @@ from experiments.sampling_engine.hardware import hardware_rows, require_hardware
 from experiments.sampling_engine.modelled import (
     ENOUGH_MEMORY,
     MODES,
+    ProgramsByCase,
     SamplingEngineConfig,
     modelled_rows,
 )
@@ -36,7 +37,7 @@ from llada_jax.sampling_engine.reference import reference_sampler
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     """Yields all rows, writes the programs as text, and draws pictures."""
-    programs = {
+    programs: ProgramsByCase = {
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
     }

@@ -8,7 +8,7 @@ from llada_jax.swap.graph import Graph
 from llada_jax.swap.stall_times import places, waits_of
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """When an operator or a transfer of one step starts and ends, in ns."""
 
     step: int
@@ -21,8 +21,8 @@ class Span(NamedTuple):
 class UnfoldedSteps(NamedTuple):
     """Spans in the order in which they start on their lane."""
 
-    operators: list[Span]
-    transfers: list[Span]
+    operators: list[LaneSpan]
+    transfers: list[LaneSpan]
 
     @property
     def makespan(self) -> int:
@@ -36,8 +36,8 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
     waits, n = waits_of(graph, plan), len(graph)
     place = places(plan.order)
     transfer_of = {place[t.operators[0]]: j for j, t in enumerate(plan.transfers)}
-    operators: list[Span] = []
-    transfers: list[Span] = []
+    operators: list[LaneSpan] = []
+    transfers: list[LaneSpan] = []
     now = lane_free = 0
     for step in range(steps):
         for position, index in enumerate(plan.order):
@@ -46,10 +46,10 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
                 before = (step - waits.lag[j]) * n + waits.after[j]
                 start = max(lane_free, operators[before].end if before >= 0 else 0)
                 lane_free = start + waits.ns[j]
-                transfers.append(Span(step, j, start, lane_free))
+                transfers.append(LaneSpan(step, j, start, lane_free))
                 now = max(now, lane_free)
             end = now + graph.operators[index].compute_ns
-            operators.append(Span(step, index, now, end))
+            operators.append(LaneSpan(step, index, now, end))
             now = end
     return UnfoldedSteps(operators, transfers)
 

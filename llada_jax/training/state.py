@@ -71,9 +71,8 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
     The masks are a pure function of the seed and the state's step.
     """
 
-    def loss_of(
-        params: ModelParams, batch: TrainingBatch, key: jax.Array
-    ) -> tuple[jax.Array, dict]:
+    def loss_of(params: ModelParams, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
+        # `batch` is a TrainingBatch whose arrays are JAX's
         assert model.mask_id is not None
         corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))

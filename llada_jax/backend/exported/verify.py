@@ -58,6 +58,8 @@ def reference(
 class StoredWeights:
     """Weights as floats, after the rounding that a file's numbers have."""
 
+    quant: Quant
+
     def __init__(self, weights: Weights, quant: Quant):
         self._weights, self.quant = weights, quant
 
