@@ -93,6 +93,7 @@ def new_canvas(
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
+    branches = config.window.branches or config.rule.branches
 
     def zeros() -> np.ndarray:  # an array each: loops donate them
         return np.zeros(batch, np.int32)
@@ -113,7 +114,7 @@ def new_canvas(
         nfe=zeros(),
         step=zeros(),
         latest=_no_scores(tokens.shape, config),
-        hypothesis=_no_hypothesis(tokens) if config.window.branches else None,
+        hypothesis=_no_hypothesis(tokens) if branches else None,
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)

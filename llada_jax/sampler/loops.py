@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.decide import decide
+from llada_jax.sampler.own_needs import asked_of
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
 from llada_jax.sampler.setup import Setup
@@ -143,6 +144,7 @@ _absorb_copy = jax.jit(absorb)  # while a worker reads the cache
 _refresh_job = jax.jit(refresh_job)
 _refreshed_states = jax.jit(refreshed_states)
 _merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
+_asked = jax.jit(asked_of, static_argnums=3)
 _by_position = jax.jit(by_position)
 
 
@@ -199,7 +201,7 @@ def _callable(denoiser: Denoiser) -> Denoiser:
     return denoiser._replace(
         forward_rows=partial(_call, denoiser.forward_rows),
         score_rows=partial(_call, denoiser.score_rows),
-        logits_rows=denoiser.logits_rows and partial(_call, denoiser.logits_rows),
+        measure_rows=denoiser.measure_rows and partial(_call, denoiser.measure_rows),
     )
 
 
@@ -233,8 +235,9 @@ def _score(
     sizes = setup.head_sizes(plan.query.rescored.shape[1])
     asked = int(denoised.counts.head_rows.max())
     size = next(size for size in sizes if size >= asked)
-    head = run_head(denoiser, params, denoised, size, logits=setup.needs_logits)
-    return _by_position(setup, canvas, plan.query, head)
+    asked = _asked(setup, canvas, plan.query, size) if setup.own_rule else None
+    answer = run_head(setup, denoiser, params, denoised, asked, size)
+    return _by_position(setup, canvas, plan.query, answer)
 
 
 def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
-from llada_jax.types import Scores
+from llada_jax.types import Measured, Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
@@ -32,7 +32,8 @@ class StepScores(NamedTuple):
 
     here: Scores
     ahead: Scores  # in the branch
-    logits: Float[Array, "B C V"] | None = None  # of the block, where the rule needs them
+    measured: Measured | None = None  # of the block, where the rule asks for it
+    hidden: Float[Array, "B C D"] | None = None  # so are the states
 
     def over(self, old: Scores) -> Scores:
         """Returns the last scores of each position; those of the branch where the forward had no

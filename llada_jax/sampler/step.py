@@ -3,21 +3,24 @@
 Each part is a pure function, and both loops run these.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, block_start, in_span, take
+from llada_jax.sampler.canvas import Canvas, in_span, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
+from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import Query, StepPlan
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
+from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
 
 
 class Denoised(NamedTuple):
@@ -62,25 +65,30 @@ def denoise(
     return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
 
-class HeadOut(NamedTuple):
+class Answer(NamedTuple):
     """What the head says of the positions that a query asks about, in its order."""
 
-    scores: Scores
-    logits: Float[Array, "B Q V"] | None  # where the rule needs them
+    head: HeadOut
+    hidden: Float[Array, "B Q D"] | None  # where the rule needs the states
 
 
 def run_head(
-    denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int, *, logits: bool
-) -> HeadOut:
-    """Returns the head's output for the first `n_heads` positions that are asked."""
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    denoised: Denoised,
+    asked: Asked | None,
+    n_heads: int,
+) -> Answer:
+    """Returns the head's output for the first `n_heads` positions of a query."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
     hidden = denoised.hidden[:, :n_heads]
-    scores = denoiser.score_rows(params, hidden, keys)
-    if not logits:
-        return HeadOut(scores, None)
-    assert denoiser.logits_rows is not None
-    return HeadOut(scores, denoiser.logits_rows(params, hidden))
+    kept = hidden if setup.needs("hidden", "divergence") else None
+    if asked is None:
+        return Answer(HeadOut(denoiser.score_rows(params, hidden, keys), None), kept)
+    assert denoiser.measure_rows is not None
+    return Answer(denoiser.measure_rows(params, hidden, keys, asked), kept)
 
 
 def score(
@@ -93,31 +101,24 @@ def score(
     n_heads: int,
 ) -> StepScores:
     """Returns the scores of what was asked, from a head of `n_heads` rows."""
-    head = run_head(denoiser, params, denoised, n_heads, logits=setup.needs_logits)
-    return by_position(setup, canvas, plan.query, head)
+    asked = asked_of(setup, canvas, plan.query, n_heads)
+    answer = run_head(setup, denoiser, params, denoised, asked, n_heads)
+    return by_position(setup, canvas, plan.query, answer)
 
 
-def by_position(setup: Setup, canvas: Canvas, query: Query, head: HeadOut) -> StepScores:
-    """Returns the scores of a query by position, and logits by position of the block."""
+def by_position(setup: Setup, canvas: Canvas, query: Query, answer: Answer) -> StepScores:
+    """Returns the scores of a query by position, and what else was asked by that of the block."""
+    (scores, measured), hidden = answer
     length = query.rescored.shape[1]
-    at = query.at[:, : head.scores.token.shape[1]]
-    whole = spread(at, head.scores, 2 * length)
+    at = query.at[:, : scores.token.shape[1]]
+    whole = spread(at, scores, 2 * length)
+    in_block = partial(to_block, setup, canvas, at)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
         Scores(*(array[:, length:] for array in whole)),
-        None if head.logits is None else _of_block(setup, canvas, at, head.logits),
+        jax.tree.map(in_block, measured),
+        jax.tree.map(in_block, hidden),
     )
-
-
-def _of_block(
-    setup: Setup, canvas: Canvas, at: Int[Array, "B Q"], logits: Float[Array, "B Q V"]
-) -> Float[Array, "B C V"]:
-    length = setup.config.block_length
-    offset = at - block_start(canvas, length)[:, None]
-    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
-    batch = jnp.arange(at.shape[0])[:, None]
-    empty = jnp.zeros((at.shape[0], length, logits.shape[2]), logits.dtype)
-    return empty.at[batch, slots].set(logits, mode="drop")
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
