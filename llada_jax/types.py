@@ -7,7 +7,7 @@ Shape letters, used in every signature of this package:
     V vocabulary            N layers  E experts           S steps
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -81,6 +81,12 @@ class Asked:
     added: Float[Array, "B C K"] | None = None
     class_of: Int[Array, " V"] | None = None
     previous: Float[Array, "B C D"] | None = None
+
+    def first(self, count: int) -> "Asked":
+        """Returns what is asked of so many rows."""
+        rows = ("listed", "added", "previous")
+        given = {name: getattr(self, name) for name in rows if getattr(self, name) is not None}
+        return replace(self, **{name: array[:, :count] for name, array in given.items()})
 
 
 class Measured(NamedTuple):

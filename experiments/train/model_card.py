@@ -203,8 +203,8 @@ def _other_terms(model: ModelConfig, train: TrainConfig) -> str:
 def _score_line(score: TaskScore) -> str:
     low, high = wilson_interval(score.right, score.items)
     s = score.sampler
-    rule = f"{s.steps} steps" if s.accept == "quota" else f"{s.accept} {getattr(s, s.accept)}"
-    settings = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}, {rule}"
+    settings = f"gen_length {s.gen_length}, block_length {s.block_length}, cache {s.cache}"
+    settings += f", {s.rule.label(s)}"
     columns = (
         score.task,
         score.items,

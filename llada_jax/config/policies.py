@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from importlib import import_module
 from inspect import cleandoc
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
@@ -50,8 +51,8 @@ def policy_settings() -> dict[str, Any]:
     return defaults
 
 
-def policy_types() -> dict[str, Any]:
-    """Returns the type of each of those names."""
+def policy_types(accept: object = None) -> dict[str, Any]:
+    """Returns the type of each of those names, and of those of the rule that `accept` names."""
     types: dict[str, Any] = {}
     for kind, choices in CHOICES.items():
         for name in choices:
@@ -61,7 +62,24 @@ def policy_types() -> dict[str, Any]:
             for field in fields(policy):
                 required = field.default is MISSING
                 types[field.name] = hints[field.name] | None if required else hints[field.name]
-    return {**types, "lossless": bool}
+    own = own_rule(accept)
+    return {**types, **(get_type_hints(own) if own else {}), "accept": str, "lossless": bool}
+
+
+def own_rule(accept: object) -> Any:
+    """Returns the rule that `module:Class` names; None for another name.
+
+    Raises ValueError where that is no rule.
+    """
+    if not isinstance(accept, str) or ":" not in accept:
+        return None
+    module, _, name = accept.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"accept is {accept!r}: {error}; allowed: module:Class") from error
+    require(hasattr(found, "chosen_by"), f"accept is {accept!r}; allowed: a class under lj.rule")
+    return found
 
 
 def described(parts: Iterable[type] = ()) -> str:
@@ -132,6 +150,8 @@ def _chosen_by(kind: str) -> list[Any]:
 def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
     candidates = _chosen_by(kind)
     if kind == "rule":
+        if own := own_rule(choices["accept"]):
+            return own
         choices = {"accept": _numbered(choices["accept"], settings)}
     reasons: list[str] = []
     for name, value in choices.items():

@@ -19,12 +19,6 @@ _SETTINGS = {
     for name, hint in SamplerConfig.setting_types().items()
     if name not in ("gen_length", "steps")  # which a task sets
 }
-_RULES = {
-    *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
-    *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
-    *("refresh", "refresh_rows", "end_steps"),
-}
-"""Settings of what accepts and revises tokens; the others say what it works on."""
 
 
 class Axes(
@@ -135,23 +129,22 @@ class Revision(NamedTuple):
 
 
 def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
-    """Compares every staged setting with the threshold that it makes tokens visible at, where all
-    but the rules is the same: a window of another size has other forwards of its own."""
-    thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
+    """Compares every setting whose rule revises with what it first makes visible committed for
+    good, where all but the rules is the same: a window of another size has other forwards."""
     pairs = []
     for staged in found:
         sampler = staged.setting.sampler
-        if sampler.accept != "staged":
-            continue
-        alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
+        rule = sampler.rule.at_once()
+        others = (each for each in found if isinstance(each.setting.sampler.rule, type(rule)))
+        alike = [each for each in others if _alike(each.setting.sampler, sampler)]
         for hasty in alike:
-            if hasty.setting.sampler.threshold == sampler.theta_visible:
+            if hasty.setting.sampler.rule == rule:
                 pairs.append(_revision(staged, hasty, alike, slowest))
     return pairs
 
 
 def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
+    return one.replace(rule=other.rule) == other
 
 
 def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:

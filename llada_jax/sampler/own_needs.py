@@ -71,9 +71,9 @@ def new_state(setup: Setup, sizes: Sizes) -> RuleState | None:
     return RuleState(state, remasks, jax.tree.map(jnp.copy, state), previous)
 
 
-def asked_of(setup: Setup, canvas: Canvas, query: Query, size: int) -> Asked | None:
-    """Returns what is asked of the head for the first `size` positions of a query, beside the
-    scores; None: nothing. Raises ValueError where the rule asks in other shapes."""
+def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
+    """Returns what is asked of the head for the positions of a query, beside the scores; None:
+    nothing. Raises ValueError where the rule asks in other shapes."""
     rule, memory = setup.own_rule, canvas.rule_state
     if rule is None or not rule.head_needs:
         return None
@@ -86,8 +86,7 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query, size: int) -> Asked | N
     if added is not None and setup.needs("current"):
         added = jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
 
-    start = block_start(canvas, shape[1])[:, None]
-    offset = query.at[:, :size] - start
+    offset = query.at - block_start(canvas, shape[1])[:, None]
 
     def of_rows(array: Array, outside: Array) -> Array:
         inside = ((offset >= 0) & (offset < shape[1]))[..., None]
@@ -135,11 +134,10 @@ def _checked(rule: OwnRule, ask: Ask, shape: tuple[int, int], vocab: int) -> Ask
 
 
 def to_block(
-    setup: Setup, canvas: Canvas, at: Int[Array, "B Q"], values: Array
+    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"], length: int
 ) -> Float[Array, "B C ..."]:
-    """Returns what stands at positions `at`, [B, Q, ...], by position of the block; else zeros."""
-    length = setup.config.block_length
-    offset = at - block_start(canvas, length)[:, None]
+    """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
+    offset = at - start[:, None]
     slots = jnp.where((offset >= 0) & (offset < length), offset, length)
     batch = jnp.arange(at.shape[0])[:, None]
     empty = jnp.zeros((at.shape[0], length, *values.shape[2:]), values.dtype)

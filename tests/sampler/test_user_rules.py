@@ -318,7 +318,13 @@ def test_a_branch_wins_and_loses():
 
 def test_the_trace_says_which_rule_ran():
     settings = decode(rule=RULES["klass"]).trace.settings
-    assert settings["sampler"]["accept"] == "KLASS"
+    path = "tests.sampler.user_rules.klass:KLASS"
+    assert settings["sampler"]["accept"] == path
+    again = lj.SamplerConfig.from_dict(settings["sampler"])
+    assert again.rule == RULES["klass"] and again.accept == path
+    assert again.rule.label(again) == "KLASS 0.2 1"
+    with pytest.raises(ValueError, match="accept is 'nowhere:X': No module named"):
+        lj.SamplerConfig(accept="nowhere:X")
     assert settings["sampler"]["divergence"] == 1.0
     assert len(settings["rule_sha256"]) == 64
     config = lj.SamplerConfig(rule=KLASS(), threshold=0.5)

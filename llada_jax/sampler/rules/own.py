@@ -233,7 +233,7 @@ def rule(cls: type[T]) -> type[T]:
     if not callable(getattr(cls, "decide", None)):
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
     namespace = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
-    namespace["chosen_by"] = MappingProxyType({"accept": cls.__name__})
+    namespace["chosen_by"] = MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"})
     namespace.setdefault("source", cls.__module__)
     namespace["source_hash"] = _source_hash(cls)
     needs = set(getattr(cls, "needs", OwnRule.needs))
