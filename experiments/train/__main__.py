@@ -31,10 +31,9 @@ from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.model.families import config_to_hf
+from llada_jax.model.families.config_json import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
@@ -198,10 +197,10 @@ def finish(
         [
             ResultRow(
                 f"{score.task}/{score.name}/exact_match",
-                score.right / score.items,
+                score.share,
                 "share",
                 n=score.items,
-                interval=wilson_interval(score.right, score.items),
+                interval=score.interval,
             )
             for score in scores
         ]

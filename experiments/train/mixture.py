@@ -11,7 +11,7 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require
-from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
@@ -55,9 +55,13 @@ class TaskShare:
             )
 
     @property
+    def task(self) -> Task:
+        return load_task(self.name)
+
+    @property
     def drawn(self) -> tuple[int, ...]:
         """Returns the difficulties that are drawn."""
-        return self.difficulties or (load_task(self.name).default_difficulty,)
+        return self.difficulties or (self.task.default_difficulty,)
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
         """Draws from the training split a place's first item that has what it must."""
