@@ -23,7 +23,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
 from experiments.harness.schema import read_config
 from experiments.reliability import ReliabilityConfig, reliability_by_task
-from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
+from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments.train.mixture import MixtureConfig, TaskShare
+from experiments.train.curriculum import MixtureConfig, TaskShare
 from experiments.train.scores import ScoreConfig, TaskScore
 from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.reliability_diagram import Reliability

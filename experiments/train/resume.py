@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.train.mixture import MixtureConfig
+from experiments.train.curriculum import MixtureConfig
 from llada_jax.config import require
 from llada_jax.evaluation.stored import first_difference, stored_in_format
 from llada_jax.evaluation.tasks import load_task

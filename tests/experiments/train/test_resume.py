@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from experiments.train import resume
-from experiments.train.mixture import MixtureConfig, Stage, TaskShare
+from experiments.train.curriculum import MixtureConfig, Stage, TaskShare
 from experiments.train.resume import TRAINING, Training
 from llada_jax.config import TrainConfig
 from llada_jax.evaluation.tasks import load_task

@@ -13,7 +13,7 @@ import llada_jax as lj
 from experiments.harness.run import REPOSITORY
 from experiments.harness.schema import read_config
 from experiments.train import __main__ as entry
-from experiments.train.mixture import TaskShare
+from experiments.train.curriculum import TaskShare
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.loop import read_metrics
 from tests.experiments.in_process import run_experiment
