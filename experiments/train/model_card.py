@@ -1,7 +1,6 @@
 """The model card of a trained model: everything that is needed to train and to judge it again."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +9,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.train.curriculum import MixtureConfig, TaskShare
 from experiments.train.scores import ScoreConfig, TaskScore
+from llada_jax.checkpoint import model_path
 from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.model.params import param_count
-from llada_jax.training.model_folder import thinned
+from llada_jax.training.model_folder import CARD_FILE, read_log, thinned
 
 CURVE_ROWS = 16
 EXACT_MATCH = "/exact_match"
@@ -26,6 +26,14 @@ class Parent(NamedTuple):
     name: str
     card: str
     log: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, name: str) -> "Parent":
+        """Reads a bundled model's or a folder's card and log, where it has them."""
+        folder = model_path(name)
+        card = folder / CARD_FILE
+        text = card.read_text(encoding="utf-8") if card.exists() else ""
+        return cls(name, text, read_log(folder))
 
     @property
     def training(self) -> str:
@@ -92,17 +100,16 @@ def _containing(share: TaskShare) -> str:
 
 
 def _with_minutes(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    before = [0, *(row["step"] for row in metrics)]
-    spans = [row["seconds_per_step"] * (row["step"] - last) / 60
-             for row, last in zip(metrics, before, strict=False)]  # fmt: skip
-    return [{**row, "minutes": sum_} for row, sum_ in zip(metrics, accumulate(spans), strict=True)]
+    """Adds to each row the minutes since the training began."""
+    rows, total, previous = [], 0.0, 0
+    for row in metrics:
+        total += row["seconds_per_step"] * (row["step"] - previous) / 60
+        previous = row["step"]
+        rows.append({**row, "minutes": total})
+    return rows
 
 
 def _probed(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the tasks whose exact match was measured while the model was trained."""
-    names = next((names for row in metrics if (names := _exact_matches(row))), [])
+    names = dict.fromkeys(name for row in metrics for name in row if name.endswith(EXACT_MATCH))
     return [name.removesuffix(EXACT_MATCH) for name in names]
-
-
-def _exact_matches(row: Mapping[str, Any]) -> list[str]:
-    return [name for name in row if name.endswith(EXACT_MATCH)]
