@@ -49,7 +49,7 @@ ALLOWED = {
     "rows": {"types", "config"},
     "text": {"config"},
     "archive": {"config"},
-    "model": DATA,
+    "model": {"config_files", *DATA},
     "checkpoint": {"model", *DATA},
     "sampler": {"archive", *DATA},
     "revision": {"model", *DATA},

@@ -21,7 +21,8 @@ from llada_jax.checkpoint.sources import (
 )
 from llada_jax.checkpoint.tensors import check_dtype, read_params
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf
+from llada_jax.model.families.family import families
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.params import ModelParams
 
 _KINDS: Mapping[str, np.dtype] = {
@@ -53,11 +54,12 @@ def open_gguf(path: Path) -> Checkpoint:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     metadata, stored = _contents(path)
-    embedding = GGUF_NAMES["embedding"]
+    names = gguf_names()
+    embedding = names["embedding"]
     require(embedding in stored, f"{path} lacks {embedding}")
     config = config_from_gguf(metadata, stored[embedding].shape[0])
-    config = config.replace(tied_embeddings=GGUF_NAMES["head"] not in stored)
-    sources = param_sources(config, GGUF_NAMES)
+    config = config.replace(tied_embeddings=names["head"] not in stored)
+    sources = param_sources(config, names)
     row_order = partial(_row_order, config)
     return checked(Checkpoint(path, config, sources, stored, row_order), tuple(_KINDS))
 
@@ -65,7 +67,7 @@ def open_gguf(path: Path) -> Checkpoint:
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
     """Returns where stored rows came from: the converter put row i + Dh / 2 of a head after i."""
     permuted = source.path.rsplit(".", 1)[-1] in _PERMUTED
-    if not (permuted and FAMILIES[config.family].gguf_permuted):
+    if not (permuted and families()[config.family].gguf_permuted):
         return None
     rows = np.arange(source.part[0]).reshape(-1, 2, config.head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)

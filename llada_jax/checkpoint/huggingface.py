@@ -23,7 +23,8 @@ from llada_jax.checkpoint.sources import (
 )
 from llada_jax.checkpoint.tensors import check_dtype, kept_dtype, read_params
 from llada_jax.config import ModelConfig, require, require_choice
-from llada_jax.model.families import FAMILIES, config_from_hf, config_to_hf
+from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray
 
@@ -61,7 +62,7 @@ def open_huggingface(folder: Path) -> Checkpoint:
         name: tensor for file in _weight_files(folder) for name, tensor in _header(file).items()
     }
     config = config_from_hf(hf, stored)
-    sources = param_sources(config, FAMILIES[config.family].names)
+    sources = param_sources(config, families()[config.family].names)
     return checked(Checkpoint(folder, config, sources, stored), tuple(FLOATS))
 
 
@@ -150,7 +151,7 @@ def save_huggingface(
     """
     require_choice("dtype", dtype, SaveDtype)
     hf = {**config_to_hf(config), "torch_dtype": dtype}
-    sources = param_sources(config, FAMILIES[config.family].names)
+    sources = param_sources(config, families()[config.family].names)
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
     _check_leaves(sources, leaves)
     tensors = _tensors(sources, leaves, np.dtype(dtype))

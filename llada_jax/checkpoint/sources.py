@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families import Names, checkpoint_name
+from llada_jax.model.families.family import Names, checkpoint_name
 from llada_jax.model.params import ParamSpec, abstract_params
 
 FLOATS: Mapping[str, np.dtype] = {

@@ -12,7 +12,9 @@ import pytest
 
 from llada_jax.checkpoint import load_gguf, load_huggingface
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf, config_from_hf
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     TOLERANCE,
@@ -42,7 +44,7 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
     """A golden's tensors under GGUF's names, with the converter's order of rows."""
     config = config_from_hf(golden_config(model))
     renamed = {}
-    for path, template in FAMILIES[config.family].names.items():
+    for path, template in families()[config.family].names.items():
         for layer in range(config.n_layers):
             name = template.format(i=layer)
             if name not in tensors:
@@ -51,7 +53,7 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
             if config.family == "llada" and path.endswith((".query", ".key")):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
-            renamed[GGUF_NAMES[path].format(i=layer)] = tensor
+            renamed[gguf_names()[path].format(i=layer)] = tensor
     assert len(renamed) == len(tensors)
     return renamed
 

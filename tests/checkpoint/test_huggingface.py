@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from llada_jax.checkpoint import huggingface, load_huggingface, save_huggingface
-from llada_jax.model.families import FAMILIES as FAMILY_TABLE
-from llada_jax.model.families import config_from_hf, config_to_hf
+from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.model.families.family import families
 from llada_jax.model.params import Experts, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
@@ -252,7 +252,7 @@ def test_saved_configuration_has_the_keys_that_the_reference_reads(tmp_path: Pat
     assert {key: reference[key] for key in saved if key in reference} == saved
 
 
-@pytest.mark.parametrize("family", FAMILY_TABLE)
+@pytest.mark.parametrize("family", families())
 def test_every_family_spells_its_configuration(family: str) -> None:
     names = {"llada": "llada-gqa", "llada_moe": "llada-moe", "llada2": "llada2-moe"}
     if family in ("qwen2", "qwen3"):
@@ -260,7 +260,7 @@ def test_every_family_spells_its_configuration(family: str) -> None:
     else:
         config = config_from_hf(golden_config(names.get(family, family)))
     assert config_from_hf(config_to_hf(config)) == config
-    assert config_to_hf(config)["model_type"] in FAMILY_TABLE[family].model_types
+    assert config_to_hf(config)["model_type"] in families()[family].model_types
 
 
 def test_a_dense_first_layer_in_either_spelling() -> None:

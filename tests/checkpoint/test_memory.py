@@ -17,7 +17,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint.sources import param_sources, tensor_shapes
-from llada_jax.model.families import FAMILIES, config_from_hf
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families
 
 PROCESS = """
 import json, re, sys
@@ -86,7 +87,7 @@ def moe_config(width: int, n_layers: int) -> dict[str, Any]:
 def write_large_checkpoint(folder: Path, hf: dict[str, Any], n_shards: int) -> int:
     """Shards of bfloat16; the largest leaf of the model in bytes."""
     config = config_from_hf(hf)
-    placed = param_sources(config, FAMILIES[config.family].names)
+    placed = param_sources(config, families()[config.family].names)
     shapes = tensor_shapes(placed)
     noise = np.random.default_rng(0).standard_normal(1 << 16).astype(jnp.bfloat16)
     shard_of = {}

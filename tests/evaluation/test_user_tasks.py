@@ -1,7 +1,5 @@
 """Tasks that a user adds from outside: as an argument, and by an entry point."""
 
-import sys
-
 import pytest
 
 import llada_jax as lj
@@ -9,19 +7,10 @@ from llada_jax.evaluation.tasks import load_task, task_names
 from tests.evaluation.user_tasks.spelling import TASK
 
 
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """Installs a distribution with these entry points, as far as Python can tell."""
-
-    def install(points):
-        folder = tmp_path / "own-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
-        (folder / "entry_points.txt").write_text(points)
-        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-        load_task.cache_clear()
-
-    yield install
+@pytest.fixture(autouse=True)
+def forgotten():
+    load_task.cache_clear()
+    yield
     load_task.cache_clear()
 
 

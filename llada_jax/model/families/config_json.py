@@ -5,22 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.families.family import Family
-from llada_jax.model.families.registry import FAMILIES, REQUIRED, completed, family_of
+from llada_jax.model.families.family import REQUIRED, Family, completed, families, family_of, table
 
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
-_ASSUMED = {
-    **dict.fromkeys(
-        ("alibi", "scale_logits", "input_emb_norm", "include_bias", "attention_bias",
-         "multi_query_attention", "use_sliding_window"), False
-    ),
-    **dict.fromkeys(("activation_type", "hidden_act"), "silu"),
-    "rope": True,
-    "rope_scaling": None,
-    "layer_norm_type": "rms",
-    "block_type": "llama",
-}  # fmt: skip
-"""What the forward computes, by the keys that could ask for something else."""
 
 
 def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None) -> ModelConfig:
@@ -33,7 +20,7 @@ def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     name = family_of(hf["model_type"])
-    family = FAMILIES[name]
+    family = families()[name]
     hf = {**hf, **_rope_parameters(hf)}
     _reject_unsupported(hf)
     found = {**family.facts, **_read(hf, family, ModelConfig)}
@@ -56,7 +43,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
 
     Raises ValueError, with the fields, where the family has no key for what `config` says.
     """
-    family = FAMILIES[config.family]
+    family = families()[config.family]
     hf: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_types[0],
@@ -91,7 +78,7 @@ def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Fa
 
 def _spellings(name: str, family: Family) -> Iterator[str]:
     """Returns the keys of a field: the family's own, then those of the other families."""
-    rows = (family, *FAMILIES.values())
+    rows = (family, *families().values())
     return iter(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
 
 
@@ -127,6 +114,6 @@ def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reject_unsupported(hf: Mapping[str, Any]) -> None:
-    for key, allowed in _ASSUMED.items():
+    for key, allowed in table()["computed"].items():
         value = hf.get(key)
         require(value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}")

@@ -50,7 +50,7 @@ class LoPA:
 
     def _score(self, made, p, masks):
         ordered = jnp.sort(jnp.where(masks, p, jnp.inf), axis=1)
-        half = (masks.sum(axis=1) + 1) // 2
-        lower = jnp.arange(masks.shape[1]) < half[:, None]
+        half = ((masks.sum(axis=1) + 1) // 2).astype(jnp.float32)
+        lower = jnp.arange(masks.shape[1], dtype=jnp.float32) < half[:, None]
         mean = jnp.where(lower, ordered, 0).sum(axis=1) / jnp.maximum(half, 1)
         return self.alpha * made + (1 - self.alpha) * jnp.where(half > 0, mean, 1.0)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.train.mixture import (
+from experiments.train.curriculum import (
     SENTENCE_END,
     MixtureConfig,
     Stage,
