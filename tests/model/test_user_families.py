@@ -37,7 +37,7 @@ def checkpoint(tmp_path):
 
 
 def test_a_family_is_an_argument(checkpoint):
-    with pytest.raises(ValueError, match="model_type is 'my_dllm'; allowed: .*'llada'"):
+    with pytest.raises(ValueError, match=r"model_type is 'my_dllm'; allowed: .*'llada'"):
         lj.load(checkpoint)
     model = lj.load(checkpoint, family=MINE)
     assert model.config.family == "my_dllm"
