@@ -54,7 +54,7 @@ def test_every_chunk_size_measures_the_same(chunk):
         np.testing.assert_allclose(found.class_logits[..., group], of_group.max(axis=-1), rtol=1e-5)
     now, then = (log_softmax(each, axis=-1) for each in (logits, counted(params, before)))
     share = np.exp(now)
-    moved = np.where(share > 0, share * (now - np.where(share > 0, then, 0)), 0)
+    moved = share * (np.where(share > 0, now, 0) - np.where(share > 0, then, 0))
     np.testing.assert_allclose(found.divergence, moved.sum(axis=-1), rtol=1e-4, atol=1e-5)
 
 

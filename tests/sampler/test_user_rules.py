@@ -235,8 +235,8 @@ def test_all_that_can_be_declared_is_what_the_logits_say():
         logits = np.array(toy_logits(1, before["hidden"]))
         logits[..., MASK] = -np.inf
         share, then = np.exp(p), log_softmax(logits, axis=-1)
-        moved = np.where(share > 0, share * (p - np.where(share > 0, then, 0)), 0).sum(axis=-1)
-        check(now["divergence"][scored], moved[scored])
+        moved = share * (np.where(share > 0, p, 0) - np.where(share > 0, then, 0))
+        check(now["divergence"][scored], moved.sum(axis=-1)[scored])
     first = shown[0]["divergence"][shown[0]["masked"]]
     assert (first == np.finfo(np.float32).max).all()
 
