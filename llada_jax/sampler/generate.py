@@ -15,7 +15,7 @@ from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_
 from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.own_decision import require_numbers
-from llada_jax.sampler.own_needs import new_state
+from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.rules.own import Sizes

@@ -5,32 +5,21 @@ again more often than the rule allows, and a wrong result is one error that name
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, commit, positions_of, take
-from llada_jax.sampler.own_needs import RuleState, choose, remembered, seen_of
+from llada_jax.sampler.own_needs import seen_of
+from llada_jax.sampler.own_state import RuleState, choose, remembered
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, State
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-
-
-class FullDecision(NamedTuple):
-    """A `Decision` with all its parts."""
-
-    commit: Bool[Array, "B C"]
-    token: Int[Array, "B C"]
-    confidence: Float[Array, "B C"]
-    replace: Bool[Array, "B C"]
-    remask: Bool[Array, "B C"]
-    end: Bool[Array, " B"]
-    ahead: Bool[Array, "B L"]
 
 
 def decide_by_own_rule(
@@ -46,7 +35,7 @@ def decide_by_own_rule(
     seen = seen_of(setup, canvas, plan, candidates, scores)
     positions = seen.position
     decision, state = rule.decide(seen, memory.state)
-    full = _checked(rule, decision, seen, canvas.tokens.shape)
+    full = _completed(rule, decision, seen, canvas.tokens.shape)
     _require_same_state(rule, memory.state, state)
     keep = partial(choose, canvas.done)
     state = jax.tree.map(keep, memory.state, state)
@@ -91,35 +80,24 @@ def require_numbers(rule: Any, canvas: Canvas) -> None:
     )
 
 
-def _checked(
-    rule: OwnRule, decision: Decision, seen: Seen, canvas: tuple[int, ...]
-) -> FullDecision:
+def _completed(rule: OwnRule, decision: Decision, seen: Seen, canvas: tuple[int, ...]) -> Decision:
     """Returns the decision with all its parts. Raises ValueError for other shapes and types."""
-    name, (batch, block) = type(rule).__name__, seen.masked.shape
     require(
-        isinstance(decision, Decision), f"rule {name} decides {decision!r}; allowed: lj.Decision"
+        isinstance(decision, Decision),
+        f"rule {type(rule).__name__} decides {decision!r}; allowed: lj.Decision",
     )
-    nothing = jnp.zeros((batch, block), bool)
-    full = FullDecision(
-        decision.commit,
-        seen.predicted if decision.token is None else decision.token,
-        seen.confidence if decision.confidence is None else decision.confidence,
-        nothing if decision.replace is None else decision.replace,
-        nothing if decision.remask is None else decision.remask,
-        jnp.zeros(batch, bool) if decision.end is None else decision.end,
-        jnp.zeros(canvas, bool) if decision.ahead is None else decision.ahead,
-    )
-    shapes = {"end": (batch,), "ahead": canvas}
+    block, done = seen.masked.shape, seen.step.shape
     kinds = {"token": jnp.integer, "confidence": jnp.floating}
-    for part, value in zip(FullDecision._fields, full, strict=True):
-        shape = shapes.get(part, (batch, block))
-        kind = kinds.get(part, jnp.bool_)
-        require(
-            jnp.shape(value) == shape and jnp.issubdtype(jnp.asarray(value).dtype, kind),
-            f"rule {name}: {part} is {jnp.asarray(value).dtype}{list(jnp.shape(value))}; allowed: "
-            f"{kind.__name__}{list(shape)}",
-        )
-    return full
+    shapes = {"end": done, "ahead": canvas}
+    given = {"token": seen.predicted, "confidence": seen.confidence}
+    for part, value in decision._asdict().items():
+        shape = shapes.get(part, block)
+        if value is None:
+            given.setdefault(part, jnp.zeros(shape, bool))
+        else:
+            rule.require(part, value, kinds.get(part, jnp.bool_), *shape)
+            given[part] = value
+    return Decision(**given)
 
 
 def _require_same_state(rule: OwnRule, old: State, new: State) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast, dataclass_transform, get_args
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
@@ -196,6 +197,20 @@ class OwnRule(Rule):
         """Returns another version of the block, of what stands there after a decision. Where it
         differs, the next forward has rows of it beside the block's own: `seen.tried`."""
         return tokens
+
+    def require(self, part: str, value: Any, kind: Any, *shape: int | None) -> None:
+        """Raises ValueError unless an array has a dtype of this kind and this shape; None stands
+        for any length."""
+        given = jnp.shape(value)
+        fits = len(given) == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, given, strict=True)
+        )
+        require(
+            value is not None and fits and jnp.issubdtype(jnp.asarray(value).dtype, kind),
+            f"rule {type(self).__name__}: {part} is "
+            f"{None if value is None else f'{jnp.asarray(value).dtype}{list(given)}'}; allowed: "
+            f"{kind.__name__}[{', '.join('any' if n is None else str(n) for n in shape)}]",
+        )
 
     @property
     def head_needs(self) -> frozenset[str]:
