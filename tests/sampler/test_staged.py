@@ -158,7 +158,7 @@ def doubted(forward, position, masked):
 @pytest.mark.parametrize("on_doubt", ["keep", "replace", "remask"])
 def test_what_becomes_of_a_doubted_token(on_doubt):
     seen = []
-    trace, fed = story(doubted, on_doubt=on_doubt, on_step=seen.append)
+    trace, _ = story(doubted, on_doubt=on_doubt, on_step=seen.append)
     assert seen[1].confidence[0, 3] == (0 if on_doubt == "remask" else np.float32(0.4))
     masked_again = events(trace, Event.REMASK)
     assert masked_again == ([(1, 3, MASK)] if on_doubt == "remask" else []), "and only once"

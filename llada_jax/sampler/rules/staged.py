@@ -165,7 +165,8 @@ class Staged(RevisingRule):
             canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
         again = doubted & rescored.drafts
         if self.on_doubt == "remask":
-            again |= self._may_be_masked_again(canvas, doubted & ~rescored.drafts, config)
+            doubted &= ~rescored.drafts & ~rescored.passed
+            again |= self._may_be_masked_again(canvas, doubted, config)
         return rescored.masked_again(canvas, again)
 
     def _may_be_masked_again(

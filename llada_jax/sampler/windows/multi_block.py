@@ -57,8 +57,8 @@ class MultiBlock(Window):
       lookahead_trigger: Masks left in the current block at which the window grows into later
         blocks, or a branch is computed; 0 for never.
       latency_allowance: A forward with a grown window may take so many times what it would have
-        taken, by `latency_table`, whose buckets the window grows to, the next one at a time; without
-        a table they are doublings of `block_length`.
+        taken, by `latency_table`. The window grows to its buckets, one at a time; without a table
+        they are doublings of `block_length`.
       row_budget: Most rows of a forward whose window has grown, those beside it included: what the
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current, and
