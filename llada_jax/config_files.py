@@ -87,6 +87,8 @@ def _section(schema: Any, values: Any, path: str) -> Any:
 
 
 def _checked(hint: Any, value: Any, name: str) -> Any:
+    if isinstance(value, str) and hasattr(hint, "named"):
+        return hint.named(value)
     if is_dataclass(hint):
         return _section(hint, value, name)
     options = get_args(hint)

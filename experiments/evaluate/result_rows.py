@@ -29,7 +29,8 @@ def decoder_rows(
 
 
 def tally_rows(name: str, found: Tally) -> list[ResultRow]:
-    """Gives exact match, forwards and tokens a forward."""
+    """Gives exact match, forwards, those a block of the answer and rows of all forwards where
+    they are known, and tokens a forward."""
     counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
     return [
         ResultRow(
@@ -39,8 +40,16 @@ def tally_rows(name: str, found: Tally) -> list[ResultRow]:
             interval=found.interval,
             **counts,
         ),
-        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", **counts),
-        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", **counts),
+        *(
+            ResultRow(name=f"{name}/{what}", value=value, unit=unit, **counts)
+            for what, value, unit in (
+                ("nfe", found.nfe, "forwards"),
+                ("nfe_per_block", found.forwards_per_block, "forwards/block"),
+                ("row_forwards", found.row_forwards, "rows"),
+                ("tpf", found.tpf, "tokens/forward"),
+            )
+            if value is not None
+        ),
     ]
 
 

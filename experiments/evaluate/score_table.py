@@ -7,8 +7,15 @@ import jax
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 
-MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
-NUMBERS = (MATCH, FORWARDS, TOKENS)
+MATCH = "exact match (95 %)"
+SPEED = {
+    "forwards": ("nfe", ".2f"),
+    "forwards/block": ("nfe_per_block", ".2f"),
+    "row-forwards": ("row_forwards", ".0f"),
+    "tokens/forward": ("tpf", ".2f"),
+}
+"""Columns, and what they show of which result rows."""
+NUMBERS = (MATCH, *SPEED)
 """Columns of numbers, which are aligned to the right."""
 
 
@@ -16,14 +23,19 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
     """Gives the cells of one way of decoding.
 
     Args:
-      rows: by name, among them `<name>/exact_match`, `<name>/nfe` and `<name>/tpf`.
+      rows: by name, among them `<name>/exact_match` and those of `SPEED`; a cell is empty without.
     """
     match = rows[f"{name}/exact_match"]
     return {
         MATCH: f"{100 * match.value:.1f} % ({_interval(match, '.1f')})",
-        FORWARDS: f"{rows[f'{name}/nfe'].value:.2f}",
-        TOKENS: f"{rows[f'{name}/tpf'].value:.2f}",
+        **speed_cells({what: rows.get(f"{name}/{what}") for what, _ in SPEED.values()}),
     }
+
+
+def speed_cells(rows: Mapping[str, ResultRow | None]) -> dict[str, str]:
+    """Gives the cells of `SPEED` from rows by their last name."""
+    found = {column: (rows.get(what), form) for column, (what, form) in SPEED.items()}
+    return {column: f"{row.value:{form}}" if row else "" for column, (row, form) in found.items()}
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:

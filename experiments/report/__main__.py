@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluate.result_rows import comparison_rows
+from experiments.evaluate.score_table import speed_cells
 from experiments.harness.pictures import ScorePoint, parallelism_curves, scores, training_curve
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -129,8 +130,7 @@ def _decoder_line(name: str, decoder: DecoderRun) -> dict[str, str]:
         "items": str(match.items),
         "questions": str(match.n),
         "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
-        "forwards": f"{decoder.rows['nfe'].value:.1f}",
-        "tokens per forward": f"{decoder.rows['tpf'].value:.2f}",
+        **speed_cells(decoder.rows),
         "tokens/s": f"{speed.value:.0f}"
         + ("" if speed.name.endswith("second") else " (compiling)"),
     }

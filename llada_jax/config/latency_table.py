@@ -7,6 +7,15 @@ from numbers import Real
 
 from llada_jax.config.checks import ascending_counts, require
 
+ROWS = (32, 64, 128, 256)
+MODELLED = {
+    "SM8650": (587.1, 1028.8, 1912.2, 3679.0),
+    "SM8750": (508.4, 871.4, 1597.5, 3049.9),
+    "SM8850": (423.1, 701.3, 1257.6, 2370.4),
+}
+"""Milliseconds of a step of LLaDA-8B, by chip: what `lj.phone(chip).latency_table("llada_8b")`
+gives, for a sampler that knows no phone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
@@ -17,6 +26,12 @@ class LatencyTable:
     """Buckets of rows, ascending."""
     ms: tuple[float, ...]
     """Milliseconds of a step with so many rows."""
+
+    @classmethod
+    def named(cls, soc: str) -> "LatencyTable":
+        """Returns the modelled table of LLaDA-8B on a phone. Raises ValueError for another name."""
+        require(soc in MODELLED, f"latency_table is {soc!r}; allowed: {', '.join(MODELLED)}")
+        return cls(rows=ROWS, ms=MODELLED[soc])
 
     def __post_init__(self) -> None:
         rows = ascending_counts("latency_table.rows", self.rows)

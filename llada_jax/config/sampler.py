@@ -63,6 +63,8 @@ class SamplerConfig:
         predicted (LLaDA).
       eos_early_stop: Stop a row, and fill it with EOS, once an EOS has only committed tokens before
         it.
+      latency_table: What a forward costs by its rows, for windows that grow: a `LatencyTable`, or
+        the name of a phone (`SM8750`) for the modelled times of LLaDA-8B on it; None: unknown.
       mask_id: Id of [MASK]; None: the model's own.
       eos_id: Id of EOS; None: the model's own.
       eot_id: Id of the end of a turn; None: the model's own.
@@ -78,6 +80,7 @@ class SamplerConfig:
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
     eos_early_stop: bool = False
+    latency_table: LatencyTable | None = None
     mask_id: int | None = None
     eos_id: int | None = None
     eot_id: int | None = None
@@ -90,6 +93,8 @@ class SamplerConfig:
         own = {field.name: left.pop(field.name, field.default) for field in _own_fields()}
         if settings.get("steps") is None:
             own["steps"] = own["gen_length"]
+        if isinstance(own["latency_table"], str):
+            own["latency_table"] = LatencyTable.named(own["latency_table"])
         given = left.pop("parity", HOUSE)
         details = {name: left.pop(name) for name in _PARITY if name in left}
         own["parity"] = dataclasses.replace(given, **details)
@@ -116,6 +121,11 @@ class SamplerConfig:
             f"steps is {self.steps}; allowed: a multiple of the number of blocks ({self.n_blocks})",
         )
         require_choice("remasking", self.remasking, Remasking)
+        table = self.latency_table
+        require(
+            table is None or isinstance(table, LatencyTable),
+            f"latency_table is {table!r}; allowed: a LatencyTable, a phone's name, or None",
+        )
         for name in ("temperature", "cfg_scale"):
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}; allowed: 0 or more")
@@ -180,7 +190,7 @@ class SamplerConfig:
     def as_dict(self) -> dict[str, Any]:
         """Returns every setting by its flat name, those of policies that are not in use, too:
         plain values, which `from_dict` takes."""
-        own = {field.name: getattr(self, field.name) for field in _own_fields()}
+        own = {field.name: plain(getattr(self, field.name)) for field in _own_fields()}
         parts = {**policy_settings(), **flat(self.rule), **flat(self.window)}
         parts = {name: plain(value) for name, value in parts.items()}
         return {**own, **parts, **dataclasses.asdict(self.parity)}
@@ -206,7 +216,8 @@ class SamplerConfig:
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
         token for token. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
-        are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise.
+        are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All
+        but `llada` and `fast_dllm` stop at EOS.
 
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
@@ -219,19 +230,35 @@ _PARITY = tuple(field.name for field in fields(Parity))
 
 PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},
-    "threshold": {"threshold": 0.9},
-    "blockwise": {"cache": "blockwise", "threshold": 0.9},
+    "threshold": {"threshold": 0.9, "eos_early_stop": True},
+    "blockwise": {"cache": "blockwise", "threshold": 0.9, "eos_early_stop": True},
     "fast_dllm": {
         "predict_mask": True,
         "confidence_dtype": "float64",
         "cache": "dual",
         "threshold": 0.9,
     },
-    "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
-    "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
-    "staged": {"cache": "blockwise", "accept": "staged"},
-    "wino": {"accept": "wino"},
-    "token_edit": {"cache": "blockwise", "accept": "token_edit", "rescore": "token"},
+    "llada_cpp": {
+        "cache": "blockwise",
+        "window": "multi_block",
+        "accept": "staged",
+        "latency_table": "SM8750",
+        "eos_early_stop": True,
+    },
+    "multi_block": {
+        "cache": "blockwise",
+        "window": "multi_block",
+        "threshold": 0.9,
+        "eos_early_stop": True,
+    },
+    "staged": {"cache": "blockwise", "accept": "staged", "eos_early_stop": True},
+    "wino": {"accept": "wino", "eos_early_stop": True},
+    "token_edit": {
+        "cache": "blockwise",
+        "accept": "token_edit",
+        "rescore": "token",
+        "eos_early_stop": True,
+    },
 }
 """What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
 cache, and with llada.cpp's cache of finished tokens."""

@@ -91,7 +91,19 @@ class Evaluation:
     @cached_property
     def tally(self) -> Tally:
         """Counts the questions, each once however often it is asked."""
-        return tally(self.generations, self.right)
+        block_length = self.settings.get("sampler", {}).get("block_length")
+        return tally(self.generations, self.right, block_length, self.rows)
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """Returns how many rows the forwards of each item had, those of a worker's refreshes not
+        counted; nothing unless all traces were kept."""
+        rows = {
+            generation.index: int(trace.live_rows[:, row].sum())
+            for batch, trace in self.store.traces()
+            for row, generation in enumerate(batch.generations)
+        }
+        return rows if rows.keys() >= self.right.keys() else {}
 
     @property
     def score(self) -> float:

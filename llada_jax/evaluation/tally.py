@@ -8,6 +8,7 @@ different ones, even if they come to the same.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 from llada_jax.evaluation.generations import Generation
@@ -21,6 +22,10 @@ class Tally(NamedTuple):
     forwards: tuple[int, ...]
     tokens: tuple[int, ...]
     """Tokens of the answer, without what pads it."""
+    blocks: tuple[int, ...] = ()
+    """Blocks that hold a part of the answer."""
+    rows: tuple[int, ...] = ()
+    """Rows of all forwards; empty where no trace was kept."""
     repeated: int = 0
     """Further items, which ask a question again."""
 
@@ -45,30 +50,44 @@ class Tally(NamedTuple):
         return sum(self.forwards) / len(self.forwards)
 
     @property
+    def forwards_per_block(self) -> float | None:
+        """Returns forwards a block of the answer."""
+        return sum(self.forwards) / sum(self.blocks) if self.blocks else None
+
+    @property
+    def row_forwards(self) -> float | None:
+        """Returns the mean number of rows, summed over the forwards of a question."""
+        return sum(self.rows) / len(self.rows) if self.rows else None
+
+    @property
     def tpf(self) -> float:
         """Returns answer tokens a forward."""
         return sum(self.tokens) / sum(self.forwards)
 
 
-def tally(generations: Sequence[Generation], right: Mapping[int, bool]) -> Tally:
-    """Counts the items of one task, of whose places it is known which are right."""
+def tally(
+    generations: Sequence[Generation],
+    right: Mapping[int, bool],
+    block_length: int | None = None,
+    rows: Mapping[int, int] = MappingProxyType({}),
+) -> Tally:
+    """Counts the items of one task, of whose places it is known which are right, and how many rows
+    their forwards had. Without `block_length` or `rows` where that is not known of all."""
     counted = asked_first(generations)
     return Tally(
         tuple(right[each.index] for each in counted),
         tuple(each.nfe for each in counted),
         tuple(each.length for each in counted),
+        tuple(-(-each.length // block_length) for each in counted) if block_length else (),
+        tuple(rows[each.index] for each in counted) if rows else (),
         len(generations) - len(counted),
     )
 
 
 def joined(tallies: Sequence[Tally]) -> Tally:
     """Joins several tasks into one tally, in which each question counts the same."""
-    return Tally(
-        tuple(chain.from_iterable(each.right for each in tallies)),
-        tuple(chain.from_iterable(each.forwards for each in tallies)),
-        tuple(chain.from_iterable(each.tokens for each in tallies)),
-        sum(each.repeated for each in tallies),
-    )
+    *lists, repeated = zip(*tallies, strict=True)
+    return Tally(*(tuple(chain.from_iterable(parts)) for parts in lists), sum(repeated))
 
 
 def asked_first(generations: Sequence[Generation]) -> list[Generation]:

@@ -81,8 +81,11 @@ class Trajectory:
 
     def _apply(self, state: Int[np.ndarray, "B L"], event: int) -> None:
         trace = self.trace
+        rule = take_policy("rule", dict(self._sampler))
         after = {
-            Event.COMMIT: self._when_committed(trace.event_confidence[event]),
+            Event.COMMIT: STABLE if rule.stable(trace.event_confidence[event]) else VISIBLE,
+            Event.AHEAD: VISIBLE if rule.revises else None,
+            Event.REOPEN: VISIBLE,
             Event.FILL: STABLE,
             Event.PROMOTE: STABLE,
             Event.FREEZE: STABLE,
@@ -90,10 +93,6 @@ class Trajectory:
         }.get(Event(trace.event_kind[event]))
         if after is not None:
             state[trace.event_row[event], trace.event_position[event]] = after
-
-    def _when_committed(self, confidence: float) -> int:
-        rule = take_policy("rule", dict(self._sampler))
-        return STABLE if rule.stable(np.float32(confidence)) else VISIBLE
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:

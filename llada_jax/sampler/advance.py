@@ -8,9 +8,8 @@ from llada_jax.sampler.canvas import (
     STABLE,
     VISIBLE,
     Canvas,
-    block_of,
+    blocks_of,
     masks_left,
-    positions_of,
 )
 from llada_jax.sampler.setup import Setup
 
@@ -32,7 +31,7 @@ def advance(
     """
     config, rule = setup.config, setup.rule
     masked = canvas.state == MASKED
-    blocks = block_of(canvas, positions_of(canvas)[None], config.block_length)
+    blocks = blocks_of(canvas, config.block_length)
     beyond = masked & (blocks > canvas.block[:, None])
     left = masks_left(canvas, config.block_length)
     block_step = canvas.block_step + int(counts)
@@ -45,6 +44,8 @@ def advance(
     moved = over & ~ended
     first = jnp.argmax(beyond, axis=1).astype(jnp.int32)
     block = jnp.where(moved, (first - canvas.origin) // config.block_length, canvas.block)
+    last_visible = jnp.where(canvas.state == VISIBLE, blocks, -1).max(axis=1)
+    block = jnp.where(ended, jnp.maximum(block, last_visible), block)  # of drafts without masks
     block_masks = (masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
     restarts = moved if counts else where
     frozen = rule.frozen(blocks < block[:, None], done)

@@ -31,6 +31,13 @@ class Hypothesis(NamedTuple):
     rows: Bool[Array, "B L"]  # none where nothing is expected
 
 
+class History(NamedTuple):
+    """What became of each position, for rules that ask."""
+
+    committed_at: Int[Array, "B L"]  # the decision that last committed it; -1: none
+    remasks: Int[Array, "B L"]  # how often it was masked again
+
+
 class Canvas(NamedTuple):
     """The state of decoding. Each row of the batch is a state machine of its own."""
 
@@ -51,6 +58,7 @@ class Canvas(NamedTuple):
     latest: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
     hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
+    history: History | None  # None for rules that do not ask
     done: Bool[Array, " B"]
     key: Key[Array, " B"]
     cache: KVCache
@@ -115,6 +123,7 @@ def new_canvas(
         step=zeros(),
         latest=_no_scores(tokens.shape, config),
         hypothesis=_no_hypothesis(tokens) if branches else None,
+        history=_no_history(tokens) if config.rule.keeps_history else None,
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
@@ -127,6 +136,10 @@ def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
 
 def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
     return Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
+
+
+def _no_history(tokens: np.ndarray) -> History:
+    return History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
 
 
 def block_origin(
@@ -186,6 +199,11 @@ def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> 
 def block_of(canvas: Canvas, positions: Int[Array, "*B R"], block_length: int) -> Int[Array, "B R"]:
     """Returns the block that each position is in; negative in the prompt."""
     return (positions - canvas.origin[:, None]) // block_length
+
+
+def blocks_of(canvas: Canvas, block_length: int) -> Int[Array, "B L"]:
+    """Returns the block of every position; negative in the prompt."""
+    return block_of(canvas, positions_of(canvas)[None], block_length)
 
 
 def commit(

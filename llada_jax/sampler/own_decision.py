@@ -41,10 +41,11 @@ def decide_by_own_rule(
     state = jax.tree.map(keep, memory.state, state)
     memory = remembered(memory, state, candidates.scores.token >= 0, scores)
 
-    remasks = take(memory.remasks, positions)
-    may_remask = seen.committed & (remasks < rule.most_remasks)
-    remask = may_remask & rule.revises & full.remask
-    replace = seen.committed & rule.revises & full.replace & ~remask
+    remask = replace = jnp.zeros_like(seen.committed)
+    if canvas.history is not None:
+        remasks = take(canvas.history.remasks, positions)
+        remask = seen.committed & full.remask & (remasks < rule.most_remasks)
+        replace = seen.committed & full.replace & ~remask
     wanted = seen.masked & full.commit
     best = candidates.ranks(candidates.priority) == 0
     commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
@@ -56,9 +57,7 @@ def decide_by_own_rule(
     canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
     mask = jnp.full_like(token, setup.mask_id)
     canvas = _remasked(canvas, positions, remask, mask)
-    batch = jnp.arange(token.shape[0])[:, None]
-    remasks = memory.remasks.at[batch, positions].add(remask.astype(jnp.int32), mode="drop")
-    canvas = canvas._replace(rule_state=memory._replace(remasks=remasks))
+    canvas = canvas._replace(rule_state=memory)
     if seen.drafts is not None:
         everywhere = jnp.broadcast_to(positions_of(canvas), canvas.tokens.shape)
         ahead, drafts = seen.drafts.masked & full.ahead, seen.drafts

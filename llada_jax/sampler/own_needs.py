@@ -9,9 +9,8 @@ from llada_jax.sampler.canvas import (
     MASKED,
     VISIBLE,
     Canvas,
-    block_of,
     block_start,
-    positions_of,
+    blocks_of,
     take,
 )
 from llada_jax.sampler.commit import block_positions
@@ -132,7 +131,7 @@ def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Arr
 
 
 def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
-    blocks = block_of(canvas, positions_of(canvas)[None], setup.config.block_length)
+    blocks = blocks_of(canvas, setup.config.block_length)
     masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
     latest = canvas.latest
     return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)

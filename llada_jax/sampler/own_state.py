@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from llada_jax.config import require
 from llada_jax.sampler.canvas import MASKED, Canvas, Hypothesis, commit, in_span, take
@@ -27,7 +27,6 @@ class RuleState(NamedTuple):
     """What is kept for a user's rule in the canvas."""
 
     state: State
-    remasks: Int[Array, "B L"]  # how often each position was masked again
     at_start: State  # as `init` made it
     previous: Previous | None  # where the rule needs divergences
 
@@ -48,13 +47,12 @@ def new_state(setup: Setup, sizes: Sizes) -> RuleState | None:
             f"batch ({sizes.batch})",
         )
     state = jax.tree.map(jnp.asarray, state)
-    remasks = jnp.zeros((sizes.batch, sizes.canvas), jnp.int32)
     previous = None
     if setup.needs("divergence"):
         block = (sizes.batch, sizes.block)
         hidden = jnp.zeros((*block, setup.model.width), jnp.float32)
         previous = Previous(hidden, jnp.zeros(block, bool))
-    return RuleState(state, remasks, jax.tree.map(jnp.copy, state), previous)
+    return RuleState(state, jax.tree.map(jnp.copy, state), previous)
 
 
 def remembered(

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
+from llada_jax.sampler.rules.base import Rule
 from llada_jax.types import Measured, Scores
 
-COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE = (1 << bit for bit in range(6))
+COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in range(7))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
 
 
@@ -54,24 +55,28 @@ class StepRecord(NamedTuple):
 
 
 def record_of(
-    counts: StepCounts, before: Canvas, revised: Canvas, decided: Canvas, after: Canvas
+    rule: Rule, counts: StepCounts, before: Canvas, revised: Canvas, decided: Canvas, after: Canvas
 ) -> StepRecord:
     """Returns the record of a step from the canvas at its start, after its own block's commits and
     revisions, when it had gone on to the next block, and at its end."""
     was_masked, was_visible = before.state == MASKED, before.state == VISIBLE
     filled = after.filled & ~before.filled
     committed = was_masked & (after.state >= VISIBLE) & ~filled
+    ahead = committed & (decided.state == MASKED)
+    trusted = (decided.state <= VISIBLE) & (after.state == STABLE) & rule.trusts(after.confidence)
+    sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
     return StepRecord(
         counts=counts,
         block=before.block,
         events=_bits(
             {
                 COMMIT: committed,
-                AHEAD: committed & (decided.state == MASKED),
-                PROMOTE: was_visible & (revised.state == STABLE),
+                AHEAD: ahead,
+                PROMOTE: (was_visible & (revised.state == STABLE)) | trusted,
                 REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
                 REMASK: was_visible & (revised.state == MASKED),
-                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE) & ~trusted,
+                REOPEN: sure & (revised.state == VISIBLE),
             }
         ),
         token=after.tokens,

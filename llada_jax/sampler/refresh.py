@@ -33,7 +33,7 @@ def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     extra = extra_rows(refresh=chosen, probe=chosen if shadow else None, like=canvas.tokens)
     nothing = Span(canvas.settled, canvas.settled)
     n_tokens = setup.rule.refresh_rows
-    rows = rows_beside(setup, canvas, plan, extra, nothing, (1 + shadow) * n_tokens)
+    rows = rows_beside(setup, canvas, extra, nothing, (1 + shadow) * n_tokens)
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
     return RefreshJob(with_unconditional(setup, canvas, rows), at, row)

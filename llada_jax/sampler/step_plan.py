@@ -10,8 +10,8 @@ from llada_jax.sampler.canvas import (
     MASKED,
     VISIBLE,
     Canvas,
-    block_of,
     block_start,
+    blocks_of,
     in_span,
     positions_of,
     take,
@@ -44,7 +44,7 @@ class StepPlan(NamedTuple):
     span: Span  # the positions that run: one more of shifted models, none of rows that are done
     extra: ExtraRows
     refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
-    draft: Bool[Array, "B L"]  # masks of later blocks
+    draft: Bool[Array, "B L"]  # masked or visible positions of later blocks
     query: Query
 
     @property
@@ -60,21 +60,22 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     start = jnp.maximum(window.start - setup.shift, 0)
     span = Span(start, jnp.where(canvas.done, start, window.stop))
     visible = (canvas.state == VISIBLE) & ~canvas.done[:, None]
+    measured = visible & rule.measures(canvas, config)
     refreshed = jnp.zeros(visible.shape, bool)
     if config.refreshes:
-        left = visible & (positions_of(canvas) < canvas.settled[:, None])
+        left = measured & (positions_of(canvas) < canvas.settled[:, None])
         refreshed = _least_confident(canvas, left, rule.refresh_rows)
     by_rows = config.refreshes and not config.has_worker
     extra = extra_rows(
-        shadow=visible & in_span(canvas, *span) if setup.shadows else None,
+        shadow=measured & in_span(canvas, *span) if setup.shadows else None,
         refresh=refreshed if by_rows else None,
         probe=refreshed if by_rows and rule.rescore == "shadow" else None,
         branch=None if canvas.hypothesis is None else canvas.hypothesis.rows,
         like=canvas.tokens,
     )
-    blocks = block_of(canvas, positions_of(canvas)[None], config.block_length)
-    draft = (canvas.state == MASKED) & (blocks > canvas.block[:, None])
-    query = _query(setup, canvas, span, extra, visible)
+    later = blocks_of(canvas, config.block_length) > canvas.block[:, None]
+    draft = later & ((canvas.state == MASKED) | (canvas.state == VISIBLE))
+    query = _query(setup, canvas, span, extra, measured)
     return StepPlan(window, span, extra, refreshed, draft, query)
 
 
@@ -86,7 +87,7 @@ def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> B
 
 
 def _query(
-    setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, visible: Bool[Array, "B L"]
+    setup: Setup, canvas: Canvas, span: Span, extra: ExtraRows, measured: Bool[Array, "B L"]
 ) -> Query:
     slots = extra.slots + span.length[:, None, None]
     row = jnp.maximum(positions_of(canvas) - setup.shift - span.start[:, None], 0)
@@ -95,9 +96,9 @@ def _query(
     if setup.shadows:
         rescored = extra.at(SHADOW) | extra.at(PROBE)
     elif setup.rule.revises and setup.rule.rescore == "token":
-        rescored = (visible & in_span(canvas, *span)) | extra.at(REFRESH)
+        rescored = (measured & in_span(canvas, *span)) | extra.at(REFRESH)
     else:
-        rescored = jnp.zeros(visible.shape, bool)
+        rescored = jnp.zeros(measured.shape, bool)
     expected = extra.at(BRANCH)
     if canvas.hypothesis is not None:
         expected &= canvas.hypothesis.tokens == setup.mask_id

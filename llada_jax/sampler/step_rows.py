@@ -18,19 +18,10 @@ from llada_jax.types import Rows
 def step_rows(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Rows:
     """Returns the rows of the forward that was planned, padded to `n_rows`."""
     if setup.most_extra_rows(canvas.tokens.shape[1]):
-        rows = rows_beside(setup, canvas, plan, plan.extra, plan.span, n_rows)
+        rows = rows_beside(setup, canvas, plan.extra, plan.span, n_rows)
     else:
         rows = _rows_alone(setup, canvas, plan, n_rows)
     return with_unconditional(setup, canvas, rows)
-
-
-def _fed(setup: Setup, canvas: Canvas, plan: StepPlan) -> Int[Array, "B L"]:
-    """Returns what the window's rows feed: the canvas, and perhaps the last draft of later
-    blocks."""
-    if setup.config.window.draft_feed == "mask":
-        return canvas.tokens
-    predicted = plan.draft & (canvas.latest.token >= 0)
-    return jnp.where(predicted, canvas.latest.token, canvas.tokens)
 
 
 def _rows_alone(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Rows:
@@ -38,7 +29,7 @@ def _rows_alone(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Ro
     cached, slots = _cached(canvas)
     slot_order = _order(setup, canvas, slots)
     return make_rows(
-        take(_fed(setup, canvas, plan), positions),
+        take(canvas.tokens, positions),
         positions,
         positions < plan.span.stop[:, None],
         cached,
@@ -50,7 +41,6 @@ def _rows_alone(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Ro
 def rows_beside(
     setup: Setup,
     canvas: Canvas,
-    plan: StepPlan,
     extra: ExtraRows,
     span: Span,
     n_rows: int,
@@ -61,7 +51,7 @@ def rows_beside(
         extra,
         span,
         n_rows,
-        fed=_fed(setup, canvas, plan),
+        fed=canvas.tokens,
         branch_fed=canvas.tokens if hypothesis is None else hypothesis.tokens,
         cached=_cached(canvas)[0],
         order=partial(_order, setup, canvas),

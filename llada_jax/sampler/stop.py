@@ -2,15 +2,15 @@
 
 import jax.numpy as jnp
 
-from llada_jax.sampler.canvas import MASKED, STABLE, Canvas, positions_of
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, positions_of
 from llada_jax.sampler.setup import Setup
 
 
 def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     """Returns the canvas whose rows are done once an EOS has no mask before it, if `eos_early_stop`
-    says so; what follows the EOS becomes EOS (LLaDA2).
+    says so; what is masked behind the EOS becomes EOS (LLaDA2), and what is visible there stable.
 
-    Where tokens are still visible, a row first has the steps that may follow a last mask.
+    Where tokens before it are still visible, a row first has the steps that may follow a last mask.
     """
     config = setup.config
     if not config.eos_early_stop:
@@ -23,9 +23,11 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     first_eos = jnp.where(ended, position, length).min(axis=1)
     stopped = first_eos < first_mask
     fill = masked & stopped[:, None]
-    return canvas._replace(
+    over = fill | ((canvas.state == VISIBLE) & (position > first_eos[:, None]) & stopped[:, None])
+    canvas = canvas._replace(
         tokens=jnp.where(fill, jnp.int32(config.eos_id), canvas.tokens),
-        state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
+        state=jnp.where(over, jnp.int8(STABLE), canvas.state),
         filled=canvas.filled | fill,
-        done=canvas.done | (stopped & setup.rule.may_end(canvas, canvas.steady_steps)),
     )
+    done = stopped & setup.rule.may_end(canvas, canvas.steady_steps)
+    return canvas._replace(done=canvas.done | done)

@@ -31,6 +31,8 @@ class Event(IntEnum):
     """A visible token was masked again."""
     FREEZE = 6
     """A visible token became stable as it was: nothing would revise it any more."""
+    REOPEN = 7
+    """A stable token became visible again, because one before it changed."""
 
 
 _BITS = {
@@ -40,6 +42,7 @@ _BITS = {
     Event.REPLACE: record.REPLACE,
     Event.REMASK: record.REMASK,
     Event.FREEZE: record.FREEZE,
+    Event.REOPEN: record.REOPEN,
 }
 
 
@@ -57,7 +60,7 @@ class Trace:
     """Rows that were no padding; the next three are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
     draft_rows: Int[np.ndarray, "S B"]
-    """Masked positions beyond the current block."""
+    """Masked and visible positions beyond the current block."""
     branch_rows: Int[np.ndarray, "S B"]
     refreshed: Int[np.ndarray, "S B"]
     """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own

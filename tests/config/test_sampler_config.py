@@ -87,7 +87,7 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ({**MULTI, "row_budget": 64.0}, r"row_budget is 64.0; allowed: a whole number from block"),
         (
             {**MULTI, "latency_table": {"rows": [32], "ms": [1.0]}},
-            r"latency_table is \{'rows': \[32\].*; allowed: a LatencyTable, or None",
+            r"latency_table is \{'rows': \[32\].*; allowed: a LatencyTable, a phone",
         ),
         (
             {**MULTI, "latency_table": LatencyTable(rows=(8, 16), ms=(1.0, 2.0))},
@@ -123,6 +123,11 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             {"accept": "staged", "refresh": "gpu"},
             "refresh is 'gpu'; allowed: 'none', 'rows', 'worker'",
         ),
+        ({"accept": "staged", "on_doubt": "drop"}, "on_doubt is 'drop'; allowed: 'keep', 'repl"),
+        ({"accept": "staged", "on_change": "redo"}, "on_change is 'redo'; allowed: 'keep', 'reop"),
+        ({"accept": "staged", "draft_state": "fed"}, "draft_state is 'fed'; allowed: 'masked'"),
+        ({"accept": "staged", "sure_drafts": "kept"}, "sure_drafts is 'kept'; allowed: 'measured'"),
+        ({"latency_table": "SM1"}, "latency_table is 'SM1'; allowed: SM8650, SM8750, SM8850"),
         ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
     ],
 )
@@ -137,7 +142,7 @@ ELSEWHERE = [
     ({}, "window is 'multi_block' or window is 'multi_block' and lossless is True",
      {"lookahead_trigger": 2}),
     ({**MULTI, "lossless": True}, "window is 'multi_block'",
-     {"latency_table": TABLE, "row_budget": 64, "draft_feed": "token", "draft_threshold": 0.5}),
+     {"row_budget": 64, "fill_buckets": False, "draft_threshold": 0.5}),
     (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
     ({"accept": "wino"}, "accept is 'staged'",
      {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1}),
@@ -210,7 +215,7 @@ def test_numbers_are_leaves_and_choices_are_not():
     assert jax.tree.leaves(config) == [0.7, 0.9, 0.8]
     other = jax.tree.map(lambda number: number / 2, config)
     assert other.theta_stable == 0.45 and jax.tree.structure(other) == jax.tree.structure(config)
-    for change in ({"end_steps": 1}, {"draft_feed": "token"}, {"latency_table": TABLE}):
+    for change in ({"end_steps": 1}, {"on_doubt": "keep"}, {"latency_table": TABLE}):
         assert jax.tree.structure(config.replace(**change)) != jax.tree.structure(config)
 
 
@@ -234,6 +239,7 @@ def test_the_rule_follows_the_number_that_is_set():
 def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
     config = SamplerConfig.preset("llada_cpp")
     assert config.window == MultiBlock() and config.rule == Staged()
+    assert config.latency_table == LatencyTable.named("SM8750") and config.eos_early_stop
     assert (config.theta_visible, config.theta_stable, config.lookahead_trigger) == (0.7, 0.9, 4)
     assert config.refreshes and config.selective_logits
     for part in (

@@ -73,14 +73,14 @@ def test_sweeps_are_read_from_files():
     section = {
         "name": "drafts",
         "sampler": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
-        "over": {"draft_feed": ["mask", "token"], "draft_threshold": [None, 1]},
+        "over": {"fill_buckets": [False, True], "draft_threshold": [None, 1]},
     }
     sweep = read_config(Sweep, OmegaConf.create(section))
     assert len(sweep.settings) == 4
     assert sweep.settings[-1].sampler.draft_threshold == 1.0
-    with pytest.raises(ValueError, match=r"over\.draft_feed\[1\] is 'tokens'; allowed: 'mask'"):
+    with pytest.raises(ValueError, match=r"over\.remasking\[0\] is 'tokens'; allowed: 'low"):
         read_config(Sweep, OmegaConf.create(
-            section | {"over": {"draft_feed": ["mask", "tokens"]}}
+            section | {"over": {"remasking": ["tokens"]}}
         ))  # fmt: skip
     with pytest.raises(ValueError, match="sweep 'none' is empty"):
         Sweep(name="none", sampler=STAGED, over=Axes(theta_visible=(1.0,), theta_stable=(0.9,)))

@@ -12,14 +12,17 @@ def generation(index: int, question: str) -> Generation:
 
 def test_the_first_item_that_asks_a_question_counts():
     asked = [generation(2, "a"), generation(0, "a"), generation(1, "b"), generation(3, "b")]
-    found = tally(asked, {0: True, 1: False, 2: False, 3: True})
-    assert found == Tally(right=(True, False), forwards=(1, 2), tokens=(10, 11), repeated=2)
+    rows = {0: 40, 1: 60, 2: 70, 3: 80}
+    found = tally(asked, {0: True, 1: False, 2: False, 3: True}, block_length=10, rows=rows)
+    assert found == Tally((True, False), (1, 2), (10, 11), (1, 2), (40, 60), repeated=2)
+    assert (found.forwards_per_block, found.row_forwards) == (1, 50)
     assert (found.items, found.exact_match, found.nfe) == (4, 0.5, 1.5)
     assert found.interval == wilson_interval(1, 2)
 
 
 def test_tasks_are_joined_question_by_question():
-    one, other = Tally((True,), (2,), (9,), repeated=3), Tally((False, False), (4, 6), (8, 7))
+    one = Tally((True,), (2,), (9,), (1,), (32,), repeated=3)
+    other = Tally((False, False), (4, 6), (8, 7), (1, 2), (64, 96))
     both = joined([one, other])
-    assert both == Tally((True, False, False), (2, 4, 6), (9, 8, 7), repeated=3)
+    assert both == Tally((True, False, False), (2, 4, 6), (9, 8, 7), (1, 1, 2), (32, 64, 96), 3)
     assert both.items == 6

@@ -104,6 +104,12 @@ def test_a_table_and_a_budget_go_into_a_sampler(phone):
     assert config.latency_table == table and config.row_budget == budget
 
 
+@pytest.mark.parametrize("soc", ["SM8650", "SM8750", "SM8850"])
+def test_the_tables_that_samplers_know_are_those_of_the_phones(soc):
+    named, modelled = lj.LatencyTable.named(soc), lj.phone(soc).latency_table("llada_8b")
+    assert named.rows == modelled.rows and named.ms == pytest.approx(modelled.ms, abs=0.05)
+
+
 def test_a_plan_says_what_stays_and_what_moves(phone):
     small = {"memory.mapping_cap_mib": 0.12}
     cramped = replace(phone, profile=phone.profile.with_values(small))

@@ -30,13 +30,12 @@ BOTH_BLOCKS = table((6, 10), (1.0, 1.5))
 """Lets a window grow over the story's second block behind its prompt and its first block."""
 VARIANTS = {
     "mask": {},
-    "token": {"draft_feed": "token"},
     "quota": {"threshold": None, "draft_threshold": 0.24},
 }
 
 
 @pytest.mark.parametrize(
-    "variant", ["mask", *[pytest.param(v, marks=pytest.mark.slow) for v in ("token", "quota")]]
+    "variant", ["mask", *[pytest.param(v, marks=pytest.mark.slow) for v in ("quota",)]]
 )
 def test_both_loops_and_any_batch_decode_alike(variant):
     config = SLIDING.replace(**VARIANTS[variant])
@@ -58,11 +57,11 @@ def test_both_loops_and_any_batch_decode_alike(variant):
 @given(
     salt=st.integers(0, 200),
     trigger=st.sampled_from([0, 4, 8]),
-    feed=st.sampled_from(["mask", "token"]),
+    fills=st.booleans(),
 )
-def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger, feed):
+def test_a_position_leaves_once_its_final_token_was_fed(model, salt, trigger, fills):
     """And nothing of a draft is ever read: all that rows see in the cache is final."""
-    config = SLIDING.replace(lookahead_trigger=trigger, draft_feed=feed)
+    config = SLIDING.replace(lookahead_trigger=trigger, fill_buckets=fills)
     result, forwards = recorded_decode(PROMPTS, config, model, salt)
     length = result.tokens.shape[1]
     for row, prompt in enumerate(PROMPTS):
@@ -199,13 +198,16 @@ def test_drafts_of_several_blocks_cascade():
     assert result.nfe.tolist() == [1] and result.tpf == 18
 
 
-@pytest.mark.parametrize(("feed", "fed_token"), [("mask", MASK), ("token", 6)])
-def test_what_a_draft_feeds(feed, fed_token):
-    def script(forward, position, masked):
-        return position, 0.9 if position != 5 or forward == 2 else 0.4
-
-    _, fed = story(script, lookahead_trigger=4, draft_feed=feed)
-    assert fed[0][6] == [MASK] and fed[1][6] == [fed_token]
+@pytest.mark.parametrize(("fills", "rows"), [(False, 9), (True, 12)])
+def test_a_bucket_that_is_needed_anyway_is_filled(fills, rows):
+    """Behind a prompt of five, the first block's rows need the bucket of twelve."""
+    config = SLIDING.replace(
+        gen_length=8, block_length=4, steps=8, fill_buckets=fills, lookahead_trigger=0,
+        latency_table=table((4, 12, 32), (1.0, 1.5, 4.0)),
+    )  # fmt: skip
+    trace, _ = scripted_decode(two_in_each_forward, config, prompt=[1, 2, 3, 4, 5])
+    assert trace.live_rows[:2, 0].tolist() == [rows, 4]
+    assert trace.draft_rows[0, 0] == rows - 9
 
 
 def two_in_each_forward(forward, position, masked):

@@ -18,7 +18,7 @@ CASES = {
     "wino": (WINO.replace(wino_accept=0.2, wino_verify=0.6), Event.REMASK),
     "token_edit": (EDIT.replace(edit_unmask=0.2, edit_replace=0.3), Event.REPLACE),
     "lossless": (lossless(BLOCKWISE.replace(threshold=0.24), lookahead_trigger=8), Event.AHEAD),
-    "draft_tokens": (SLIDING.replace(draft_feed="token"), Event.AHEAD),
+    "drafts": (SLIDING, Event.AHEAD),
 }
 """Settings, and what they are for."""
 MEASURE_WHOLE_BLOCKS = ("wino", "token_edit")

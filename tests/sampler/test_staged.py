@@ -5,13 +5,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
+from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
 from tests.sampler.recorded import recorded_decode
 from tests.sampler.scripted import Scripted
-from tests.sampler.toy import CONFIG, MASK, toy_decode
+from tests.sampler.toy import CONFIG, EOS, MASK, toy_decode
 
 STAGED = SamplerConfig(
     gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
@@ -22,7 +22,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
 A, B, C, D, E, F, G, H, I = range(9)
 
 
-def story(script, gen_length=6, model=CONFIG, **settings):
+def story(script, gen_length=6, model=CONFIG, on_step=None, **settings):
     """A run with blocks of three behind the prompt `a b c`; its trace, and what was fed."""
     config = SamplerConfig(
         gen_length=gen_length, block_length=3, steps=gen_length, cache="blockwise",
@@ -31,7 +31,7 @@ def story(script, gen_length=6, model=CONFIG, **settings):
     scripted = Scripted(script)
     result = decode(
         scripted.denoiser(), None, model, [[A, B, C]], with_ids(config, model), loop="host",
-        trace=True,
+        trace=True, on_step=on_step,
     )  # fmt: skip
     return result.trace, scripted.fed
 
@@ -88,6 +88,9 @@ def test_the_example_of_the_paper(window):
     assert fed[3][5] == [F, MASK]
 
 
+MEASURED = {"draft_state": "masked", "sure_drafts": "measured"}
+
+
 @pytest.mark.parametrize("cascades", [False, True])
 def test_drafts_that_were_taken_over_are_measured_again(cascades):
     """However sure the forward was that still saw the masks of the block before: here the next one
@@ -99,7 +102,7 @@ def test_drafts_that_were_taken_over_are_measured_again(cascades):
             return (position if forward == 0 or position == 7 else A), 0.9 if sure else 0.1
         return position, 0.9
 
-    trace, fed = story(script, window="multi_block", lookahead_trigger=3)
+    trace, fed = story(script, window="multi_block", lookahead_trigger=3, **MEASURED)
     taken = [6, 7, 8] if cascades else [6, 7]
     ahead = [(0, position, position) for position in taken]
     assert events(trace, Event.AHEAD) == ahead
@@ -107,6 +110,90 @@ def test_drafts_that_were_taken_over_are_measured_again(cascades):
     replaced = [position for position in taken if position != 7]
     assert events(trace, Event.REPLACE) == [(1, position, A) for position in replaced]
     assert (1, 7, 7) in events(trace, Event.PROMOTE)
+
+
+def test_sure_drafts_are_stable_at_once():
+    trace, fed = story(
+        lambda forward, position, masked: (position, 0.9 if position < 8 or forward else 0.1),
+        window="multi_block", lookahead_trigger=3, draft_state="masked",
+    )  # fmt: skip
+    assert events(trace, Event.AHEAD) == events(trace, Event.PROMOTE) == [(0, 6, 6), (0, 7, 7)]
+    assert fed[1][6] == [6] and not trace.shadow_rows.any()
+
+
+def test_drafts_are_visible_where_they_stand_and_masked_again_when_doubted():
+    """The first block is open for three forwards. Of the second, `g` stays, `h` gives way to `a`,
+    and `i` is doubted, and committed in a block of its own."""
+    said = {
+        6: [(G, 0.6), (G, 0.7), (G, 0.9)],
+        7: [(H, 0.6), (A, 0.7), (A, 0.7)],
+        8: [(I, 0.6), (C, 0.4), (I, 0.3)],
+    }
+
+    def script(forward, position, masked):
+        if position in said:
+            return said[position][forward] if forward < 3 else (position, 0.9)
+        return position, 0.9 if position == 3 + forward else 0.1
+
+    trace, fed = story(
+        script, window="multi_block", lookahead_trigger=3,
+        latency_table=LatencyTable(rows=(6, 16), ms=(1.0, 1.5)),
+    )  # fmt: skip
+    assert events(trace, Event.AHEAD) == [(0, 6, G), (0, 7, H), (0, 8, I)]
+    assert [fed[1][p] for p in (6, 7, 8)] == [[G, MASK], [H, MASK], [I, MASK]]
+    assert events(trace, Event.REPLACE) == [(1, 7, A), (3, 7, H)]
+    assert events(trace, Event.REMASK) == [(1, 8, MASK)]
+    assert fed[2][8] == [MASK] and trace.block[:, 0].tolist() == [0, 0, 0, 1]
+    assert events(trace, Event.PROMOTE) == [(2, 6, G), (3, 7, H)]
+    assert (3, 8, I) in events(trace, Event.COMMIT)
+
+
+def doubted(forward, position, masked):
+    """Of the block's three tokens, the first is visible, and in the next forward doubted."""
+    if position == 3:
+        return [(D, 0.6), (E, 0.4), (F, 0.6), (F, 0.3)][min(forward, 3)]
+    return position, 0.9 if position == 4 + forward // 2 or position > 5 else 0.1
+
+
+@pytest.mark.parametrize("on_doubt", ["keep", "replace", "remask"])
+def test_what_becomes_of_a_doubted_token(on_doubt):
+    seen = []
+    trace, _ = story(doubted, on_doubt=on_doubt, on_step=seen.append)
+    assert seen[1].confidence[0, 3] == (0 if on_doubt == "remask" else np.float32(0.4))
+    masked_again = events(trace, Event.REMASK)
+    assert masked_again == ([(1, 3, MASK)] if on_doubt == "remask" else []), "and only once"
+    replaced = [F] if on_doubt == "replace" else []
+    assert [token for _, p, token in events(trace, Event.REPLACE) if p == 3] == replaced
+    assert trace.tokens[0, 3] == (D if on_doubt == "keep" else F)
+
+
+@pytest.mark.parametrize("on_change", ["keep", "reopen"])
+def test_what_was_committed_after_a_token_that_changes(on_change):
+    """`d` becomes `a` in the third forward, after `e`, which was stable."""
+
+    def script(forward, position, masked):
+        if position == 3:
+            return (D, 0.6) if forward < 2 else (A, 0.9)
+        return position, 0.9 if position > 5 or position - 3 <= forward else 0.1
+
+    trace, fed = story(script, on_change=on_change)
+    assert (2, 3, A) in events(trace, Event.REPLACE)
+    reopens = on_change == "reopen"
+    assert events(trace, Event.REOPEN) == ([(2, 4, E), (2, 5, F)] if reopens else [])
+    promoted = events(trace, Event.PROMOTE)
+    assert promoted == ([(3, 3, A), (3, 4, E), (3, 5, F)] if reopens else [(2, 3, A)])
+    assert fed[3].get(4) == ([E, MASK] if reopens else [E])
+
+
+@pytest.mark.parametrize("shadows", [False, True])
+def test_an_eos_behind_an_eos_is_not_measured(shadows):
+    def script(forward, position, masked):
+        return (position if position < 4 else EOS), 0.6 if masked and forward < 2 else 0.9
+
+    trace, fed = story(script, eos_shadows=shadows, end_steps=3)
+    assert trace.shadow_rows[1, 0] == (3 if shadows else 2)
+    assert (fed[1][5] == [EOS, MASK]) == shadows
+    assert trace.nfe.tolist() == [3]
 
 
 @pytest.mark.parametrize("refresh", ["rows", "none"])
@@ -182,6 +269,7 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
     [
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
         pytest.param(SLIDING, id="sliding"),
+        pytest.param(SLIDING.replace(on_doubt="remask", on_change="reopen"), id="doubting"),
         pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
         pytest.param(
             SLIDING.replace(rescore="token", cfg_scale=0.5),
@@ -196,6 +284,11 @@ def test_both_loops_and_any_batch_decode_alike(config):
     assert host.trace.same_decoding(compiled.trace)
     for kind in (Event.REPLACE, Event.PROMOTE):
         assert host.trace.count(kind).sum() > 0, "the case must revise"
+    for kind, at_work in (
+        (Event.REMASK, config.on_doubt == "remask"), (Event.REOPEN, config.on_change == "reopen")
+    ):  # fmt: skip
+        assert not at_work or host.trace.count(kind).sum() > 0, f"the case shows no {kind.name}"
+    assert not (host.tokens == MASK).any()
     for row, prompt in enumerate(PROMPTS):
         alone = toy_decode([prompt], config, salt=3, loop="host")
         np.testing.assert_array_equal(host.generated[row], alone.generated[0])

@@ -9,10 +9,13 @@ from tests.sampler.toy import MASK, toy_decode
 
 PROMPT, BLOCK = [3, 1, 4, 1, 5], 8
 LENGTHS = {"gen_length": 48, "block_length": BLOCK, "steps": 48}
-EVERYTHING = SamplerConfig.preset("llada_cpp", **LENGTHS, theta_visible=0.2, theta_stable=0.25)
+EVERYTHING = SamplerConfig.preset(
+    "llada_cpp", **LENGTHS, theta_visible=0.2, theta_stable=0.25, latency_table=None,
+    eos_early_stop=False,
+)  # fmt: skip
 SWITCHES = {
     "nothing": {},
-    "lookahead": {"lookahead_trigger": 0},
+    "lookahead": {"lookahead_trigger": 0, "fill_buckets": False},
     "staged": {"accept": "quota", "threshold": 0.2, "theta_visible": 0.7, "theta_stable": 0.9},
     "refresh": {"refresh": "none"},
     "selective": {"selective_logits": False},

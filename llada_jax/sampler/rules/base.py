@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, cast
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import Parity, SamplerConfig, require
+from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
@@ -25,30 +25,41 @@ class Rescored:
       scores: What the step says, by position, [B, L].
       at: Visible tokens that were scored.
       passed: Positions before the window: the cache has what was fed there last.
-      committed: Tokens of the current block that this step committed.
-      parity: How equals are ranked.
-      mask_id: What a token gives way to where it is masked again.
+      drafts: Positions of later blocks.
+      fresh: Tokens of the current block that this step committed.
+      config: The sampler's settings, with the ids that they need.
     """
 
     scores: Scores
     at: Bool[Array, "B L"]
     passed: Bool[Array, "B L"]
-    committed: Int[Array, " B"]
-    parity: Parity
-    mask_id: int
+    drafts: Bool[Array, "B L"]
+    fresh: Bool[Array, "B L"]
+    config: SamplerConfig
 
     def other(self, canvas: Canvas) -> Bool[Array, "B L"]:
         """Returns where the model prefers another token than the one that stands there."""
         return self.scores.token != canvas.tokens
 
-    def changed(
-        self, canvas: Canvas, replaced: Bool[Array, "B L"], measured: Bool[Array, "B L"]
-    ) -> Canvas:
-        """Returns the canvas with new tokens, and new confidences where they were measured."""
-        confidence: Float[Array, "B L"] = self.scores.confidence.astype(jnp.float32)
+    def changed(self, canvas: Canvas, replaced: Bool[Array, "B L"]) -> Canvas:
+        """Returns the canvas with new tokens, and with what the step says of those that stand
+        now. Of a token that gives way to no other one it is known that it has at most what the
+        preferred one leaves, and no more than that."""
+        best = self.scores.confidence.astype(jnp.float32)
+        doubted = self.other(canvas) & ~replaced
+        confidence = jnp.where(doubted, jnp.minimum(best, 1 - best), best)
         return canvas._replace(
             tokens=jnp.where(replaced, self.scores.token, canvas.tokens),
-            confidence=jnp.where(measured, confidence, canvas.confidence),
+            confidence=jnp.where(self.at, confidence, canvas.confidence),
+        )
+
+    def masked_again(self, canvas: Canvas, where: Bool[Array, "B L"]) -> Canvas:
+        """Returns the canvas with masks in place of some tokens."""
+        assert self.config.mask_id is not None
+        return canvas._replace(
+            tokens=jnp.where(where, jnp.int32(self.config.mask_id), canvas.tokens),
+            state=jnp.where(where, jnp.int8(MASKED), canvas.state),
+            confidence=jnp.where(where, jnp.float32(0), canvas.confidence),
         )
 
 
@@ -85,6 +96,11 @@ class Rule:
         """Whether tokens that left the window while they were visible are recomputed."""
         return self.refresh != "none"
 
+    @property
+    def keeps_history(self) -> bool:
+        """Whether the rule asks when tokens were committed, and how often masked again."""
+        return False
+
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the rule cannot work with the rest of the settings."""
 
@@ -109,6 +125,18 @@ class Rule:
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         """Returns the canvas after what a step said of its visible tokens."""
         return canvas
+
+    def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
+        """Returns the visible tokens that are worth scoring again."""
+        return canvas.state == VISIBLE
+
+    def staged(self, canvas: Canvas, config: SamplerConfig, scores: Scores) -> Bool[Array, "B L"]:
+        """Returns which predictions for later blocks become visible there."""
+        return jnp.zeros(canvas.state.shape, bool)
+
+    def trusts(self, confidence: Float[Array, "B L"]) -> Bool[Array, "B L"]:
+        """Returns which drafts that were taken over are stable at once."""
+        return jnp.zeros(confidence.shape, bool)
 
     def most_due(self, config: SamplerConfig) -> int:
         """Returns the most masks that a step commits, however unsure they are."""

@@ -213,6 +213,10 @@ class OwnRule(Rule):
         )
 
     @property
+    def keeps_history(self) -> bool:
+        return self.revises
+
+    @property
     def head_needs(self) -> frozenset[str]:
         """What only a head that knows rules can give."""
         return frozenset(self.needs) & frozenset(get_args(HeadNeed))

@@ -1,12 +1,21 @@
 """The rule of llada.cpp: tokens are visible first, and stable once the model is surer of them."""
 
+from typing import Any, Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require, require_choice
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas
+from llada_jax.sampler.canvas import (
+    STABLE,
+    VISIBLE,
+    Canvas,
+    blocks_of,
+    masks_left,
+    take,
+)
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import (
     Refresh,
@@ -17,6 +26,14 @@ from llada_jax.sampler.rules.base import (
     require_probability,
 )
 from llada_jax.sampler.rules.threshold import Threshold
+from llada_jax.types import Scores
+
+OnDoubt = Literal["keep", "replace", "remask"]
+OnChange = Literal["keep", "reopen"]
+DraftState = Literal["masked", "visible"]
+SureDrafts = Literal["measured", "stable"]
+MOST_REMASKS = 1
+"""How often a position may become a mask again, so that decoding ends."""
 
 
 @policy
@@ -30,6 +47,19 @@ class Staged(RevisingRule):
       theta_stable: `staged`: tokens whose confidence reaches it change no more.
       rescore: What a visible token's new confidence comes from: `shadow` a further row that feeds
         [MASK] at its position and does not see it; `token` the row that feeds it.
+      on_doubt: What becomes of a visible token that the model no longer prefers: `keep` it stands;
+        `replace` another token that reaches `theta_visible` takes its place; `remask` that, and
+        where no token reaches it, the position of the current block becomes a mask again, once.
+      on_change: What becomes of tokens of a block that were committed after one that changes:
+        `keep` they stay as they are; `reopen` they are visible again, stable ones, too, and while
+        something changes, nothing becomes stable.
+      draft_state: What predictions for later blocks are: `masked` until their block is current;
+        `visible` there as soon as they reach `theta_visible` (or `draft_threshold`), and masked
+        again where a later score does not.
+      sure_drafts: Drafts that have reached `theta_stable` when their block becomes current:
+        `measured` once more in it, or `stable`.
+      eos_shadows: Whether an EOS behind another one is measured. If not, it is stable as soon as
+        that one is.
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
         `none` they stay as they are; `rows` further rows of the forwards refresh them; `worker` a
         thread of the host does, with the same result.
@@ -44,6 +74,11 @@ class Staged(RevisingRule):
     theta_visible: float = 0.7
     theta_stable: float = 0.9
     rescore: Rescore = "shadow"
+    on_doubt: OnDoubt = "replace"
+    on_change: OnChange = "keep"
+    draft_state: DraftState = "visible"
+    sure_drafts: SureDrafts = "stable"
+    eos_shadows: bool = False
     refresh: Refresh = "rows"
     refresh_rows: int = 4
     end_steps: int = 4
@@ -58,6 +93,10 @@ class Staged(RevisingRule):
         )
         require_choice("rescore", self.rescore, Rescore)
         require_choice("refresh", self.refresh, Refresh)
+        require_choice("on_doubt", self.on_doubt, OnDoubt)
+        require_choice("on_change", self.on_change, OnChange)
+        require_choice("draft_state", self.draft_state, DraftState)
+        require_choice("sure_drafts", self.sure_drafts, SureDrafts)
         for name, least in (("refresh_rows", 1), ("end_steps", 0)):
             value = getattr(self, name)
             require(
@@ -81,19 +120,71 @@ class Staged(RevisingRule):
     def stable(self, confidence: Float[Array, "B C"]) -> Bool[Array, "B C"]:
         return confidence >= self.theta_stable
 
+    @property
+    def keeps_history(self) -> bool:
+        return self.on_doubt == "remask" or self.on_change == "reopen"
+
+    def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
+        visible = canvas.state == VISIBLE
+        return visible if self.eos_shadows else visible & ~_repeated_eos(canvas, config, VISIBLE)
+
+    def block_steps(self, config: SamplerConfig) -> int:
+        return config.block_length * (1 + MOST_REMASKS * (self.on_doubt == "remask"))
+
+    def staged(self, canvas: Canvas, config: SamplerConfig, scores: Scores) -> Bool[Array, "B L"]:
+        if self.draft_state == "masked":
+            return super().staged(canvas, config, scores)
+        return (scores.token >= 0) & (scores.confidence >= self._draft_bound(config))
+
+    def _draft_bound(self, config: SamplerConfig) -> Any:
+        bound = config.window.draft_threshold
+        return self.theta_visible if bound is None else bound
+
+    def trusts(self, confidence: Float[Array, "B L"]) -> Bool[Array, "B L"]:
+        return (confidence >= self.theta_stable) & (self.sure_drafts == "stable")
+
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         """Another token whose confidence reaches `theta_visible` takes a token's place.
 
         Where the window has passed, the cache has keys and values of the token that was fed, so a
         new one there stays visible until it has been fed itself.
         """
-        confidence, other = rescored.scores.confidence, rescored.other(canvas)
-        replaced = rescored.at & other & (confidence >= self.theta_visible)
-        kept = rescored.at & ~other
-        stable = (kept | (replaced & ~rescored.passed)) & (confidence >= self.theta_stable)
-        return rescored.changed(canvas, replaced, kept | replaced)._replace(
-            state=jnp.where(stable, jnp.int8(STABLE), canvas.state)
+        confidence, config = rescored.scores.confidence, rescored.config
+        bound = self.theta_visible
+        if config.window.drafts:
+            bound = jnp.where(rescored.drafts, self._draft_bound(config), bound)
+        sure, other = rescored.at & (confidence >= bound), rescored.other(canvas)
+        replaced = sure & other & (self.on_doubt != "keep")
+        stable = sure & (~other | (replaced & ~rescored.passed)) & ~rescored.drafts
+        stable &= confidence >= self.theta_stable
+        state, doubted = canvas.state, rescored.at & ~sure
+        if self.on_change == "reopen":
+            changes = replaced.any(axis=1, keepdims=True)
+            stable &= ~changes
+            state = jnp.where(_after_changes(canvas, rescored, replaced), jnp.int8(VISIBLE), state)
+        canvas = rescored.changed(canvas, replaced)._replace(
+            state=jnp.where(stable, jnp.int8(STABLE), state)
         )
+        if not self.eos_shadows:
+            settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
+            canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
+        again = doubted & rescored.drafts
+        if self.on_doubt == "remask":
+            doubted &= ~rescored.drafts & ~rescored.passed
+            again |= self._may_be_masked_again(canvas, doubted, config)
+        return rescored.masked_again(canvas, again)
+
+    def _may_be_masked_again(
+        self, canvas: Canvas, doubted: Bool[Array, "B L"], config: SamplerConfig
+    ) -> Bool[Array, "B L"]:
+        """Returns the doubted tokens of the current block that were never masked again, where the
+        block has forwards left for all of its masks."""
+        assert canvas.history is not None
+        here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
+        again = doubted & here & (canvas.history.remasks < MOST_REMASKS)
+        masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
+        room = canvas.block_step + 1 + masks <= self.block_steps(config)
+        return again & room[:, None]
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
         visible = (canvas.state == VISIBLE).any(axis=1)
@@ -103,3 +194,31 @@ class Staged(RevisingRule):
         self, finished: Bool[Array, "B L"], done: Bool[Array, " B"]
     ) -> Bool[Array, "B L"] | None:
         return None if self.refreshes else finished
+
+
+def _repeated_eos(canvas: Canvas, config: SamplerConfig, after: int) -> Bool[Array, "B L"]:
+    """Returns the visible EOS behind an EOS whose state is `after` or a later one."""
+    if config.eos_id is None:
+        return jnp.zeros(canvas.state.shape, bool)
+    eos = (canvas.tokens == config.eos_id) & (canvas.state >= VISIBLE)
+    first = eos & (canvas.state >= after)
+    behind = jnp.cumsum(first, axis=1) > first
+    return behind & eos & (canvas.state == VISIBLE)
+
+
+def _after_changes(
+    canvas: Canvas, rescored: Rescored, replaced: Bool[Array, "B L"]
+) -> Bool[Array, "B L"]:
+    """Returns the stable tokens that were committed after one of their block that changes now."""
+    assert canvas.history is not None
+    batch, length = canvas.tokens.shape
+    never = jnp.iinfo(jnp.int32).max
+    when = jnp.where(rescored.fresh, canvas.step[:, None], canvas.history.committed_at)
+    block = blocks_of(canvas, rescored.config.block_length)
+    block = jnp.where(block < 0, length, block)
+    first = jnp.full((batch, length), never, jnp.int32)
+    first = first.at[jnp.arange(batch)[:, None], block].min(
+        jnp.where(replaced, when, never), mode="drop"
+    )
+    generated = (canvas.state == STABLE) & ~canvas.filled
+    return generated & (when > take(first, block))

@@ -45,7 +45,7 @@ class TokenEdit(RevisingRule):
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         other = rescored.other(canvas)
         replaced = rescored.at & other & (rescored.scores.confidence >= self.edit_replace)
-        return rescored.changed(canvas, replaced, replaced | (rescored.at & ~other))
+        return rescored.changed(canvas, replaced)
 
     def block_steps(self, config: SamplerConfig) -> int:
         return config.block_length + self.edit_steps

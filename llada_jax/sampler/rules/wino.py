@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool
 from llada_jax.config import require
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.canvas import MASKED, Canvas
+from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rescored, RevisingRule, require_probability
 
@@ -58,13 +58,10 @@ class Wino(RevisingRule):
         confidence, other = rescored.scores.confidence, rescored.other(canvas)
         probability = jnp.where(other, 1 - confidence, confidence)
         fails = rescored.at & (other | (probability < self.wino_verify))
-        failed = fails & (rescored.committed >= 2)[:, None]
+        committed = rescored.fresh.sum(axis=1, keepdims=True)
+        failed = fails & (committed >= 2)
         last = jnp.where(canvas.block_step == 0, FIRST_COMMITTED, canvas.accepted)[:, None]
         too_many = failed.sum(axis=1, keepdims=True) >= last
-        rank = ranks(-probability, failed, rescored.parity.tie_break)
+        rank = ranks(-probability, failed, rescored.config.parity.tie_break)
         masked = failed & (~too_many | (rank < last - 1))
-        return canvas._replace(
-            tokens=jnp.where(masked, jnp.int32(rescored.mask_id), canvas.tokens),
-            state=jnp.where(masked, jnp.int8(MASKED), canvas.state),
-            confidence=jnp.where(masked, jnp.float32(0), canvas.confidence),
-        )
+        return rescored.masked_again(canvas, masked)

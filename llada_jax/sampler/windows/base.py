@@ -5,7 +5,7 @@ forward: rows beyond a span are padding, and the number of rows is rounded up to
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -44,8 +44,6 @@ class Window:
     """Whether the window reaches into later blocks."""
     branches: ClassVar[bool] = False
     """Whether the step after the next one is computed beside it."""
-    draft_feed: Literal["mask", "token"] = "mask"
-    """What the row of a draft feeds."""
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the window cannot work with the rest of the settings."""

@@ -1,11 +1,11 @@
 """llada.cpp's window over several blocks: it slides with the committed tokens, and it grows."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.config import LatencyTable, SamplerConfig, require, require_choice
+from llada_jax.config import SamplerConfig, require
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import (
     MASKED,
@@ -25,7 +25,6 @@ from llada_jax.sampler.windows.base import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
-DraftFeed = Literal["mask", "token"]
 
 
 class Growth(NamedTuple):
@@ -50,22 +49,23 @@ class MultiBlock(Window):
     tokens of the block before are still to be fed. Only where that would leave out tokens of the
     current block (drafts that it took over), or masks that the step has to commit, it reaches to
     the end of that block. A position settles in the forward that feeds its final token; what is
-    still visible when its block is finished is not waited for. Where few masks are left in the
-    block, the window grows until one more row would cross a bucket (but for the one that its rows
-    fill already), the rows beside it included.
+    still visible when its block is finished is not waited for. It grows to fill the bucket that its
+    rows and those beside it need anyway. Where few masks are left in the block and they fill it
+    already, it grows to the next one.
 
     Attributes:
       lookahead_trigger: Masks left in the current block at which the window grows into later
         blocks, or a branch is computed; 0 for never.
-      latency_table: The buckets that a window grows to, the next one at a time, and what they cost;
-        None: doublings of `block_length`.
       latency_allowance: A forward with a grown window may take so many times what it would have
-        taken.
+        taken, by `latency_table`. The window grows to its buckets, one at a time; without a table
+        they are doublings of `block_length`.
       row_budget: Most rows of a forward whose window has grown, those beside it included: what the
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
-      draft_feed: What the row of a draft feeds: [MASK], or the token that was predicted there last.
-      draft_threshold: Drafts of this confidence are accepted when their block becomes current;
-        None: those that the accept rule takes, without the progress that it forces.
+      draft_threshold: Drafts of this confidence are accepted when their block becomes current, and
+        visible before where the rule stages them; None: those that the accept rule takes, without
+        the progress that it forces.
+      fill_buckets: Whether the window fills a bucket that is needed anyway; otherwise it grows only
+        where few masks are left.
     """
 
     chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
@@ -74,34 +74,27 @@ class MultiBlock(Window):
     drafts = True
 
     lookahead_trigger: int = 4
-    latency_table: LatencyTable | None = None
     latency_allowance: float = static_number(2.0)
     row_budget: int | None = None
-    draft_feed: DraftFeed = "mask"
     draft_threshold: float | None = None
+    fill_buckets: bool = True
 
     def __post_init__(self) -> None:
-        table = self.latency_table
-        require(
-            table is None or isinstance(table, LatencyTable),
-            f"latency_table is {table!r}; allowed: a LatencyTable, or None",
-        )
         require(
             self.latency_allowance >= 1,
             f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
         )
+        if self.draft_threshold is not None:
+            require_probability("draft_threshold", self.draft_threshold)
+
+    def check(self, config: SamplerConfig) -> None:
+        budget, table, block = self.row_budget, config.latency_table, config.block_length
+        require_trigger(self.lookahead_trigger, config)
         require(
             table is not None or self.latency_allowance == type(self).latency_allowance,
             f"latency_allowance is {self.latency_allowance!r}, which nothing reads; allowed: "
             f"{type(self).latency_allowance!r}, or another one where latency_table is given",
         )
-        require_choice("draft_feed", self.draft_feed, DraftFeed)
-        if self.draft_threshold is not None:
-            require_probability("draft_threshold", self.draft_threshold)
-
-    def check(self, config: SamplerConfig) -> None:
-        budget, table, block = self.row_budget, self.latency_table, config.block_length
-        require_trigger(self.lookahead_trigger, config)
         require(
             budget is None or (isinstance(budget, int) and budget >= block),
             f"row_budget is {budget!r}; allowed: a whole number from block_length ({block}) on, or "
@@ -120,11 +113,15 @@ class MultiBlock(Window):
         )
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        stop = self._stop(canvas, config)
+        stop, shadows = self._stop(canvas, config), _shadowed(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
-        rows += _rows_beside(canvas, stop, config)
-        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
-        return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
+        rows += (shadows & in_span(canvas, canvas.settled, stop)).sum(axis=1, dtype=stop.dtype)
+        rows += _refreshing_rows(canvas, config)
+        room = self._room(rows, self._late(canvas, config), config, shift)
+        behind = in_span(canvas, stop, canvas.end)
+        cost = jnp.cumsum(jnp.where(behind, 1 + shadows, 0), axis=1, dtype=stop.dtype)
+        grown = (behind & (cost <= room[:, None])).sum(axis=1, dtype=stop.dtype)
+        return Span(canvas.settled, stop + grown)
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
         """Returns where the window ends before it grows."""
@@ -139,20 +136,21 @@ class MultiBlock(Window):
         left = (in_block & (canvas.state == MASKED)).sum(axis=1)
         return (left > 0) & (left <= self.lookahead_trigger)
 
-    def _growth(
-        self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
+    def _room(
+        self, rows: Int[Array, " B"], late: Bool[Array, " B"], config: SamplerConfig, shift: int
     ) -> Int[Array, " B"]:
-        """Returns how many positions are added to a forward of so many rows."""
+        """Returns how many rows a forward of so many rows may have besides."""
         growth = self.growth(config, shift)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
         bucket = jnp.searchsorted(buckets[:-1], rows)
-        reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
+        filled = jnp.where(late | self.fill_buckets, buckets[bucket], rows)
+        reached = jnp.where(late & (rows == buckets[bucket]), grown[bucket], filled)
         return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
 
     def growth(self, config: SamplerConfig, shift: int) -> Growth:
         """Returns the buckets that the window grows to, and how far."""
-        block, table = config.block_length, self.latency_table
+        block, table = config.block_length, config.latency_table
         doublings = (block << i for i in range(1, LARGEST_GROWTH.bit_length()))
         buckets = table.rows if table else tuple(sorted({block + shift, *doublings}))
         larger = (*buckets[1:], buckets[-1])
@@ -217,19 +215,23 @@ def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
 
 
-def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns how many rows stand beside the window, however much it grows: in later blocks,
-    nothing is visible.
+def _shadowed(canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
+    """Returns the tokens that have a row of their own beside a window that holds them."""
+    rule = rule_of(config)
+    if not (rule.revises and rule.rescore == "shadow"):
+        return jnp.zeros(canvas.state.shape, bool)
+    return rule.measures(canvas, config) & (canvas.state == VISIBLE)
 
-    Refreshed tokens take room where a worker refreshes them, too: where that happens changes no
-    window, so it changes no token.
+
+def _refreshing_rows(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
+    """Returns how many rows refresh tokens that the window has left behind.
+
+    They take room where a worker refreshes them, too: where that happens changes no window, so it
+    changes no token.
     """
     rule = rule_of(config)
-    visible = canvas.state == VISIBLE
-    inside = visible & in_span(canvas, canvas.settled, stop)
-    left = visible & (positions_of(canvas) < canvas.settled[:, None])
-    most = rule.refresh_rows if config.refreshes else 0
-    refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
-    if not (rule.revises and rule.rescore == "shadow"):
-        return refreshed
-    return inside.sum(axis=1, dtype=stop.dtype) + 2 * refreshed
+    if not config.refreshes:
+        return jnp.zeros_like(canvas.settled)
+    left = rule.measures(canvas, config) & (positions_of(canvas) < canvas.settled[:, None])
+    refreshed = jnp.minimum(left.sum(axis=1, dtype=jnp.int32), rule.refresh_rows)
+    return refreshed * (2 if rule.rescore == "shadow" else 1)
