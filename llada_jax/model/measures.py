@@ -1,7 +1,7 @@
 """What a rule may ask of the head beside the scores, measured in the same pass of the vocabulary.
 
 Each part is a running statistic of the logits of one chunk after another, as the softmax in
-`head` is. What is not asked is no operation of the program.
+`head` is. What is not asked is None, and no operation of the program.
 """
 
 from typing import NamedTuple
@@ -24,6 +24,13 @@ from llada_jax.model.params import ModelParams
 from llada_jax.types import Asked, HeadOut, Measured
 
 
+class Best(NamedTuple):
+    """The best ids so far, and their logits."""
+
+    ids: Int[Array, "B C k"]
+    logits: Float[Array, "B C k"]
+
+
 class Divergence(NamedTuple):
     """Running sums of the Kullback-Leibler divergence from the distribution of a step before."""
 
@@ -32,20 +39,14 @@ class Divergence(NamedTuple):
     moved: Float[Array, "B C"]  # sum of exp(logit - first) * (logit - previous logit)
 
 
-class RunningMeasures(NamedTuple):
-    """Statistics of the vocabulary seen so far, per row; None where they are not asked."""
-
-    top: tuple[Int[Array, "B C k"], Float[Array, "B C k"]] | None  # ids and logits
-    listed: Float[Array, "B C K"] | None
-    classes: tuple[Int[Array, "B C G"], Float[Array, "B C G"]] | None
-    divergence: Divergence | None
-
-
 class RunningHead(NamedTuple):
     """All statistics of the vocabulary seen so far."""
 
     scores: RunningScores
-    measures: RunningMeasures
+    top: Best | None
+    listed: Float[Array, "B C K"] | None
+    classes: Best | None
+    divergence: Divergence | None
 
 
 def measure_rows(
@@ -74,9 +75,21 @@ def start_head(
     """Returns the states whose logits are absorbed, those of the step before behind the others, and
     statistics of no vocabulary at all."""
     shape, dtype = hidden.shape[:2], jnp.dtype(rules.confidence_dtype)
-    running = RunningHead(start_scores(shape, dtype), start_measures(shape, dtype, asked))
+    scores = start_scores(shape, dtype)
+
+    def lowest(*sizes: int) -> Float[Array, "..."]:
+        return jnp.full(sizes, -jnp.inf, dtype)
+
+    def best(count: int) -> Best | None:
+        nothing = jnp.full((*shape, count), -1, jnp.int32)
+        return Best(nothing, lowest(*shape, count)) if count else None
+
+    listed = None if asked.listed is None else lowest(*asked.listed.shape)
+    running = RunningHead(scores, best(asked.top_k), listed, best(asked.n_classes), None)
     if asked.previous is None:
         return hidden, running
+    zero = jnp.zeros(shape, dtype)
+    running = running._replace(divergence=Divergence(scores.first, zero, zero))
     return jnp.concatenate([hidden, asked.previous.astype(hidden.dtype)], axis=1), running
 
 
@@ -89,47 +102,29 @@ def absorb_head(
     rules: ScoreRules,
 ) -> RunningHead:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
-    never, count, previous = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1], None
-    if asked.previous is not None:
-        previous = without(logits[:, count:], never, start)
-    logits = with_added(logits[:, :count], asked, start)
+    never, count = (*rules.forbidden, *rules.discounted), seen.scores.token.shape[1]
+    previous = without(logits[:, count:], never, start)
+    logits = _with_added(logits[:, :count], asked, start)
     scores = absorb_chunk(seen.scores, logits, start, noise_keys, rules)
-    first = seen.scores.first, scores.first
     logits = without(logits, never, start)
-    measures = absorb_measures(seen.measures, logits, previous, start, first, asked)
-    return RunningHead(scores, measures)
+    top, listed, classes, divergence = seen[1:]
+    if top is not None:
+        top = _best(top, logits, start)
+    if asked.listed is not None:
+        at = _inside(asked.listed, start, logits.shape[-1])
+        found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
+        listed = jnp.where(at < logits.shape[-1], found, listed)
+    if classes is not None and asked.class_of is not None:
+        of_chunk = jax.lax.dynamic_slice_in_dim(asked.class_of, start, logits.shape[-1])
+        classes = _best_of_classes(classes, logits, start, of_chunk)
+    if divergence is not None:
+        divergence = _diverged(divergence, logits, previous, seen.scores.first, scores.first)
+    return RunningHead(scores, top, listed, classes, divergence)
 
 
-def finish_head(seen: RunningHead) -> HeadOut:
-    """Returns the scores and measures, once every chunk was absorbed."""
-    scores = seen.scores
-    measured = finish_measures(seen.measures, scores.first, scores.total)
-    return HeadOut(finish_scores(scores), measured)
-
-
-def start_measures(shape: tuple[int, ...], dtype: jnp.dtype, asked: Asked) -> RunningMeasures:
-    """Returns statistics of no vocabulary at all, for `shape` rows."""
-
-    def best(count: int) -> tuple[Array, Array] | None:
-        if not count:
-            return None
-        many = (*shape, count)
-        return jnp.full(many, -1, jnp.int32), jnp.full(many, -jnp.inf, dtype)
-
-    zero = jnp.zeros(shape, dtype)
-    lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
-    return RunningMeasures(
-        best(asked.top_k),
-        None if asked.listed is None else jnp.full(asked.listed.shape, -jnp.inf, dtype),
-        best(asked.n_classes),
-        None if asked.previous is None else Divergence(lowest, zero, zero),
-    )
-
-
-def with_added(
+def _with_added(
     logits: Float[Array, "B C chunk"], asked: Asked, start: VocabId
 ) -> Float[Array, "B C chunk"]:
-    """Returns the logits with what a rule adds to those of its listed tokens."""
     if asked.listed is None or asked.added is None:
         return logits
     at = _inside(asked.listed, start, logits.shape[-1])
@@ -144,91 +139,56 @@ def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "
     return jnp.where((at >= 0) & (at < size), at, size)
 
 
-def absorb_measures(
-    seen: RunningMeasures,
-    logits: Float[Array, "B C chunk"],
-    previous: Float[Array, "B C chunk"] | None,
-    start: VocabId,
-    first: tuple[Float[Array, "B C"], Float[Array, "B C"]],
-    asked: Asked,
-) -> RunningMeasures:
-    """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`.
-
-    Args:
-      logits: those that count; -inf for ids that are never predicted.
-      previous: those of `asked.previous`.
-      first: the highest logit before and after this chunk.
-    """
-    top, listed, classes, divergence = seen
-    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    if top is not None:
-        known, values = top
-        everything = jnp.concatenate([values, logits], axis=-1)
-        chunk_ids = jnp.broadcast_to(ids + start, logits.shape)
-        every_id = jnp.concatenate([known, chunk_ids], axis=-1)
-        values, at = jax.lax.top_k(everything, asked.top_k)
-        top = jnp.take_along_axis(every_id, at, axis=-1), values
-    if asked.listed is not None:
-        at = _inside(asked.listed, start, logits.shape[-1])
-        found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
-        listed = jnp.where(at < logits.shape[-1], found, listed)
-    if classes is not None:
-        classes = _best_of_classes(classes, logits, start, asked)
-    if divergence is not None:
-        assert previous is not None
-        divergence = _diverged(divergence, logits, previous, first)
-    return RunningMeasures(top, listed, classes, divergence)
+def _best(seen: Best, logits: Float[Array, "B C chunk"], start: VocabId) -> Best:
+    ids = jnp.broadcast_to(_ids(logits) + start, logits.shape)
+    both = Best(*(jnp.concatenate(each, axis=-1) for each in zip(seen, (ids, logits), strict=True)))
+    highest, at = jax.lax.top_k(both.logits, seen.ids.shape[-1])
+    return Best(jnp.take_along_axis(both.ids, at, axis=-1), highest)
 
 
 def _best_of_classes(
-    seen: tuple[Array, Array], logits: Float[Array, "B C chunk"], start: VocabId, asked: Asked
-) -> tuple[Int[Array, "B C G"], Float[Array, "B C G"]]:
-    ids, values = seen
+    seen: Best, logits: Float[Array, "B C chunk"], start: VocabId, of_chunk: Int[Array, " chunk"]
+) -> Best:
     size = logits.shape[-1]
-    assert asked.class_of is not None
-    of_chunk = jax.lax.dynamic_slice_in_dim(asked.class_of, start, size)
-    empty = jnp.full(ids.shape, -jnp.inf, logits.dtype)
-    best = empty.at[..., of_chunk].max(logits)
+    best = jnp.full(seen.ids.shape, -jnp.inf, logits.dtype).at[..., of_chunk].max(logits)
     wins = (logits == best[..., of_chunk]) & (logits > -jnp.inf)
-    index = jnp.where(wins, jnp.arange(size, dtype=jnp.int32), size)
-    lowest = jnp.full(ids.shape, size, jnp.int32).at[..., of_chunk].min(index)
-    better = best > values
-    return jnp.where(better, lowest + start, ids), jnp.where(better, best, values)
+    first = jnp.full(seen.ids.shape, size, jnp.int32)
+    first = first.at[..., of_chunk].min(jnp.where(wins, _ids(logits), size))
+    better = best > seen.logits
+    return Best(jnp.where(better, first + start, seen.ids), jnp.where(better, best, seen.logits))
+
+
+def _ids(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
+    return jnp.arange(logits.shape[-1], dtype=jnp.int32)
 
 
 def _diverged(
     seen: Divergence,
     logits: Float[Array, "B C chunk"],
     previous: Float[Array, "B C chunk"],
-    first: tuple[Float[Array, "B C"], Float[Array, "B C"]],
+    first_before: Float[Array, "B C"],
+    first: Float[Array, "B C"],
 ) -> Divergence:
     highest = jnp.maximum(seen.highest, previous.max(axis=-1))
     total = jnp.exp(previous - highest[..., None]).sum(axis=-1)
-    share = jnp.exp(logits - first[1][..., None])
+    share = jnp.exp(logits - first[..., None])
     moved = jnp.where(share > 0, share * (logits - previous), 0).sum(axis=-1)
     return Divergence(
         highest,
         seen.total * jnp.exp(seen.highest - highest) + total,
-        seen.moved * jnp.exp(first[0] - first[1]) + moved,
+        seen.moved * jnp.exp(first_before - first) + moved,
     )
 
 
-def finish_measures(
-    seen: RunningMeasures, first: Float[Array, "B C"], total: Float[Array, "B C"]
-) -> Measured:
-    """Returns what was measured, once every chunk was absorbed.
-
-    Args:
-      first: the highest logit.
-      total: sum of exp(logit - first).
-    """
-    log_sum_exp = first + jnp.log(total)
-    divergence = None
+def finish_head(seen: RunningHead) -> HeadOut:
+    """Returns the scores and measures, once every chunk was absorbed."""
+    scores, divergence = seen.scores, None
+    log_sum_exp = scores.first + jnp.log(scores.total)
     if seen.divergence is not None:
-        before = seen.divergence.highest + jnp.log(seen.divergence.total)
-        divergence = jnp.maximum(seen.divergence.moved / total - log_sum_exp + before, 0)
-    top_ids, top_logits = seen.top or (None, None)
-    class_ids, class_logits = seen.classes or (None, None)
-    return Measured(
-        log_sum_exp, top_ids, top_logits, seen.listed, class_ids, class_logits, divergence
+        highest, total, moved = seen.divergence
+        before = highest + jnp.log(total)
+        divergence = jnp.maximum(moved / scores.total - log_sum_exp + before, 0)
+    top, classes = seen.top or (None, None), seen.classes or (None, None)
+    return HeadOut(
+        finish_scores(scores), Measured(log_sum_exp, *top, seen.listed, *classes, divergence)
     )
