@@ -46,7 +46,7 @@ def new_state(setup: Setup, sizes: Sizes) -> RuleState | None:
             f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
             f"batch ({sizes.batch})",
         )
-    state = jax.tree.map(jnp.asarray, state)
+    state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
     previous = None
     if setup.needs("divergence"):
         block = (sizes.batch, sizes.block)
@@ -62,8 +62,9 @@ def remembered(
     previous = memory.previous
     if previous is not None:
         assert scores.hidden is not None
-        hidden = jnp.where(scored[..., None], scores.hidden, previous.hidden)
-        previous = Previous(hidden.astype(jnp.float32), previous.known | scored)
+        latest = scores.hidden.astype(jnp.float32)
+        hidden = jnp.where(scored[..., None], latest, previous.hidden)
+        previous = Previous(hidden, previous.known | scored)
     return memory._replace(state=state, previous=previous)
 
 

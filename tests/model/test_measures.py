@@ -17,14 +17,14 @@ N_CLASSES, FORBIDDEN, DISCOUNTED = 5, 3, 11
 CLASS_OF = jnp.asarray(np.arange(VOCAB) * 7 % N_CLASSES, jnp.int32)
 
 
-def measure(params, hidden, asked, chunk=16):
-    rules = ScoreRules(forbidden=(FORBIDDEN,), discounted=(DISCOUNTED,), chunk=chunk)
+def measure(params, hidden, asked, chunk=16, discounted=(DISCOUNTED,)):
+    rules = ScoreRules(forbidden=(FORBIDDEN,), discounted=discounted, chunk=chunk)
     return jax.jit(partial(measure_rows, rules=rules))(params, hidden, None, asked)
 
 
-def counted(params, hidden):
+def counted(params, hidden, discounted=(DISCOUNTED,)):
     logits = np.array(logits_of(params, hidden), np.float64)
-    logits[..., [FORBIDDEN, DISCOUNTED]] = -np.inf
+    logits[..., [FORBIDDEN, *discounted]] = -np.inf
     return logits
 
 
@@ -67,11 +67,11 @@ def test_nothing_has_moved_from_itself():
 
 def test_what_is_added_changes_the_argmax_and_every_measure():
     params, hidden = random_case(VOCAB, 8, 5)
-    logits = counted(params, hidden)
+    logits = counted(params, hidden, ())
     best = logits.argmax(axis=-1)
     ids = jnp.stack([jnp.asarray(best), jnp.full(best.shape, 5)], axis=-1).astype(jnp.int32)
     added = jnp.asarray([-jnp.inf, 0.5]) * jnp.ones((*best.shape, 1))
-    scores, found = measure(params, hidden, Asked(top_k=1, listed=ids, added=added))
+    scores, found = measure(params, hidden, Asked(top_k=1, listed=ids, added=added), discounted=())
     np.put_along_axis(logits, best[..., None], -np.inf, axis=-1)
     logits[..., 5] += 0.5
     np.testing.assert_array_equal(scores.token, logits.argmax(axis=-1))
