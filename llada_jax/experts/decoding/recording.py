@@ -4,30 +4,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
-from llada_jax.config import require
+from llada_jax.experts.decoding.recorded_forward import RoutingRecord
 from llada_jax.experts.routing import ABSENT, RoutingTrace
+from llada_jax.types import Rows
 
 
 class RecordedStep(NamedTuple):
-    """One forward: N routed layers, A layers ahead; T = B * R rows of the whole batch."""
+    """One forward, in NumPy."""
 
-    experts: Int[np.ndarray, "N T k"]
-    weights: Float[np.ndarray, "N T k"]
-    scores: Float[np.ndarray, "N T E"]
-    foreseen: Int[np.ndarray, "N A T k"]
-    tokens: Int[np.ndarray, "B R"]
-    positions: Int[np.ndarray, "B R"]
-    live: Bool[np.ndarray, "B R"]
+    routing: RoutingRecord
+    rows: Rows
 
 
-def changed_rows(step: RecordedStep, before: RecordedStep | None) -> Bool[np.ndarray, " T"]:
+def changed_rows(rows: Rows, before: Rows | None) -> Bool[np.ndarray, " T"]:
     """Marks rows that do not repeat a row of the forward before: same position, same token."""
-    if before is None or before.tokens.shape != step.tokens.shape:
-        return np.ones(step.tokens.size, bool)
-    same = (step.tokens == before.tokens) & (step.positions == before.positions)
-    return ~(same & step.live & before.live).reshape(-1)
+    if before is None or before.tokens.shape != rows.tokens.shape:
+        return np.ones(rows.tokens.size, bool)
+    same = (rows.tokens == before.tokens) & (rows.positions == before.positions)
+    return ~np.asarray(same & rows.live & before.live).reshape(-1)
 
 
 def trace_of_steps(
@@ -48,54 +44,48 @@ def trace_of_steps(
       committed: tokens that became final in each step.
       origin: where each canvas row's blocks begin.
 
-    Raises ValueError for router scores that are NaN, and where the numbers of steps differ.
+    Raises ValueError for router scores that are NaN.
     """
-    require(
-        0 < len(steps) == len(current_block) == len(committed),
-        f"{len(steps)} forwards, {len(current_block)} blocks, {len(committed)} counts are given; "
-        "allowed: the same number of each, from 1 on",
-    )
-    most = max(step.tokens.size for step in steps)
-    live = [step.live.reshape(-1) for step in steps]
+    most = max(step.rows.tokens.size for step in steps)
+    live = [np.asarray(step.rows.live).reshape(-1) for step in steps]
 
-    def rows(name: str, absent: int) -> np.ndarray:
-        """Stacks a field [..., T, k] of `most` rows; those that are not live are absent."""
-        return np.stack([
-            _padded(np.where(on[:, None], getattr(step, name), absent), most, absent, axis=-2)
-            for step, on in zip(steps, live, strict=True)
-        ])  # fmt: skip
+    def padded(values: np.ndarray, otherwise: int, axis: int = -1) -> np.ndarray:
+        widths = [(0, 0)] * values.ndim
+        widths[axis] = (0, most - values.shape[axis])
+        return np.pad(values, widths, constant_values=otherwise)
+
+    def taken(name: str) -> np.ndarray:
+        """Stacks experts [..., T, k] of `most` rows; those that are not live are absent."""
+        every = [np.asarray(getattr(step.routing, name)) for step in steps]
+        chosen = [np.where(on[:, None], each, ABSENT) for each, on in zip(every, live, strict=True)]
+        return np.stack([padded(each, ABSENT, axis=-2) for each in chosen]).astype(np.int16)
 
     blocks = [
-        _blocks(step, now, origin, block_length)
+        _blocks(step.rows, now, origin, block_length)
         for step, now in zip(steps, current_block, strict=True)
     ]
-    changed = [changed_rows(s, b) for s, b in zip(steps, [None, *steps[:-1]], strict=True)]
+    rows = [step.rows for step in steps]
+    changed = map(changed_rows, rows, [None, *rows[:-1]])
+    scores = [
+        np.asarray(step.routing.scores)[:, on].mean(axis=1)
+        for step, on in zip(steps, live, strict=True)
+    ]
     return RoutingTrace(
-        experts=rows("experts", ABSENT).astype(np.int16),
-        weights=rows("weights", 0),
-        scores=np.stack([s.scores[:, on].mean(axis=1) for s, on in zip(steps, live, strict=True)]),
-        foreseen=rows("foreseen", ABSENT).astype(np.int16),
-        changed=np.stack([_padded(each, most, True) for each in changed]),
-        block=np.stack([_padded(each, most, each.min()) for each in blocks]).astype(np.int32),
+        experts=taken("experts"),
+        scores=np.stack(scores),
+        foreseen=taken("foreseen"),
+        changed=np.stack([padded(each, True) for each in changed]),
+        block=np.stack([padded(each, each.min()) for each in blocks]).astype(np.int32),
         committed=np.asarray(committed, np.int32),
         settings=settings,
     )
 
 
 def _blocks(
-    step: RecordedStep,
-    current: Int[np.ndarray, " B"],
-    origin: Int[np.ndarray, " B"],
-    block_length: int,
+    rows: Rows, current: Int[np.ndarray, " B"], origin: Int[np.ndarray, " B"], block_length: int
 ) -> Int[np.ndarray, " T"]:
     """Returns each row's block. Guided decoding runs a canvas row twice, in the same block."""
-    copies = len(step.positions) // len(current)
+    copies = len(rows.positions) // len(current)
     now, start = np.tile(current, copies)[:, None], np.tile(origin, copies)[:, None]
-    block = np.maximum((step.positions - start) // block_length, now)
-    return np.where(step.live, block, now).reshape(-1)
-
-
-def _padded(values: np.ndarray, most: int, otherwise: int, axis: int = -1) -> np.ndarray:
-    widths = [(0, 0)] * values.ndim
-    widths[axis] = (0, most - values.shape[axis])
-    return np.pad(values, widths, constant_values=otherwise)
+    block = np.maximum((rows.positions - start) // block_length, now)
+    return np.where(rows.live, block, now).reshape(-1)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from llada_jax.experts.recording import RecordedStep, changed_rows, trace_of_steps
 
 
