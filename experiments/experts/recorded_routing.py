@@ -90,11 +90,8 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     yield _row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
     yield _row(f"{name}/similarity_1", step_similarity(routing), "cosine")
     yield _row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
-    costs, slots, profile = (
-        phone_costs("SM8750", shape),
-        shape.slots_at(0.25),
-        routing.first_steps(1),
-    )
+    costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
+    profile = routing.first_steps(1)
     for policy in ("hybrimoe", "denoising"):
         budgeted = generate_within_budget(
             model, prompt, POLICIES[policy], costs, slots, profile, config.sampler, seed=seed
