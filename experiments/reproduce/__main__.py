@@ -13,9 +13,9 @@ from statistics import median
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.reproduce.chapter import SOCS, Chapter
+from experiments.reproduce.chapter import SOCS, TEXTS, Chapter
 from experiments.reproduce.chapter_pictures import draw
-from experiments.reproduce.chapters import CHAPTERS, CHOICES
+from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -70,7 +70,7 @@ def report(
         "No number was fitted to a figure that is called a prediction here, but the author of the",
         "model knew them. These choices of structure were made with such figures in view:",
         "",
-        *(f"- {choice}" for choice in CHOICES),
+        *(f"- {choice}" for choice in TEXTS["choices"]),
     ]
     if unknown:
         lines += ["", "**Warning: operations that the cost model does not know.**", ""]

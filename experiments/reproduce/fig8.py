@@ -1,6 +1,6 @@
 """Figures 5a and 8: the process behind the forwards, against what it is fitted to."""
 
-from experiments.reproduce.chapter import PAPER, TASKS, Chapter, modelled
+from experiments.reproduce.chapter import PAPER, TASKS, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, statistics
 from llada_jax.phone.published_tasks import PublishedTasks
 
@@ -26,8 +26,4 @@ def dynamics(world: PublishedTasks) -> Chapter:
         for name in TASKS
         if (task := world.task(name))
     ]
-    words.append(
-        f"Figures 5a and 8 alone ask for {found.forwards:.1f} forwards a block: the latency cell "
-        "of GSM8K, which knows nothing of them, asks for about the same."
-    )
-    return Chapter("dynamics", "Decoding dynamics", rows, words)
+    return chapter("dynamics", rows, words, forwards=found.forwards)

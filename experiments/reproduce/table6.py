@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
-from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, modelled
+from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.memory import Runtime
 from llada_jax.phone.profile import load_profile
@@ -79,13 +79,8 @@ def table6(world: PublishedTasks) -> Chapter:
         found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
         parts[rung.name] = found.parts
         words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
-    words.append(f"{_order(rows)} {_revision(parts['scr'])}")
-    words.append(
-        "`cpu` and `scr` share their figures with the fit (prompt length, forwards per block). "
-        "The rows with a cache come out low by about as much: Table 2's step is one step alone, "
-        "and runs of minutes may throttle."
-    )
-    return Chapter("table6", "Table 6: GSM8K, 128 tokens, SM8750", rows, words, parts)
+    order, revision = _order(rows), _revision(parts["scr"])
+    return chapter("table6", rows, words, parts, order=order, revision=revision)
 
 
 def _largest(parts: dict[str, float], count: int = 3) -> str:
