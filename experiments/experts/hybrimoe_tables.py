@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
+from llada_jax.config_files import read_yaml
 from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
 from llada_jax.experts.costs import LINK_GBPS, LINK_SOURCE, desktop_costs
 from llada_jax.experts.expert_policies import POLICIES, ExpertPolicy
@@ -38,29 +40,7 @@ ABLATION: Mapping[str, ExpertPolicy] = {
     "all": replace(POLICIES["hybrimoe"], alpha=ALPHA),
 }
 BASELINE = POLICIES["ktransformers"]
-PUBLISHED_SPEEDUP = {
-    ("decode", "scheduling"): 1.46,
-    ("decode", "prefetch"): 1.15,
-    ("decode", "caching"): 1.38,
-    ("decode", "all"): 1.86,
-    ("prefill", "scheduling"): 1.26,
-    ("prefill", "prefetch"): 1.06,
-    ("prefill", "all"): 1.31,
-}
-PUBLISHED_SECONDS = {"decode": 0.21, "prefill": 1.47}
-PUBLISHED_AVERAGE = {"decode": 1.70, "prefill": 1.33}
-PUBLISHED_HIT_RATE = {
-    ("mixtral", 25, "mrs"): 0.362,
-    ("mixtral", 25, "lru"): 0.302,
-    ("mixtral", 75, "mrs"): 0.833,
-    ("mixtral", 75, "lru"): 0.806,
-    ("deepseek", 25, "mrs"): 0.527,
-    ("deepseek", 25, "lru"): 0.477,
-    ("qwen2", 25, "mrs"): 0.528,
-    ("qwen2", 25, "lru"): 0.450,
-}
-FITTED_HIT_RATE = {(name, 25, "lru") for name in ("mixtral", "deepseek", "qwen2")}
-FITTED_HIT_RATE |= {("qwen2", 25, "mrs")}
+PUBLISHED = read_yaml(Path(__file__).with_name("hybrimoe.yaml"))
 
 _modelled = partial(ResultRow, kind="modelled")
 
@@ -101,7 +81,7 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     for phase, gained in gains.items():
         yield _modelled(
             name=f"average/{phase}", value=np.mean(gained), unit="x faster", n=len(gained),
-            reference=PUBLISHED_AVERAGE[phase], source=f"{SOURCE}, abstract",
+            reference=PUBLISHED["average"][phase], source=f"{SOURCE}, abstract",
         )  # fmt: skip
     for shape in MODELS:
         yield from hit_rates(decoding[shape.name], shape, config.profile_tokens)
@@ -124,12 +104,12 @@ def _ablation(phase: str, trace: RoutingTrace, profile: int) -> Iterator[ResultR
     source = f"{SOURCE}, table III"
     yield _modelled(
         name=f"qwen2_25/{phase}/baseline", value=before, unit="s",
-        reference=PUBLISHED_SECONDS[phase],
+        reference=PUBLISHED["seconds"][phase],
         source=source + (" (fitted)" if phase == "decode" else ""),
     )  # fmt: skip
     for name, policy in ABLATION.items():
         gain = before / _seconds(trace, QWEN2, policy, 0.25, profile)
-        reference = PUBLISHED_SPEEDUP.get((phase, name))
+        reference = PUBLISHED["speedup"][phase].get(name)
         yield _modelled(
             name=f"qwen2_25/{phase}/{name}", value=gain, unit="x faster", reference=reference,
             source=source if reference else None,
@@ -146,7 +126,7 @@ def _implied_link(phase: str, trace: RoutingTrace, profile: int) -> ResultRow:
     for _ in range(8):
         middle = (low + high) / 2
         after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, middle)
-        gains_more = before / after > PUBLISHED_SPEEDUP[phase, "scheduling"]
+        gains_more = before / after > PUBLISHED["speedup"][phase]["scheduling"]
         low, high = (low, middle) if gains_more else (middle, high)
     return _modelled(
         name=f"implied_link/qwen2_25/{phase}", value=(low + high) / 2, unit="GB/s",
@@ -182,11 +162,11 @@ def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[Re
     for ratio in RATIOS:
         for name, (cache, alpha) in caches.items():
             policy = make_cache(cache, trace.loads[:profile], future=trace.loads, alpha=alpha)
-            cell = (shape.name, round(100 * ratio), name)
-            reference = PUBLISHED_HIT_RATE.get(cell)
-            fitted = " (fitted)" if cell in FITTED_HIT_RATE else ""
+            cell = f"{shape.name}/{round(100 * ratio)}/{name}"
+            reference = PUBLISHED["hit_rate"].get(cell)
+            fitted = " (fitted)" if cell in PUBLISHED["fitted"] else ""
             yield _modelled(
-                name="hit_rate/" + "/".join(map(str, cell)),
+                name=f"hit_rate/{cell}",
                 value=hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile),
                 unit="of activated experts",
                 reference=reference,

@@ -15,7 +15,7 @@ from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.expert_policies import ORACLE, POLICIES
 from llada_jax.experts.replay import Outcome, bound, replay
 from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
-from llada_jax.experts.schedule import all_on_accelerator
+from llada_jax.experts.schedule import all_on_accelerator, fastest
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.phone.profile import load_profile
@@ -101,24 +101,19 @@ def compare(
 ) -> Iterator[ResultRow]:
     """Yields one cell of the table: every policy, with the CPU and without it."""
     policies = {**POLICIES, "oracle": ORACLE}
-    outcomes = {
-        name: replay(trace, policy, costs, slots, profile_steps=profile)
-        for name, policy in policies.items()
-    }
-    outcomes["bound"] = bound(trace, costs, slots, profile_steps=profile)
-    yield from _rows(cell, outcomes)
-    alone = {
+    npu_only = {
         name: replace(policies[name], scheduler="all_on_accelerator")
         for name in (*WITHOUT_CPU, "oracle")
     }
-    outcomes = {
-        name: replay(trace, policy, costs, slots, profile_steps=profile)
-        for name, policy in alone.items()
-    }
-    outcomes["bound"] = bound(
-        trace, costs, slots, profile_steps=profile, scheduler=all_on_accelerator
-    )
-    yield from _rows(f"{cell}/npu_only", outcomes)
+    for part, chosen, scheduler in (
+        (cell, policies, fastest), (f"{cell}/npu_only", npu_only, all_on_accelerator)
+    ):  # fmt: skip
+        outcomes = {
+            name: replay(trace, policy, costs, slots, profile_steps=profile)
+            for name, policy in chosen.items()
+        }
+        limit = bound(trace, costs, slots, profile_steps=profile, scheduler=scheduler)
+        yield from _rows(part, {**outcomes, "bound": limit})
 
 
 def _rows(prefix: str, outcomes: dict[str, Outcome]) -> Iterator[ResultRow]:

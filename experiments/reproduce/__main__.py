@@ -57,18 +57,11 @@ def report(
 ) -> str:
     """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
-        "# llada.cpp on a modelled phone",
-        "",
-        "Every value is modelled; references are published (arXiv 2606.13740 unless a row says",
-        "otherwise). *fitted*: the reference, or a figure that shares it, went into the",
-        "calibration. All other rows are predictions. *Mean's interval*: 95 %, where a value is a",
-        "mean over runs that differ by chance, and so is what follows a ±; the doubt of the device",
-        "model is not in it.",
+        *TEXTS["about"].splitlines(),
         "",
         *_summary(chapters),
         "",
-        "No number was fitted to a figure that is called a prediction here, but the author of the",
-        "model knew them. These choices of structure were made with such figures in view:",
+        *TEXTS["about_choices"].splitlines(),
         "",
         *(f"- {choice}" for choice in TEXTS["choices"]),
     ]

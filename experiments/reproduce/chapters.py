@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
+from experiments.reproduce.calibrated import dynamics, table2
 from experiments.reproduce.chapter import Chapter
-from experiments.reproduce.fig8 import dynamics
 from experiments.reproduce.fig11 import fig11
 from experiments.reproduce.fig13 import fig13a, fig13c
 from experiments.reproduce.fig14 import fig14
 from experiments.reproduce.native_kernels import genie, ledger3b
 from experiments.reproduce.parts import platform
-from experiments.reproduce.table2 import table2
 from experiments.reproduce.table6 import table6
 from experiments.reproduce.table7 import table7
 from experiments.reproduce.whatif import whatif
