@@ -153,12 +153,14 @@ def test_loops_count_down(machine):
 
 
 def test_every_instruction_of_the_set_runs(machine):
-    ones = [
-        Instruction(name, tuple(1 for _ in spec.operands))
-        for name, spec in INSTRUCTION_SET.items()
-        if not name.startswith("C_LOOP")
-    ]
-    run(machine, "").run(ones)
+    """Each one with the registers that are zero, and with ones for its numbers."""
+    machine.run(
+        [
+            Instruction(name, tuple(int(kind == "imm") for kind in spec.operands.values()))
+            for name, spec in INSTRUCTION_SET.items()
+            if not name.startswith("C_LOOP")
+        ]
+    )
 
 
 @pytest.mark.parametrize(
