@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from experiments.harness.estimates import mean_of
@@ -120,18 +121,12 @@ class _Gain(NamedTuple):
     def published(self) -> float:
         return (self.cached.reference or 0.0) / (self.whole.reference or 1.0)
 
-    @property
-    def fitted(self) -> bool:
-        return bool(self.whole.fitted)
-
 
 def _gains(rows: list[ResultRow]) -> list[_Gain]:
-    named = {row.name: row for row in rows}
+    named = {row.name.removeprefix("fig11/SM8750/"): row for row in rows}
     return [
-        _Gain(task, n, named[f"{cell}/cpu_cache"], named[f"{cell}/llada_cpp"])
-        for task in TASKS
-        for n in LENGTHS
-        if (cell := f"fig11/SM8750/{task}/{n}")
+        _Gain(task, n, named[f"{task}/{n}/cpu_cache"], named[f"{task}/{n}/llada_cpp"])
+        for task, n in product(TASKS, LENGTHS)
     ]
 
 
@@ -141,5 +136,5 @@ def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
         gain = choose(gains, key=lambda each: each.modelled)
         yield modelled(
             f"fig11/SM8750/speedup_{name}", gain.modelled, "times", reference=reference,
-            fitted=gain.fitted, source=f"{PAPER}, abstract", trace_source=SOURCE,
+            fitted=bool(gain.whole.fitted), source=f"{PAPER}, abstract", trace_source=SOURCE,
         )  # fmt: skip
