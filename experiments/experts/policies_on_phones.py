@@ -68,11 +68,9 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
             cell = f"{shape.name}/{soc}/{round(100 * ratio)}"
             yield from compare(trace, cell, costs, shape.slots_at(ratio), profile)
         for soc in config.socs:
-            yield _modelled(
-                name=f"address_space/{shape.name}/{soc}/slots",
-                value=slots_in_address_space(soc, shape, config.tokens),
-                unit=f"of {shape.n_experts} experts a layer",
-            )
+            slots = slots_in_address_space(soc, shape, config.tokens)
+            name, unit = f"address_space/{shape.name}/{soc}/slots", f"of {shape.n_experts} experts"
+            yield _modelled(name, slots, f"{unit} a layer")
 
 
 def draw_denoising(shape: MoEShape, seed: int, blocks: int) -> RoutingTrace:
@@ -90,10 +88,8 @@ def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
     }
     for name, (value, unit) in values.items():
         reference, source = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
-        yield _modelled(
-            name=f"trace/{shape.name}/{name}", value=value, unit=unit, reference=reference,
-            source=source,
-        )  # fmt: skip
+        row = f"trace/{shape.name}/{name}"
+        yield _modelled(row, value, unit, reference=reference, source=source)
 
 
 def compare(
@@ -119,13 +115,8 @@ def compare(
 def _rows(prefix: str, outcomes: dict[str, Outcome]) -> Iterator[ResultRow]:
     speed = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
     for name, outcome in outcomes.items():
-        cell = f"{prefix}/{name}"
-        yield _modelled(name=f"{cell}/tokens_per_second", value=speed[name], unit="tokens/s")
-        yield _modelled(
-            name=f"{cell}/hit_rate", value=outcome.hit_rate, unit="of activated experts"
-        )
+        yield _modelled(f"{prefix}/{name}/tokens_per_second", speed[name], "tokens/s")
+        yield _modelled(f"{prefix}/{name}/hit_rate", outcome.hit_rate, "of activated experts")
     rivals = [speed[name] for name in speed if name not in (OURS, "oracle", "bound")]
     for name, reference in [("best_other", max(rivals)), ("bound", speed["bound"])]:
-        yield _modelled(
-            name=f"{prefix}/{OURS}_to_{name}", value=speed[OURS] / reference, unit="x the speed"
-        )
+        yield _modelled(f"{prefix}/{OURS}_to_{name}", speed[OURS] / reference, "x the speed")

@@ -23,10 +23,8 @@ def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
     """Measures the gap to the shortest plan of small layers, and how long planning takes."""
     gaps = _gaps(np.random.default_rng(seed))
     for name, value in (("mean", np.mean(gaps)), ("worst", max(gaps))):
-        yield ResultRow(
-            name=f"schedule_gap/earliest_finish/{name}", value=float(value),
-            unit="of the shortest plan", n=SMALL_LAYERS,
-        )  # fmt: skip
+        row = f"schedule_gap/earliest_finish/{name}"
+        yield ResultRow(row, float(value), "of the shortest plan", n=SMALL_LAYERS)
     rng = np.random.default_rng(seed)
     loads = rng.integers(1, 20, LLADA2_MINI.n_experts)
     resident = rng.random(loads.size) < 0.5
@@ -36,8 +34,8 @@ def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
         for rule in (earliest_finish, fastest)
     }
     for rule, value in times.items():
-        yield ResultRow(name=f"schedule_256_experts_ms/{rule}", value=value, unit="ms")
-    yield ResultRow(name="schedule_256_experts_ms", value=max(times.values()), unit="ms")
+        yield ResultRow(f"schedule_256_experts_ms/{rule}", value, "ms")
+    yield ResultRow("schedule_256_experts_ms", max(times.values()), "ms")
     yield from _decisions(seed, costs)
 
 
@@ -53,12 +51,10 @@ def _decisions(seed: int, costs: ExpertCosts) -> Iterator[ResultRow]:
     for name, policy in POLICIES.items():
         run = PolicyRun(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
         planning = float(np.median([best_of(partial(run.run_layer, visit))[1] for visit in coming]))
-        yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
+        share = planning / (run.seconds / len(coming))
+        yield ResultRow(f"planning/{name}/ms_a_layer", planning * 1e3, "ms")
         yield ResultRow(
-            name=f"planning/{name}/of_a_layer",
-            value=planning / (run.seconds / len(coming)),
-            unit="of its modelled time",
-            kind="modelled",
+            f"planning/{name}/of_a_layer", share, "of its modelled time", kind="modelled"
         )
 
 
