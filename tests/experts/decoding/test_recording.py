@@ -1,12 +1,11 @@
 """Forwards put together as a trace: padding, repeated rows, drafts, and what is refused."""
 
-import jax
 import numpy as np
 import pytest
 
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord
 from llada_jax.experts.decoding.recording import RecordedStep, changed_rows, trace_of_steps
-from llada_jax.rows import make_rows
+from llada_jax.types import Rows
 
 
 def step(tokens, positions, live=None, scores=None):
@@ -18,7 +17,7 @@ def step(tokens, positions, live=None, scores=None):
     live = np.ones(tokens.shape, bool) if live is None else np.array([live])
     return RecordedStep(
         RoutingRecord(experts, scores, np.full((1, 3, rows, 2), -1)),
-        jax.tree.map(np.asarray, make_rows(tokens, positions, live, np.zeros((1, 0), bool))),
+        Rows(tokens, positions, live, np.zeros((1, rows, 0), bool), np.eye(rows, dtype=bool)[None]),
     )
 
 
