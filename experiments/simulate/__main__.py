@@ -30,7 +30,7 @@ from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.mixture import RecordedRouting, Routing, routing_of
+from llada_jax.phone.routed_layers import RecordedRouting, Routing, routing_of
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice
-from llada_jax.config.latency_table import LatencyTable
+from llada_jax.config.timed_buckets import LatencyTable
 from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,

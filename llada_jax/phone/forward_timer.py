@@ -9,7 +9,7 @@ from llada_jax.config import LatencyTable, ModelConfig, ascending_counts, requir
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
 from llada_jax.phone.memory import most_rows
-from llada_jax.phone.mixture import Routing, layer_costs, routing_of
+from llada_jax.phone.routed_layers import Routing, layer_costs, routing_of
 from llada_jax.phone.profile import CpuKernels, Profile
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System

@@ -16,7 +16,7 @@ from llada_jax.phone.cost import UnknownOperation, unknown_operations
 class Graphs:
     """Lowers each shape once.
 
-    One dense layer stands for all, also of a mixture, whose experts `llada_jax.phone.mixture` puts
+    One dense layer stands for all, also of a mixture, whose experts `llada_jax.phone.routed_layers` puts
     in the place of its feed-forward; so does one chunk of the head.
     """
 

@@ -18,7 +18,7 @@ from llada_jax.phone.energy import Energy
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint
-from llada_jax.phone.mixture import Routing
+from llada_jax.phone.routed_layers import Routing
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
@@ -103,7 +103,7 @@ class Phone:
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
     routing: Routing | None = None
-    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
+    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption, which
     the source of every result then names."""
 
     def __post_init__(self) -> None:
@@ -243,7 +243,7 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      routing: which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption,
+      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
         which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 

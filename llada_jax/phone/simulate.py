@@ -9,7 +9,7 @@ from typing import NamedTuple
 from llada_jax.phone.cost import UnknownOperation
 from llada_jax.phone.energy import Energy, energy_of, total_energy
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike, SamplingEngineLike
-from llada_jax.phone.mixture import Routing
+from llada_jax.phone.routed_layers import Routing
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import Timeline, breakdown

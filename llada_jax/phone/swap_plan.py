@@ -8,7 +8,7 @@ from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.mixture import Routing
+from llada_jax.phone.routed_layers import Routing
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan

@@ -16,7 +16,7 @@ from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Graphs, graphs_of
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.mixture import IndependentRouting, RecordedRouting, layer_costs
+from llada_jax.phone.routed_layers import IndependentRouting, RecordedRouting, layer_costs
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, Workload
