@@ -61,8 +61,7 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
     yield row("this_run", found.seconds, interval=found.interval)
     for part, seconds in list(found.breakdown.items())[:SHOWN_PARTS]:
         yield row(f"this_run/{part}", seconds)
-    workload = found.simulated.workload
-    prompt, tokens = workload.prompt_length, workload.tokens
+    prompt, tokens = found.workload.prompt_length, found.workload.tokens
     gen_length = trace.settings["sampler"]["gen_length"]
     baselines = {
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
-from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import load_profile
+from llada_jax.phone.swap_plan import mapping_path
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, kv_bytes_per_token
 from llada_jax.swap.address_plan import Planner
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph, Operator, model_graph

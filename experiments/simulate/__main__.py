@@ -28,12 +28,12 @@ from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import Shape, graphs_of
+from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.routed_layers import RecordedRouting, Routing, routing_of
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.routed_layers import RecordedRouting, RoutingLike, routing_of
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
@@ -87,7 +87,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         path = run.folder / f"timeline_{modelled.soc}.json"
         title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
         last = config.drawn_from + config.drawn_forwards
-        shown = modelled.simulated.timeline(config.drawn_from, last)
+        shown = modelled.timeline(config.drawn_from, last)
         write_chrome_trace(shown, title, path)
         if config.pictures:
             draw_timeline(shown, title, path.with_suffix(".png"))
@@ -96,7 +96,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def routing_for(config: SimulateConfig, model: ModelConfig) -> Routing | None:
+def routing_for(config: SimulateConfig, model: ModelConfig) -> RoutingLike | None:
     """Returns the recorded routing, where one is named, of a model with such experts."""
     if config.routing is None:
         return None
@@ -164,9 +164,9 @@ def on_phone(
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
-    if found.simulated.experts_per_layer is not None:
+    if found.experts_per_layer is not None:
         timer = phone.timer(shape, workload.canvas, found.plan, engine)
-        yield row("experts_per_layer", found.simulated.experts_per_layer, "different a forward")
+        yield row("experts_per_layer", found.experts_per_layer, "different a forward")
         weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
         yield row("weights", weights, "MiB, of all experts")
         yield row("staging", timer.transfers.seconds, "s a forward, if nothing hid it")
@@ -178,19 +178,16 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     """Yields what a reader of the numbers must know."""
     if not found.footprint.fits:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
-    simulated, moe = found.simulated, model.moe
-    if simulated.experts_per_layer is not None and moe is not None:
-        assumed = simulated.source.rsplit("; ", 1)[-1]
-        yield (
-            f"{simulated.experts_per_layer:.0f} of {moe.n_experts} experts a layer and forward: "
-            f"{assumed}"
-        )
+    experts, moe = found.experts_per_layer, model.moe
+    if experts is not None and moe is not None:
+        assumed = found.source.rsplit("; ", 1)[-1]
+        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {assumed}"
         yield (
             f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
             "phone's memory, whose size no profile has; what a forward stages is of all experts, "
             "as none is known in time"
         )
-    yield from map(str, simulated.unknown)
+    yield from unknown_so_far()
 
 
 main = entry_point("simulate", simulate_run, SimulateConfig)

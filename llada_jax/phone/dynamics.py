@@ -16,7 +16,7 @@ It says how many forwards of which size run, never which tokens: quality is meas
 real models.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -54,10 +54,6 @@ class Dynamics:
             self.tokens_per_forward >= 1,
             f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
         )
-
-    def replace(self, **changes: float) -> "Dynamics":
-        """Returns a copy with some numbers changed."""
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

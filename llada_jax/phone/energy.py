@@ -4,7 +4,6 @@ Power is of the whole phone, measured at the battery while one processor, or bot
 joules are often idle-subtracted, so both are given.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from llada_jax.phone.profile import Power
@@ -14,9 +13,9 @@ from llada_jax.phone.timeline import Timeline, busy_seconds
 class Energy(NamedTuple):
     """Joules of the whole phone, and what is left without its idle power."""
 
-    joules: float
-    above_idle: float
-    seconds: float
+    joules: float = 0.0
+    above_idle: float = 0.0
+    seconds: float = 0.0
 
     @property
     def watts(self) -> float:
@@ -30,13 +29,3 @@ def energy_of(timeline: Timeline, power: Power) -> Energy:
     watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
     joules = sum(watts[state] * seconds for state, seconds in busy.items())
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
-
-
-def total_energy(energies: Iterable[tuple[Energy, int]]) -> Energy:
-    """Sums energies, each with how often it occurs."""
-    joules = above_idle = seconds = 0.0
-    for energy, count in energies:
-        joules += count * energy.joules
-        above_idle += count * energy.above_idle
-        seconds += count * energy.seconds
-    return Energy(joules, above_idle, seconds)

@@ -1,13 +1,16 @@
 """Calibration: the few numbers of a profile that are fitted, each to figures named here.
 
-It is handed the content of `fit.json` (`published.read_fit_figures`) and cannot see the other file.
+It is handed the content of `fit.json` (`PublishedTasks.figures`) and cannot see the other file.
 Every fitted number is written down in `profiles/`; a test holds that this module still gives it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import optimize
 
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
@@ -18,12 +21,10 @@ from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers
-from llada_jax.phone.workload import Forward, vanilla
+from llada_jax.phone.workload import Forward
 from llada_jax.swap.address_budget import MIB
 
 Figures = Mapping[str, Any]
-RUNS = 24
-"""Decodings that a mean latency is taken over."""
 TASK_TOKENS = 128
 ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
@@ -43,22 +44,11 @@ class Residual(NamedTuple):
 
 
 def least_squares(
-    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 30
+    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float]
 ) -> list[float]:
-    """Finds the positive parameters of least squares: Gauss-Newton on their logarithms."""
-    logs = np.log(np.asarray(start, float))
-    for _ in range(rounds):
-        here = residuals(np.exp(logs))
-        columns = []
-        for index in range(len(logs)):
-            moved = logs.copy()
-            moved[index] += 1e-4
-            columns.append((residuals(np.exp(moved)) - here) / 1e-4)
-        step = np.linalg.lstsq(np.stack(columns, axis=1), -here, rcond=None)[0]
-        logs = logs + np.clip(step, -0.5, 0.5)
-        if np.abs(step).max() < 1e-7:
-            break
-    return np.exp(logs).tolist()
+    """Finds the positive parameters of least squares, by their logarithms."""
+    found = optimize.least_squares(lambda logs: residuals(np.exp(logs)), np.log(start), xtol=1e-10)
+    return np.exp(found.x).tolist()
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
@@ -153,7 +143,8 @@ def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[
 def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """Fits `npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
     genie = figures["genie_llama_3b"]
-    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {_socs(genie)}")
+    known = ", ".join(name for name in genie if name.startswith("SM"))
+    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {known}")
     cell = genie[profile.soc]
     wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
 
@@ -174,10 +165,6 @@ def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
     call = kernels.step_overhead_us * 1e-6
     return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
-
-
-def _socs(genie: Mapping[str, Any]) -> str:
-    return ", ".join(name for name in genie if name.startswith("SM"))
 
 
 def fit_dynamics(figures: Figures) -> Dynamics:
@@ -214,52 +201,31 @@ def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
 
     def seconds(prompt: int) -> float:
-        return phone.latency(vanilla(prompt, 1)._replace(forwards=(_whole(prompt),)))
+        rows = prompt + TASK_TOKENS
+        return phone.step(Forward(rows, 0, rows)).seconds
 
-    low, high = 1, 512
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if seconds(middle) < wanted else (low, middle)
-    return min((low, high), key=lambda prompt: abs(seconds(prompt) - wanted))
-
-
-def _whole(prompt: int) -> Forward:
-    rows = prompt + TASK_TOKENS
-    return Forward(rows, 0, rows)
+    high = bisect_left(range(512), wanted, lo=2, key=seconds)
+    return min((high - 1, high), key=lambda prompt: abs(seconds(prompt) - wanted))
 
 
 def fit_reach(
-    figures: Figures,
-    task: str,
-    prompt: int,
-    dynamics: Dynamics,
-    phone: ForwardTimer,
-    runs: int = RUNS,
+    figures: Figures, task: str, prompt: int, dynamics: Dynamics, phone: ForwardTimer, runs: int
 ) -> Dynamics:
     """Fits a task's own forwards per block to its 128-token llada.cpp cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
     low, high = 0.02, 1.0
     for _ in range(12):
         middle = (low * high) ** 0.5
-        tried = dynamics.replace(reach=middle)
-        found = mean_latency(tried, Decoding(), prompt, TASK_TOKENS, phone, runs)
+        tried = replace(dynamics, reach=middle)
+        found = mean_latency(tried, prompt, phone, runs)
         low, high = (middle, high) if found > wanted else (low, middle)
-    return dynamics.replace(reach=(low * high) ** 0.5)
+    return replace(dynamics, reach=(low * high) ** 0.5)
 
 
-def mean_latency(
-    dynamics: Dynamics,
-    decoding: Decoding,
-    prompt: int,
-    tokens: int,
-    phone: ForwardTimer,
-    runs: int = RUNS,
-) -> float:
-    """Returns mean seconds over so many runs of the process."""
-    seeds = range(runs)
-    return float(
-        np.mean([phone.latency(decode(dynamics, decoding, prompt, tokens, s)) for s in seeds])
-    )
+def mean_latency(dynamics: Dynamics, prompt: int, phone: ForwardTimer, runs: int) -> float:
+    """Returns mean seconds of llada.cpp's decoding, over so many runs of the process."""
+    found = (decode(dynamics, Decoding(), prompt, TASK_TOKENS, seed) for seed in range(runs))
+    return float(np.mean([phone.latency(workload) for workload in found]))
 
 
 def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:

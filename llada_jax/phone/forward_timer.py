@@ -1,21 +1,22 @@
 """How long one forward takes on a phone: its layers, head and revision as tasks on the lanes."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from llada_jax.config import LatencyTable, ModelConfig, ascending_counts, require
 from llada_jax.lowered import Lowered
-from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
+from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.memory import most_rows
-from llada_jax.phone.routed_layers import Routing, layer_costs, routing_of
 from llada_jax.phone.profile import CpuKernels, Profile
+from llada_jax.phone.routed_layers import RoutingLike, layer_costs, routing_of
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
 from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
-from llada_jax.phone.workload import Forward, Workload, distinct, rounded
+from llada_jax.phone.workload import Forward, Workload, rounded
 
 
 class GraphsLike(Protocol):
@@ -58,7 +59,7 @@ class ForwardTimer:
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
         engine: SamplingEngineLike | None = None,
-        routing: Routing | None = None,
+        routing: RoutingLike | None = None,
     ) -> None:
         attached = system.scores_on == "sampling_engine"
         require(
@@ -77,29 +78,9 @@ class ForwardTimer:
         self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)
         """Which experts rows take; None for a model without experts."""
-        self.transfers = transfers or self._by_rule()
+        self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
-        self._unknown: dict[UnknownOperation, None] = {}
         self._steps: dict[Forward, Timeline] = {}
-
-    def _by_rule(self) -> WeightTransfers:
-        profile, system = self._profile, self._system
-        if system.body == "cpu":
-            return WeightTransfers()
-        return transfers_by_rule(
-            system.runtime,
-            self._graphs.model,
-            profile.memory,
-            profile.mapping,
-            resident_budget_mib=system.resident_mib,
-            canvas=self._canvas,
-            head=system.head_on_npu,
-        )
-
-    @property
-    def unknown(self) -> tuple[UnknownOperation, ...]:
-        """Operations that were priced as something else, in all steps so far."""
-        return tuple(self._unknown)
 
     def step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
@@ -112,21 +93,19 @@ class ForwardTimer:
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""
-        kinds = distinct(workload.forwards)
+        kinds = Counter(workload.forwards).items()
         return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
 
     def body_seconds(self, forward: Forward) -> float:
         """Returns the seconds of a forward's layers on the NPU, without staging."""
-        return math.fsum(cost.seconds for cost in self._layers_on_npu(forward))
+        return sum_of(self._layers_on_npu(forward)).seconds
 
     def experts_per_layer(self, workload: Workload) -> float | None:
         """Returns how many different experts a routed layer runs in a forward, on average."""
         if self.routing is None or not workload.forwards:
             return None
-        total = sum(
-            count * sum(self.routing.experts_by_rows(forward.rows).values())
-            for forward, count in distinct(workload.forwards)
-        )
+        rows = Counter(forward.rows for forward in workload.forwards)
+        total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
         return total / len(workload.forwards)
 
     def latency_table(self, rows: Sequence[int]) -> LatencyTable:
@@ -189,51 +168,45 @@ class ForwardTimer:
     def _layers(
         self, rows: int, cache: int, price: Callable[[Lowered], StepCost]
     ) -> list[StepCost]:
-        layer, model = self._graphs.layer(rows, cache), self._graphs.model
-        costs = layer_costs(model, layer, rows, price, self.routing)
-        self._note(costs[0])
-        return costs
-
-    def _note(self, cost: StepCost) -> StepCost:
-        self._unknown.update(dict.fromkeys(cost.unknown))
-        return cost
+        layer = self._graphs.layer(rows, cache)
+        return layer_costs(self._graphs.model, layer, rows, price, self.routing)
 
     def _head_on_cpu(self, forward: Forward, kernels: CpuKernels) -> LaneTask:
         if not forward.head_rows:
             return LaneTask("head", "cpu", 0.0)
-        seconds, dram = self._head_cost(forward.head_rows, kernels)
-        return LaneTask("head", "cpu", seconds, dram, parts={"head": seconds})
+        return _on_cpu("head", self._head_cost(forward.head_rows, kernels))
 
     def _head_on_npu(self, rows: int) -> LaneTask:
         lowered = self._graphs.head(rows)
-        chunk = self._note(price_on_npu(lowered, self._kernels, self._profile.memory))
-        count, vector = self._graphs.head_chunks, chunk.by_engine["vector"]
-        product, scores, dram = (chunk.seconds - vector) * count, vector * count, 0.0
+        cost = price_on_npu(lowered, self._kernels, self._profile.memory)
+        cost = cost.times(self._graphs.head_chunks)
+        product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
         if self._engine:
-            scores, dram = self._engine.scores(rows, self._kernels.dma_gbps)
+            scores, more = self._engine.scores(rows, self._kernels.dma_gbps)
+            drawn += more
         parts = {"head": product, "scores": scores}
-        drawn = chunk.dram_bytes * count + dram
         return LaneTask("head", "npu", product + scores, drawn, parts=parts)
 
-    def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
-        """Returns seconds and bytes of the whole vocabulary, on the CPU."""
-        lowered = self._graphs.head(rows)
-        chunk = self._note(price_on_cpu(lowered, kernels, self._profile.memory))
-        return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
+    def _head_cost(self, rows: int, kernels: CpuKernels) -> StepCost:
+        """Prices the head of the whole vocabulary, on the CPU."""
+        chunk = price_on_cpu(self._graphs.head(rows), kernels, self._profile.memory)
+        return chunk.times(self._graphs.head_chunks)
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""
         layers = self._layers_on_cpu(forward.refreshed, forward.cache)
-        seconds, dram = self._head_cost(forward.rescored, self._head)
-        seconds += math.fsum(layer.seconds for layer in layers)
-        dram += math.fsum(layer.dram_bytes for layer in layers)
-        return LaneTask("revision", "cpu", seconds, dram, parts={"revision": seconds})
+        head = self._head_cost(forward.rescored, self._head)
+        return _on_cpu("revision", sum_of([*layers, head]))
+
+
+def _on_cpu(name: str, cost: StepCost) -> LaneTask:
+    return LaneTask(name, "cpu", cost.seconds, cost.dram_bytes, parts={name: cost.seconds})
 
 
 def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
     tasks: dict[int, LaneTask] = {}
     for cost in costs:
         if id(cost) not in tasks:
-            parts: dict[str, float] = {name: s for name, s in cost.by_engine.items() if s}
+            parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
             tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]

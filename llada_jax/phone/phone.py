@@ -14,24 +14,23 @@ from os import PathLike
 from typing import Any
 
 from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
-from llada_jax.phone.energy import Energy
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint
-from llada_jax.phone.routed_layers import Routing
 from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.routed_layers import RoutingLike
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
-from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
+from llada_jax.phone.workload import Forward, Workload, from_trace, rounded
 
 ROWS = (32, 64, 128, 256)
 CANVAS = 256
 
 
-@dataclass(frozen=True, repr=False)
-class ModelledRun:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ModelledRun(Simulated):
     """What a decoding run would take on a phone: every number is modelled."""
 
     soc: str
@@ -45,36 +44,18 @@ class ModelledRun:
     seconds."""
     footprint: Footprint
     """MiB that must be mapped at one time, and whether they fit."""
-    simulated: Simulated
-    """The run itself: its forwards and their timelines."""
-    plan: SwapPlan | None = None
+    plan: SwapPlan | None
     """The planner's plan that the run stages by, where one was named."""
-
-    @property
-    def seconds(self) -> float:
-        """Latency of the run."""
-        return self.simulated.seconds
 
     @property
     def breakdown(self) -> dict[str, float]:
         """Seconds by what they go to, the largest first; they add up to `seconds`."""
-        parts = self.simulated.parts.items()
-        return dict(sorted(parts, key=lambda part: -part[1]))
-
-    @property
-    def energy(self) -> Energy:
-        """Joules of the whole phone, and those above its idle power."""
-        return self.simulated.energy
+        return dict(sorted(self.parts.items(), key=lambda part: -part[1]))
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens, by the seconds of the run."""
-        return self.simulated.workload.tokens / self.seconds
-
-    @property
-    def source(self) -> str:
-        """What the numbers rest on: where the forwards come from, and which experts they take."""
-        return self.simulated.source
+        return self.workload.tokens / self.seconds
 
     def __repr__(self) -> str:
         """Names the run in one line."""
@@ -83,7 +64,7 @@ class ModelledRun:
         memory = self.footprint
         return (
             f"ModelledRun({self.seconds:.2f} s ({low:.2f} to {high:.2f}), modelled: "
-            f"{self.simulated.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
+            f"{self.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
             f"{self.energy.joules:.1f} J; {memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
             f"{self.source})"
         )
@@ -102,9 +83,9 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
-    routing: Routing | None = None
-    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption, which
-    the source of every result then names."""
+    routing: RoutingLike | None = None
+    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
+    which the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -117,7 +98,7 @@ class Phone:
 
     def time(
         self,
-        run: TraceLike | Workload,
+        run: Any,
         shape: Shape,
         *,
         row: int = 0,
@@ -130,7 +111,7 @@ class Phone:
         large one's would take if it decoded alike, and `source` says whose run it is.
 
         Args:
-          run: the trace of `lj.generate(..., trace=True)`, or forwards of your own.
+          run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
           planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
             rule of the phone's runtime.
@@ -156,6 +137,7 @@ class Phone:
 
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
+            **vars(simulated),
             soc=self.profile.soc,
             shape=shape_name(shape),
             interval=sure.bounds,
@@ -168,7 +150,6 @@ class Phone:
                 rows=max(forward.rows for forward in workload.forwards),
                 head=self.system.head_on_npu,
             ),
-            simulated=simulated,
             plan=plan,
         )
 
@@ -234,7 +215,7 @@ def phone(
     name_or_path: str | PathLike[str],
     *,
     quant: Quant = "int4_block32",
-    routing: Routing | None = None,
+    routing: RoutingLike | None = None,
     **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
@@ -243,8 +224,8 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
-        which results name.
+      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an
+        assumption, which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
@@ -255,7 +236,7 @@ def phone(
     return Phone(load_profile(name_or_path), System(**software), quant, routing)
 
 
-def _workload(run: TraceLike | Workload, model: ModelConfig, row: int) -> Workload:
+def _workload(run: Any, model: ModelConfig, row: int) -> Workload:
     if isinstance(run, Workload):
         return run
     require(

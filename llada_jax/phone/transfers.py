@@ -13,7 +13,6 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.phone.memory import (
     LARGEST_ROWS,
     SLOTS_MIB,
-    Runtime,
     buffers_mib,
     cache_mib,
     footprint,
@@ -21,7 +20,8 @@ from llada_jax.phone.memory import (
     temporaries_mib,
     weights_mib,
 )
-from llada_jax.phone.profile import MappingPaths, PhoneMemory
+from llada_jax.phone.profile import MappingPaths, Profile
+from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
@@ -66,25 +66,23 @@ class WeightTransfers(NamedTuple):
 
 
 def transfers_by_rule(
-    runtime: Runtime,
-    model: ModelConfig,
-    memory: PhoneMemory,
-    paths: MappingPaths,
-    *,
-    resident_budget_mib: float = 3072,
-    canvas: int = 0,
-    head: bool = False,
+    system: System, model: ModelConfig, profile: Profile, canvas: int = 0
 ) -> WeightTransfers:
     """Returns what a step in a loop stages where whole buffers stay and the rest is staged.
 
     What stays must leave room for keys and values of the canvas, for the activations of
-    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too. Raises ValueError
-    where the runtime is "none" and all does not stay mapped.
+    `LARGEST_ROWS`, and for the slots. Raises ValueError where the runtime is "none" and all does
+    not stay mapped.
     """
-    budget = resident_budget_mib
-    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
-    weights = weights_mib(model, head=head)
-    cache = cache_mib(model, canvas)
+    if system.body == "cpu":
+        return WeightTransfers()
+    runtime, head, memory, paths = (
+        system.runtime,
+        system.head_on_npu,
+        profile.memory,
+        profile.mapping,
+    )
+    weights, cache = weights_mib(model, head=head), cache_mib(model, canvas)
     if runtime == "none":
         found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
         require(
@@ -95,16 +93,16 @@ def transfers_by_rule(
     if runtime in ("none", "wide") or weights + cache <= memory.mapping_cap_mib:
         return WeightTransfers(resident_mib=weights)
     buffers = buffers_mib(weights, memory.buffer_mib)
+    if runtime == "swap":
+        temporaries = temporaries_mib(model, LARGEST_ROWS, shared=True)
+        room = max(0.0, memory.address_space_mib - SLOTS_MIB - cache - temporaries)
+        resident = resident_mib(buffers, min(system.resident_mib, room))
+        return _copies(weights - resident, paths, resident, model.n_layers)
+    # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
+    event = paths.event_ms / 1e3
     if runtime == "delayed":
         event = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
-        return _mappings(len(buffers), event, weights, model.n_layers)
-    if runtime != "swap":
-        # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
-        return _mappings(len(buffers), paths.event_ms / 1e3, weights, model.n_layers)
-    room = memory.address_space_mib - SLOTS_MIB - cache
-    room = max(0.0, room - temporaries_mib(model, LARGEST_ROWS, shared=True))
-    resident = resident_mib(buffers, min(budget, room))
-    return _copies(weights - resident, paths, resident, model.n_layers)
+    return _mappings(len(buffers), event, weights, model.n_layers)
 
 
 def _mappings(events: int, seconds: float, weights: float, n_layers: int) -> WeightTransfers:
@@ -124,15 +122,14 @@ def _copies(
     """Spreads copies over layers. Two slots: one waits for the layer before the last to be done."""
     if not moved_mib:
         return WeightTransfers(resident_mib=resident)
-    copied, once, rate = moved_mib * MIB, paths.copy_ms / 1e3, paths.copy_gbps * 1e9
-    share = once / n_layers + copied / n_layers / rate
+    copied = moved_mib * MIB
+    seconds = copied / (paths.copy_gbps * 1e9) + paths.copy_ms / 1e3
+    each = seconds / n_layers, copied / n_layers
     transfers = (
-        WeightTransfer(
-            f"stage {layer}", share, copied / n_layers, layer, layer - 2 if layer > 1 else None
-        )
+        WeightTransfer(f"stage {layer}", *each, layer, layer - 2 if layer > 1 else None)
         for layer in range(n_layers)
     )
-    return WeightTransfers(tuple(transfers), copied / rate + once, resident)
+    return WeightTransfers(tuple(transfers), seconds, resident)
 
 
 def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransfers:

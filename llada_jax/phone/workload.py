@@ -1,7 +1,7 @@
 """What a phone is asked to run: forwards, one after the other, and where they come from."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,46 +37,9 @@ class Workload(NamedTuple):
     def canvas(self) -> int:
         return self.prompt_length + self.tokens
 
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / len(self.forwards)
 
-
-class TraceLike(Protocol):
-    """What is read of an `lj.Trace`."""
-
-    @property
-    def rows(self) -> Any: ...
-
-    @property
-    def live_rows(self) -> Any: ...
-
-    @property
-    def refreshed(self) -> Any: ...
-
-    @property
-    def head_rows(self) -> Any: ...
-
-    @property
-    def cache_length(self) -> Any: ...
-
-    @property
-    def prompt_lengths(self) -> Any: ...
-
-    @property
-    def event_row(self) -> Any: ...
-
-    @property
-    def event_position(self) -> Any: ...
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
-
-
-def from_trace(
-    trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
-) -> Workload:
-    """Returns the forwards of one batch row of a trace, as if it had been decoded alone.
+def from_trace(trace: Any, model: ModelConfig, row: int = 0, *, as_if: bool = False) -> Workload:
+    """Returns the forwards of one batch row of an `lj.Trace`, as if it had been decoded alone.
 
     Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` allows
     just that: the same forwards, on a phone that runs `model`; the source then says so. Also for a
@@ -87,7 +50,9 @@ def from_trace(
     difference = _difference(trace.settings.get("model", {}), model)
     require(as_if or difference is None, str(difference))
     live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
-    beside = rescored * _rows_a_token(trace)
+    # A refreshed token runs its own row, and its shadow's where it has one.
+    shadows = trace.settings.get("sampler", {}).get("rescore") == "shadow"
+    beside = rescored * (2 if shadows else 1)
     buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
@@ -97,8 +62,7 @@ def from_trace(
             refreshed=int(beside[step]),
             rescored=int(rescored[step]),
         )
-        for step in range(len(live))
-        if live[step] or beside[step]
+        for step in np.flatnonzero(live | beside)
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
     prompt = int(trace.prompt_lengths[row])
@@ -108,31 +72,26 @@ def from_trace(
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
         "this model",
     )
-    return Workload(forwards, tokens, prompt, _source(trace.settings, as_if=difference is not None))
+    source = _source(trace.settings.get("model", {}))
+    source += ", run as if by this model" if difference else ""
+    return Workload(forwards, tokens, prompt, source)
 
 
-def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
+def _source(model: Mapping[str, Any]) -> str:
     """Says whose trace it is, as far as it tells."""
-    model = settings.get("model", {})
-    whose = "a trace"
     if {"family", "n_layers", "width"} <= set(model):
-        whose += " of {family}, {n_layers} layers of width {width}".format_map(model)
-    return f"{whose}, run as if by this model" if as_if else whose
+        return "a trace of {family}, {n_layers} layers of width {width}".format_map(model)
+    return "a trace"
 
 
-def _refreshed_beside(trace: TraceLike) -> Any:
+def _refreshed_beside(trace: Any) -> Any:
     """Tokens that a worker refreshed beside each forward, [S, B]. Without a worker, their rows and
     scores are among the forward's."""
     by_worker = trace.settings.get("sampler", {}).get("refresh") == "worker"
     return trace.refreshed if by_worker else np.zeros_like(trace.refreshed)
 
 
-def _rows_a_token(trace: TraceLike) -> int:
-    """Returns the rows of a refreshed token: its own, and its shadow's where it has one."""
-    return 2 if trace.settings.get("sampler", {}).get("rescore") == "shadow" else 1
-
-
-def _difference(found: dict[str, Any], model: ModelConfig) -> str | None:
+def _difference(found: Mapping[str, Any], model: ModelConfig) -> str | None:
     """Returns what another shape than `model` the trace's model has, if it has."""
     names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
     for name in names:
@@ -176,11 +135,3 @@ def autoregressive(prompt: int, tokens: int) -> Workload:
     """Runs a prefill, then one row for each token."""
     later = (Forward(1, rounded(prompt + i), 1) for i in range(1, tokens))
     return Workload((Forward(prompt, 0, 1), *later), tokens, prompt, "one row a token")
-
-
-def distinct(forwards: Iterable[Forward]) -> Iterator[tuple[Forward, int]]:
-    """Yields each kind of forward once, with how often it occurs."""
-    counts: dict[Forward, int] = {}
-    for forward in forwards:
-        counts[forward] = counts.get(forward, 0) + 1
-    yield from counts.items()

@@ -1,5 +1,7 @@
 """The process behind the forwards: it ends, repeats, and follows the sampler's settings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ USUAL = Dynamics(
     st.integers(0, 5),
 )
 def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, multi, tokens, seed):
-    dynamics = USUAL.replace(reach=reach, decay=decay)
+    dynamics = replace(USUAL, reach=reach, decay=decay)
     decoding = Decoding(commit=commit, multi_block=multi)
     found = decode(dynamics, decoding, 20, tokens, seed)
     assert 1 <= len(found.forwards) <= tokens
@@ -76,8 +78,8 @@ def test_the_frontier_moves_from_left_to_right():
     ("make", "message"),
     [
         (lambda: Dynamics(reach=0, decay=0.9), "reach is 0; allowed: above 0, up to 1"),
-        (lambda: USUAL.replace(skipped=2), "skipped is 2; allowed: 0 to 1"),
-        (lambda: USUAL.replace(tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
+        (lambda: replace(USUAL, skipped=2), "skipped is 2; allowed: 0 to 1"),
+        (lambda: replace(USUAL, tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
         (lambda: Decoding(commit="all"), "commit is 'all'; allowed: 'one', 'threshold'"),
         (lambda: Decoding(trigger=-1), "trigger is -1; allowed: 0 or more"),
     ],

@@ -31,7 +31,6 @@ def test_parts_and_energies_add_up():
     assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
     timer = ForwardTimer(GRAPHS, PHONE, SWAP, found.workload.canvas)
     assert found.seconds == timer.latency(found.workload)
-    assert found.unknown == ()
 
 
 def test_a_part_of_the_timeline_starts_at_zero():

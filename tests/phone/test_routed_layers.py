@@ -104,7 +104,6 @@ def test_a_mixture_of_one_expert_costs_what_the_dense_layer_does():
         more = routed.by_engine[engine] - dense.by_engine[engine]
         assert -1e-12 < more < 0.1 * dense.by_engine[engine] + 1e-7
     assert routed.by_engine["overhead"] == dense.by_engine["overhead"]
-    assert routed.unknown == ()
 
 
 def test_only_layers_after_the_first_dense_ones_are_routed():

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.swap_plan import mapping_path
 from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph, Operator, chain, model_graph
