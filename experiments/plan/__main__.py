@@ -5,7 +5,6 @@
     python -m experiments.plan -m session_mib=3200,2048,1024
     python -m experiments.plan gap_sessions_mib=[800,1600,2400,3200]
     python -m experiments.plan architecture=llada2_flash step_ms=1000 figure=false
-    python -m experiments.plan lowered=step.json architecture=small
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
 weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
@@ -29,8 +28,7 @@ from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.stall_times import stall_of
-from llada_jax.swap.unfolding import startup_ns, unfold
+from llada_jax.swap.stall_times import stall_of, startup_ns, unfold
 
 
 class CheckedPlan(NamedTuple):

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llada_jax import atomic
+from experiments.harness.pictures import figure, save
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.unfolding import unfold
+from llada_jax.swap.stall_times import unfold
 
 WARM_UP = 8
 COMPUTES, STAGES, STALLS = "#4c78a8", "#f58518", "#e45756"
@@ -18,12 +18,8 @@ PARTS = {"keys, values": "#b279a2", "temporaries": "#72b7b2", "always mapped": C
 
 def draw(path: Path, plans: Mapping[str, tuple[Graph, Plan]]) -> None:
     """Writes a PNG. Raises ImportError where the extra `plots` is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("a figure needs matplotlib: install llada_jax[plots]") from error
-    figure = Figure(figsize=(11, 1.2 + 1.5 * len(plans)), layout="constrained")
-    axes = figure.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
+    drawn = figure(11, 1.2 + 1.5 * len(plans))
+    axes: Any = drawn.subplots(len(plans), 2, squeeze=False, width_ratios=(2, 1))
     for (lanes, addresses), (name, (graph, plan)) in zip(axes, plans.items(), strict=True):
         _draw_step(lanes, graph, plan)
         _draw_addresses(addresses, plan)
@@ -31,8 +27,7 @@ def draw(path: Path, plans: Mapping[str, tuple[Graph, Plan]]) -> None:
     axes[-1][0].set_xlabel("ms of a steady step (modelled)")
     axes[-1][1].set_xlabel("address, MiB")
     axes[0][1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
-    with atomic.new_file(path) as part:
-        figure.savefig(part, format="png", dpi=120)
+    save(drawn, path)
 
 
 def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:

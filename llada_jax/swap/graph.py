@@ -105,19 +105,6 @@ class Graph:
         return Graph(operators, map_ns)
 
 
-def chain(
-    weight_bytes: Sequence[int], compute_ns: Sequence[int], transfer_ns: Sequence[int]
-) -> Graph:
-    """Returns operators `A`, `B` ... that do not depend on each other, by sizes and times."""
-    columns = zip(weight_bytes, compute_ns, transfer_ns, strict=True)
-    return Graph(
-        tuple(
-            Operator(chr(ord("A") + i) if i < 26 else f"op{i}", size, compute, transfer)
-            for i, (size, compute, transfer) in enumerate(columns)
-        )
-    )
-
-
 def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:
     """Returns the matrix products of a model's body, without transfer times.
 

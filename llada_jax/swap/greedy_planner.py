@@ -16,10 +16,16 @@ from typing import Literal, NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
-from llada_jax.swap.address_layout import Room, assemble, in_slots, regions, room_for_weights
+from llada_jax.swap.address_layout import (
+    Packer,
+    Room,
+    assemble,
+    in_slots,
+    regions,
+    room_for_weights,
+)
 from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.offsets import Packer
 
 Kind = Literal["resident", "temporary"]
 SLOTS = 2
@@ -133,38 +139,31 @@ def alternate(
     left, done, groups = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
-        offsets = list(_resident_offsets(graph, budget, region, left))
-        residents, left = left[: len(offsets)], left[len(offsets) :]
+        residents, offsets = [], []
+        for index in left:
+            offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
+            if offset is None:
+                break
+            residents.append(index)
+            offsets.append(offset)
+        left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
         hidden = _hidden(graph, budget, left, done, behind, slot_bytes, reorder)
         if not residents and not hidden:
             hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
-            _require_slot(graph, budget, left[0], slot_bytes)
+            operator = graph.operators[left[0]]
+            if budget.aligned(operator.weight_bytes) > slot_bytes:
+                raise PlanError(
+                    f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither "
+                    "into what the buffers of the residents leave, nor into a slot of "
+                    f"{slot_bytes:,}"
+                )
         done.update(hidden)
         left = [i for i in left if i not in done]
         groups += [Group("resident", tuple(residents), tuple(offsets))] if residents else []
         groups += [Group("temporary", tuple(hidden), ())] if hidden else []
     return groups
-
-
-def _require_slot(graph: Graph, budget: Budget, index: int, slot_bytes: int) -> None:
-    operator = graph.operators[index]
-    if budget.aligned(operator.weight_bytes) > slot_bytes:
-        raise PlanError(
-            f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither into "
-            f"what the buffers of the residents leave, nor into a slot of {slot_bytes:,}"
-        )
-
-
-def _resident_offsets(
-    graph: Graph, budget: Budget, region: ResidentRegion, left: Sequence[int]
-) -> Iterator[int]:
-    for index in left:
-        offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
-        if offset is None:
-            return
-        yield offset
 
 
 def _hidden(
@@ -205,7 +204,7 @@ def _laid_out(
         for group in groups
         for index, offset in zip(group.operators, group.offsets, strict=False)
     }
-    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
+    sizes = budget.sizes(graph)
     chunks = list(_slot_chunks(groups, sizes, slot_bytes))
     for rank, chunk in enumerate(chunks):
         starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)

@@ -1,4 +1,4 @@
-"""How long a plan takes: its steady state, exactly.
+"""How long a plan takes: its first steps, and its steady state, exactly.
 
 The step is a system of waits: a transfer starts at the later of two ends (of the transfer before,
 of the last use of what lies there), an operator as well (of the operator before, of its transfer).
@@ -8,12 +8,15 @@ without end is the largest mean of a cycle of such waits (Baccelli et al., Synch
 Linearity, 1992, chapter 3). Whole numbers stay whole, so plans are compared without rounding.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
+from llada_jax.config import require
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
 
@@ -74,32 +77,73 @@ def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
       n: operators of a step. A negative result is a place of the step before, less `n`; a result
         of its own place less `n` says that nobody else uses any of these bytes.
     """
-    starts: list[int] = []
-    users: list[tuple[int, int, int]] = []  # start, end and place, by start, without overlaps
-    latest: dict[int, int] = {}
-    for step in (-n, 0):  # the first round finds what the step before leaves behind
-        for place in sorted(used):
-            start, size = used[place]
-            end = start + size
-            first = bisect_right(starts, start) - 1
-            if first < 0 or users[first][1] <= start:
-                first += 1
-            last = bisect_left(starts, end)
-            gone = users[first:last]
-            now = [(start, end, step + place)]
-            if gone and gone[0][0] < start:
-                now.insert(0, (gone[0][0], start, gone[0][2]))
-            if gone and gone[-1][1] > end:
-                now.append((end, gone[-1][1], gone[-1][2]))
-            users[first:last] = now
-            starts[first:last] = [each[0] for each in now]
-            latest[place] = max((each[2] for each in gone), default=step + place - n)
+    places = np.array(sorted(used), np.int64)
+    starts, sizes = np.array([used[place] for place in places], np.int64).reshape(-1, 2).T
+    ends = starts + sizes
+    latest = {}
+    for place, start, end in zip(places.tolist(), starts, ends, strict=True):
+        others = places[(starts < end) & (ends > start) & (places != place)]
+        before = others[others < place]
+        latest[place] = int(before[-1] if len(before) else max(others, default=place) - n)
     return latest
 
 
 def prefix_sums(graph: Graph, order: Sequence[int]) -> list[int]:
     """Returns the compute time before each place in the order, and of all."""
     return list(accumulate((graph.operators[i].compute_ns for i in order), initial=0))
+
+
+class LaneSpan(NamedTuple):
+    """When an operator or a transfer of one step starts and ends, in ns."""
+
+    step: int
+    index: int
+    """Number of the operator in the graph, or of the transfer in the plan."""
+    start: int
+    end: int
+
+
+class UnfoldedSteps(NamedTuple):
+    """Spans in the order in which they start on their lane."""
+
+    operators: list[LaneSpan]
+    transfers: list[LaneSpan]
+
+    @property
+    def makespan(self) -> int:
+        """End of the last operator."""
+        return self.operators[-1].end
+
+
+def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
+    """Returns the first steps of a loop. Residents are mapped before it, staged weights are not."""
+    require(steps > 0, f"steps is {steps}; allowed: 1 or more")
+    waits, n = waits_of(graph, plan), len(graph)
+    place = places(plan.order)
+    transfer_of = {place[t.operators[0]]: j for j, t in enumerate(plan.transfers)}
+    operators: list[LaneSpan] = []
+    transfers: list[LaneSpan] = []
+    now = lane_free = 0
+    for step in range(steps):
+        for position, index in enumerate(plan.order):
+            if position in transfer_of:
+                j = transfer_of[position]
+                before = (step - waits.lag[j]) * n + waits.after[j]
+                start = max(lane_free, operators[before].end if before >= 0 else 0)
+                lane_free = start + waits.ns[j]
+                transfers.append(LaneSpan(step, j, start, lane_free))
+                now = max(now, lane_free)
+            end = now + graph.operators[index].compute_ns
+            operators.append(LaneSpan(step, index, now, end))
+            now = end
+    return UnfoldedSteps(operators, transfers)
+
+
+def startup_ns(graph: Graph, plan: Plan) -> int:
+    """Returns the time to map the residents, a mapping for each buffer, before the first step."""
+    staged = plan.staged
+    residents = [op for i, op in enumerate(graph.operators) if i not in staged]
+    return len(plan.buffers) * graph.map_ns + sum(op.transfer_ns for op in residents)
 
 
 def stall_of(graph: Graph, plan: Plan) -> Fraction:

@@ -13,11 +13,10 @@ from llada_jax.phone.timeline import LaneTask, breakdown
 from llada_jax.phone.transfers import transfers_of_plan
 from llada_jax.phone.workload import blockwise
 from llada_jax.swap.address_budget import PlanError
-from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import GRAPHS
-from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 
 HEAD = LaneTask("head", "cpu", 0.0)
 

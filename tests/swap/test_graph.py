@@ -6,7 +6,8 @@ import pytest
 
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.swap.address_budget import MIB
-from llada_jax.swap.graph import Graph, Operator, chain, model_graph
+from llada_jax.swap.graph import Graph, Operator, model_graph
+from tests.swap.small_graphs import chain
 
 LLADA_8B = ModelConfig(
     family="llada",
