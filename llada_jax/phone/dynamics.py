@@ -122,6 +122,12 @@ class _DecodingProcess:
     def done(self) -> bool:
         return not self.masked.any()
 
+    @property
+    def current(self) -> slice:
+        """Positions of the current block."""
+        start = self.block * self.decoding.block
+        return slice(start, min(start + self.decoding.block, len(self.masked)))
+
     def forward(self) -> Forward:
         first = not self.fed.any() and bool(self.masked.all())
         start, stop = self._window()
@@ -137,24 +143,14 @@ class _DecodingProcess:
         prefill = self.prompt if first else 0
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
-    def _start(self) -> int:
-        return self.block * self.decoding.block
-
-    def _end(self) -> int:
-        return min(self._start() + self.decoding.block, len(self.masked))
-
-    def _masks_left(self) -> int:
-        return int(self.masked[self._start() : self._end()].sum())
-
     def _window(self) -> tuple[int, int]:
         kept = self.masked | ~self.fed
-        kept[self._start() : self._end()] |= ~self.stable[self._start() : self._end()]
+        kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
         if not self.decoding.multi_block:
-            return start, self._end()
-        size = self.decoding.block
-        if self._masks_left() <= self.decoding.trigger:
-            size += self.decoding.ahead
+            return start, self.current.stop
+        grows = self.masked[self.current].sum() <= self.decoding.trigger
+        size = self.decoding.block + (self.decoding.ahead if grows else 0)
         return start, min(start + size, len(self.masked))
 
     def _settle(self, inside: np.ndarray) -> None:
@@ -162,26 +158,26 @@ class _DecodingProcess:
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
         chance = self.dynamics.reach * self.dynamics.decay**before
-        later = inside >= self._end()
+        later = inside >= self.current.stop
         if self.decoding.commit == "one":
             chance = np.where(later, chance * self.dynamics.strict, 0.0)
             chance /= self.dynamics.tokens_per_forward
         draw = self.rng.random(len(inside))
         promoted = ~masked & (draw < chance * self.dynamics.strict)
         chosen = inside[masked & (draw < chance)]
-        if not (chosen < self._end()).any():  # one of the block at the least: the most confident
+        if not (chosen < self.current.stop).any():  # one of the block at the least
             chosen = np.append(chosen, self._best())
         self.masked[chosen] = False
         sure = self.rng.random(len(chosen)) >= self.dynamics.unstable
         self.stable[chosen] = sure | (self.decoding.commit == "one")
         self.stable[inside[promoted]] = True
-        while not self._masks_left() and not self.done:
-            self.stale += int((~self.stable[self._start() : self._end()]).sum())
+        while not self.masked[self.current].any() and not self.done:
+            self.stale += int((~self.stable[self.current]).sum())
             self.block += 1
 
     def _best(self) -> np.ndarray:
         """Draws a masked position of the block, the sooner the nearer it is to settled text."""
-        masked = self._start() + np.flatnonzero(self.masked[self._start() : self._end()])
+        masked = self.current.start + np.flatnonzero(self.masked[self.current])
         if not len(masked):
             return masked
         chances = self.dynamics.decay ** np.arange(len(masked))

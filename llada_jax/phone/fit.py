@@ -43,12 +43,18 @@ class Residual(NamedTuple):
         return self.modelled / self.published - 1
 
 
-def least_squares(
-    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float]
-) -> list[float]:
-    """Finds the positive parameters of least squares, by their logarithms."""
-    found = optimize.least_squares(lambda logs: residuals(np.exp(logs)), np.log(start), xtol=1e-10)
-    return np.exp(found.x).tolist()
+def fitted(
+    profile: Profile, start: Mapping[str, float], misfit: Callable[[Profile], np.ndarray]
+) -> dict[str, float]:
+    """Finds positive numbers of a profile, by their paths: those of the least squares."""
+
+    def values(logs: np.ndarray) -> dict[str, float]:
+        return dict(zip(start, np.exp(logs).tolist(), strict=True))
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return misfit(profile.with_values(values(logs)))
+
+    return values(optimize.least_squares(residuals, np.log([*start.values()]), xtol=1e-10).x)
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
@@ -68,15 +74,10 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     """Fits `cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
     numbers = graphs.model.width * graphs.model.ffn_width
     groups = figures["fig3b_ffn_down_32_rows_ms"]["cpu"]
-    gemv = numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9
-    base = {"cpu.plain.gemv_gweights": gemv}
+    gemv = {"cpu.plain.gemv_gweights": numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9}
     table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
 
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return base | {"cpu.plain.gemm_tops": free[0], "cpu.plain.unpack_gweights": free[1]}
-
-    def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free.tolist()))
+    def misfit(changed: Profile) -> np.ndarray:
         phone = ForwardTimer(graphs, changed, System(body="cpu"))
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         downs = [
@@ -85,7 +86,8 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
         ]
         return _joined(_relative(steps, table["cpu"]), _relative(downs, single["cpu"]))
 
-    return values(least_squares(residuals, (0.13, 10.0)))
+    start = {"cpu.plain.gemm_tops": 0.13, "cpu.plain.unpack_gweights": 10.0}
+    return gemv | fitted(profile.with_values(gemv), start, misfit)
 
 
 def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
@@ -93,34 +95,24 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
     table, prefix = figures["table2_step_ms"], "npu.llada_cpp"
 
-    def down(rows: int, changed: Profile) -> float:
-        kernels = changed.npu["llada_cpp"]
-        return price_on_npu(ffn_down(graphs.model, rows), kernels, changed.memory).seconds
+    def of_down(changed: Profile) -> np.ndarray:
+        def down(rows: int) -> float:
+            kernels = changed.npu["llada_cpp"]
+            return price_on_npu(ffn_down(graphs.model, rows), kernels, changed.memory).seconds
 
-    def of_down(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values({f"{prefix}.fast_dequant_gweights": free[0]})
-        singles = [down(n, changed) for n in single["rows"]]
+        singles = [down(n) for n in single["rows"]]
         # A group of one row ran as a tile too, not in the kernel for single rows.
-        grouped = [32 / n * down(max(n, 2), changed) for n in groups["group"]]
+        grouped = [32 / n * down(max(n, 2)) for n in groups["group"]]
         return _joined(_relative(singles, single["npu"]), _relative(grouped, groups["npu"]))
 
-    (fast,) = least_squares(of_down, (45.0,))
-
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return {
-            f"{prefix}.fast_dequant_gweights": fast,
-            f"{prefix}.dequant_gweights": free[0],
-            f"{prefix}.layer_overhead_us": free[1],
-        }
-
-    def of_steps(free: np.ndarray) -> np.ndarray:
-        phone = ForwardTimer(
-            graphs, profile.with_values(values(free.tolist())), System(), transfers=ALL_MAPPED
-        )
+    def of_steps(changed: Profile) -> np.ndarray:
+        phone = ForwardTimer(graphs, changed, System(), transfers=ALL_MAPPED)
         steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
         return _relative(steps, table["npu"])
 
-    return values(least_squares(of_steps, (22.0, 4000.0)))
+    fast = fitted(profile, {f"{prefix}.fast_dequant_gweights": 45.0}, of_down)
+    start = {f"{prefix}.dequant_gweights": 22.0, f"{prefix}.layer_overhead_us": 4000.0}
+    return fast | fitted(profile.with_values(fast), start, of_steps)
 
 
 def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
@@ -148,14 +140,10 @@ def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[s
     cell = genie[profile.soc]
     wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
 
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return {"npu.vendor.dma_gbps": free[0], "npu.vendor.score_ns": free[1]}
-
-    def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free.tolist()))
+    def misfit(changed: Profile) -> np.ndarray:
         return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
 
-    return values(least_squares(residuals, (50.0, 0.1)))
+    return fitted(profile, {"npu.vendor.dma_gbps": 50.0, "npu.vendor.score_ns": 0.1}, misfit)
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from llada_jax.config import LatencyTable, ModelConfig, ascending_counts, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
-from llada_jax.phone.memory import most_rows
 from llada_jax.phone.profile import CpuKernels, Profile
 from llada_jax.phone.routed_layers import RoutingLike, layer_costs, routing_of
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
 from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
-from llada_jax.phone.workload import Forward, Workload, rounded
+from llada_jax.phone.workload import Forward, Workload
 
 
 class GraphsLike(Protocol):
@@ -107,39 +106,6 @@ class ForwardTimer:
         rows = Counter(forward.rows for forward in workload.forwards)
         total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
         return total / len(workload.forwards)
-
-    def latency_table(self, rows: Sequence[int]) -> LatencyTable:
-        """Returns, for `SamplerConfig.latency_table`, the times of steps of so many rows, each of
-        which is scored, late on the phone's canvas.
-
-        Args:
-          rows: ascending, at most the canvas.
-        """
-        buckets = ascending_counts("rows", rows)
-        require(
-            buckets[-1] <= self._canvas,
-            f"rows is {list(buckets)}; allowed: up to the phone's canvas ({self._canvas})",
-        )
-        forwards = (Forward(n, rounded(self._canvas - n), n) for n in buckets)
-        return LatencyTable(rows=buckets, ms=tuple(1e3 * self.step(f).seconds for f in forwards))
-
-    def row_budget(self) -> int | None:
-        """Returns, for `SamplerConfig.row_budget`, the most rows whose activations find room on the
-        phone's canvas. None where nothing says so: for a body on the CPU, and beside a plan.
-
-        Raises ValueError where not even one row finds room.
-        """
-        resident = self.transfers.resident_mib
-        if self._system.body == "cpu" or resident is None:
-            return None
-        return most_rows(
-            self._system.runtime,
-            self._graphs.model,
-            self._profile.memory,
-            canvas=self._canvas,
-            resident=resident,
-            head=self._system.head_on_npu,
-        )
 
     def _work_of_cpu(self, forward: Forward) -> StepWork:
         layers = self._layers_on_cpu(forward.rows, forward.cache)

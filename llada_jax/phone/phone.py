@@ -13,10 +13,17 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
+from llada_jax.config import (
+    LatencyTable,
+    ModelConfig,
+    Quant,
+    ascending_counts,
+    require,
+    require_choice,
+)
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
-from llada_jax.phone.memory import Footprint, footprint
+from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
 from llada_jax.phone.routed_layers import RoutingLike
 from llada_jax.phone.simulate import Simulated, simulate
@@ -164,7 +171,14 @@ class Phone:
 
         Raises ValueError for rows that do not ascend or are too many.
         """
-        return self.timer(shape, canvas).latency_table(rows)
+        buckets = ascending_counts("rows", rows)
+        require(
+            buckets[-1] <= canvas,
+            f"rows is {list(buckets)}; allowed: up to the phone's canvas ({canvas})",
+        )
+        timer = self.timer(shape, canvas)
+        steps = [timer.step(Forward(n, rounded(canvas - n), n)) for n in buckets]
+        return LatencyTable(rows=buckets, ms=tuple(1e3 * step.seconds for step in steps))
 
     def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
         """Returns the most rows whose activations find room, for `SamplerConfig.row_budget`.
@@ -172,7 +186,17 @@ class Phone:
         None where nothing says so: where the system runs the body on the CPU. Raises ValueError
         where not even one row finds room.
         """
-        return self.timer(shape, canvas).row_budget()
+        resident = self.timer(shape, canvas).transfers.resident_mib
+        if self.system.body == "cpu" or resident is None:
+            return None
+        return most_rows(
+            self.system.runtime,
+            graphs_of(shape, self.quant).model,
+            self.profile.memory,
+            canvas=canvas,
+            resident=resident,
+            head=self.system.head_on_npu,
+        )
 
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS

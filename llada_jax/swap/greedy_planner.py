@@ -12,7 +12,7 @@ residents that no other group overlaps, and temporaries if the two slots hold al
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
@@ -27,18 +27,16 @@ from llada_jax.swap.address_layout import (
 from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
 
-Kind = Literal["resident", "temporary"]
 SLOTS = 2
 PUBLISHED_SLOT_BYTES = 128 * MIB
 """Size of one of the two slots through which Figure 13c stages 256 MB."""
 
 
 class Group(NamedTuple):
-    """Operators that are treated alike, in order of use."""
+    """Residents or temporaries, in order of use."""
 
-    kind: Kind
-    operators: tuple[int, ...]
-    offsets: tuple[int, ...]
+    operators: list[int]
+    offsets: list[int]
     """Offsets of the residents' weights in the region; empty for temporaries."""
 
 
@@ -91,22 +89,15 @@ class ResidentRegion:
         self._groups = 0
 
     def begin(self) -> None:
-        """Starts the next group."""
+        """Starts the next group. The second one takes all that the first one left of the room."""
         self._groups += 1
         if self._groups == 2:
-            self._take_the_rest()
+            del self.buffers[-1:]  # which grows, too
+            rest = self._room - sum(self.buffers)
+            while rest and len(self.buffers) < self._max_buffers:
+                self.buffers.append(min(rest, self._max_bytes))
+                rest -= self.buffers[-1]
         self._gaps = regions(0, self.buffers)
-
-    def _take_the_rest(self) -> None:
-        sizes = self._packer.sizes
-        rest = self._room - self._packer.used
-        if sizes:
-            more = min(rest, self._max_bytes - sizes[-1])
-            sizes[-1] += more
-            rest -= more
-        while rest and len(sizes) < self._max_buffers:
-            sizes.append(min(rest, self._max_bytes))
-            rest -= sizes[-1]
 
     @property
     def buffers(self) -> list[int]:
@@ -161,9 +152,8 @@ def alternate(
                 )
         done.update(hidden)
         left = [i for i in left if i not in done]
-        groups += [Group("resident", tuple(residents), tuple(offsets))] if residents else []
-        groups += [Group("temporary", tuple(hidden), ())] if hidden else []
-    return groups
+        groups += [Group(residents, offsets), Group(hidden, [])]
+    return [group for group in groups if group.operators]
 
 
 def _hidden(
@@ -223,8 +213,8 @@ def _slot_chunks(
     """Yields neighbours among the temporaries that one slot holds."""
     for group in groups:
         chunk: list[int] = []
-        for index in group.operators if group.kind == "temporary" else ():
-            if not sizes[index]:
+        for index in group.operators:
+            if group.offsets or not sizes[index]:
                 continue
             if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
                 yield chunk

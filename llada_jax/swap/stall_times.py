@@ -154,92 +154,48 @@ def stall_of(graph: Graph, plan: Plan) -> Fraction:
 def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
     """Returns `stall_of` for waits alone; `computed` is from `prefix_sums`.
 
-    A stall is raised to the mean of every cycle of waits that exceeds it, until none does.
+    It runs the loop until a state comes again, but for a shift: then the step's period is known.
+    As many steps as the state has numbers are enough for the largest mean of all cycles of waits
+    (Karp, A characterization of the minimum cycle mean in a digraph, 1978).
     """
     if not waits.first:
         return Fraction(0)
-    step = _Step.of(computed, waits)
-    stall = Fraction(0)
-    while (longer := step.cycle_above(stall)) is not None:
-        stall = longer
-    return stall
+    # The last transfer that delays the operator which each transfer waits for; -1 for none.
+    users = [bisect_right(waits.first, after) - 1 for after in waits.after]
+    carried = sorted({user for user, lag in zip(users, waits.lag, strict=True) if lag})
+    states, seen = [[0] * (2 + len(carried))], dict[tuple[int, ...], int]()
+    for number in range(len(states[0])):
+        state = states[number]
+        earlier = seen.setdefault(tuple(value - state[0] for value in state), number)
+        if earlier < number:
+            return Fraction(state[0] - states[earlier][0], number - earlier)
+        states.append(_next_state(state, computed, waits, users, carried))
+    *before, last = states
+    return max(
+        min(Fraction(end - state[n], len(before) - k) for k, state in enumerate(before))
+        for n, end in enumerate(last)
+    )
 
 
-class _Step(NamedTuple):
-    """How a step maps a state to the next one.
+def _next_state(
+    state: Sequence[int],
+    computed: Sequence[int],
+    waits: Waits,
+    users: Sequence[int],
+    carried: Sequence[int],
+) -> list[int]:
+    """Returns what a step makes of a state: all that the next step waits for.
 
-    The state is when the last transfer ends, how late the step ends, and how late the operators
-    in `carried` are: all that the next step waits for. Late is against a step without any stall.
+    That is when the last transfer ends, how late the step ends, and how late the transfers
+    `carried` make operators. Late is against a step without any stall.
     """
-
-    computed: Sequence[int]
-    waits: Waits
-    users: list[int]
-    """The last transfer that delays the operator which each transfer waits for; -1 for none."""
-    carried: list[int]
-    """Users that are waited for in the next step."""
-
-    @classmethod
-    def of(cls, computed: Sequence[int], waits: Waits) -> "_Step":
-        users = [bisect_right(waits.first, after) - 1 for after in waits.after]
-        carried = {user for user, lag in zip(users, waits.lag, strict=True) if lag}
-        return cls(computed, waits, users, sorted(carried))
-
-    def cycle_above(self, stall: Fraction) -> Fraction | None:
-        """Returns the mean of a cycle if one is larger than `stall`, or None (Bellman and Ford)."""
-        size = 2 + len(self.carried)
-        state = [0] * size
-        parent, weight = [-1] * size, [0] * size
-        while True:
-            after, origins = self.run(state, stall.denominator)
-            grown = False
-            for node, origin in enumerate(origins):
-                value = after[node] - stall.numerator
-                if value > state[node]:
-                    grown = True
-                    parent[node] = origin
-                    weight[node] = (after[node] - state[origin]) // stall.denominator
-            if not grown:
-                return None
-            cycle = _cycle(parent)
-            if cycle:
-                return Fraction(sum(weight[node] for node in cycle), len(cycle))
-            state = [max(v, a - stall.numerator) for v, a in zip(state, after, strict=True)]
-
-    def run(self, state: Sequence[int], scale: int) -> tuple[list[int], list[int]]:
-        """Returns the next state, times multiplied by `scale`, and what each one follows from."""
-        carried = {user: 2 + number for number, user in enumerate(self.carried)}
-        end, end_from, delay, delay_from = state[0], 0, state[1], 1
-        delays, delays_from = {-1: delay}, {-1: 1}
-        computed, waits, step = self.computed, self.waits, self.computed[-1]
-        for j, first in enumerate(waits.first):
-            free, user = computed[waits.after[j] + 1] * scale, self.users[j]
-            if waits.lag[j]:
-                free, free_from = free - step * scale + state[carried[user]], carried[user]
-            else:
-                free, free_from = free + delays[user], delays_from[user]
-            if free > end:
-                end, end_from = free, free_from
-            end += waits.ns[j] * scale
-            if end - computed[first] * scale > delay:
-                delay, delay_from = end - computed[first] * scale, end_from
-            delays[j], delays_from[j] = delay, delay_from
-        after = [end - step * scale, delay, *(delays[user] for user in self.carried)]
-        return after, [end_from, delay_from, *(delays_from[user] for user in self.carried)]
-
-
-def _cycle(parent: Sequence[int]) -> list[int]:
-    """Returns the nodes of a cycle of parents, or none; -1 is no parent."""
-    seen: dict[int, int] = {}
-    for start in range(len(parent)):
-        node = start
-        while node >= 0 and node not in seen:
-            seen[node] = start
-            node = parent[node]
-        if node >= 0 and seen[node] == start:
-            cycle, other = [node], parent[node]
-            while other != node:
-                cycle.append(other)
-                other = parent[other]
-            return cycle
-    return []
+    end, delay, *late = state
+    delays = {-1: delay}
+    before, step = dict(zip(carried, late, strict=True)), computed[-1]
+    for j, first in enumerate(waits.first):
+        free = computed[waits.after[j] + 1]
+        free += before[users[j]] - step if waits.lag[j] else delays[users[j]]
+        end = max(end, free) + waits.ns[j]
+        delay = max(delay, end - computed[first])
+        delays[j] = delay
+    return [end - step, delay, *(delays[user] for user in carried)]

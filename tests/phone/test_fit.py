@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.phone import fit
@@ -83,14 +83,16 @@ def test_the_vendor_class_is_what_genies_3b_gives(soc):
         fit.fit_vendor(FIGURES, LLADA, load_profile("SM8650"))
 
 
+@settings(max_examples=10, deadline=None)
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
 def test_least_squares_finds_parameters_golden(a, b):
     x = np.array([1.0, 2.0, 5.0, 9.0])
 
-    def residuals(free):
-        return (free[0] + free[1] * x) / (a + b * x) - 1
+    def misfit(profile):
+        return (profile.power.idle_w + profile.power.npu_w * x) / (a + b * x) - 1
 
-    assert fit.least_squares(residuals, (1.0, 1.0)) == pytest.approx([a, b], rel=1e-3)
+    found = fit.fitted(PHONE, {"power.idle_w": 1.0, "power.npu_w": 1.0}, misfit)
+    assert [*found.values()] == pytest.approx([a, b], rel=1e-3)
 
 
 def test_a_task_is_fitted_to_its_own_two_cells():

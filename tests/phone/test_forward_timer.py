@@ -2,11 +2,10 @@
 
 import pytest
 
-from llada_jax.config import SamplerConfig
 from llada_jax.phone.energy import energy_of
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.memory import Runtime, most_rows
+from llada_jax.phone.memory import Runtime
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
@@ -92,38 +91,6 @@ def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
     assert phone.transfers == WeightTransfers()
     with pytest.raises(ValueError, match="runtime is 'none'"):
         ForwardTimer(LLADA, PHONE, System(runtime="none"))
-
-
-def test_a_table_for_the_sampler_is_the_phones_own_steps():
-    phone = ForwardTimer(LLADA, PHONE, SWAP, canvas=96)
-    table = phone.latency_table([32, 64])
-    assert table.rows == (32, 64)
-    steps = (Forward(32, 64, 32), Forward(64, 32, 64))
-    assert table.ms == tuple(1e3 * phone.step(step).seconds for step in steps)
-    budget = phone.row_budget()
-    config = SamplerConfig.preset("llada_cpp", latency_table=table, row_budget=budget)
-    assert config.latency_table == table
-    for rows, message in (
-        ([64, 32], r"rows is \[64, 32\]; allowed: ascending"),
-        ([32, 128], r"rows is \[32, 128\]; allowed: up to the phone's canvas \(96\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            phone.latency_table(rows)
-
-
-def test_a_budget_of_rows_is_what_memory_leaves():
-    def budget(**settings) -> int:
-        return ForwardTimer(LLADA, PHONE, System(**settings), 256).row_budget() or 0
-
-    resident = ForwardTimer(LLADA, PHONE, SWAP, 256).transfers.resident_mib or 0.0
-    assert resident == 3744 - 672
-    assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
-    assert budget(resident_mib=1024) > budget() > 32
-    for phone in (
-        ForwardTimer(LLADA, PHONE, System(body="cpu"), 256),
-        ForwardTimer(LLADA, PHONE, SWAP, 256, WeightTransfers(looped=True)),
-    ):
-        assert phone.row_budget() is None
 
 
 def test_no_head_rows_no_head():

@@ -54,7 +54,10 @@ def test_figure_10_of_the_paper():
     """The printed walk; its last step names E, but D is what is left (arXiv 2606.13740)."""
     region = ResidentRegion(30, 1, 30)
     groups = alternate(FIGURE_10, one_buffer(90), region, slot_bytes=30)
-    walked = [(g.kind, "".join(FIGURE_10.operators[i].name for i in g.operators)) for g in groups]
+    walked = [
+        ("resident" if g.offsets else "temporary", "".join("ABCDE"[i] for i in g.operators))
+        for g in groups
+    ]
     assert walked == [
         ("resident", "A"),
         ("temporary", "B"),  # T(B) = 1 < C(A) = 2 < T(B) + T(C) = 3
