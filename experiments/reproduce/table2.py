@@ -8,11 +8,11 @@ from llada_jax.phone.published_tasks import PublishedTasks
 
 def table2(world: PublishedTasks) -> Chapter:
     """Compares one denoising step, row by row."""
+    points = residuals_of(world.figures, world.graphs, load_profile("SM8750"))
     rows = [
-        modelled(each.name, each.modelled, "ms", reference=each.published, fitted=True,
-                  source=f"{PAPER}, Table 2")
-        for each in residuals_of(world.figures, world.graphs, load_profile("SM8750"))
-    ]  # fmt: skip
+        modelled(name, found, "ms", reference=published, fitted=True, source=f"{PAPER}, Table 2")
+        for name, published, found in points
+    ]
     npu, cpu = load_profile("SM8750").npu["llada_cpp"], load_profile("SM8750").cpu["plain"]
     words = [
         f"Fitted: dequantization {npu.dequant_gweights:.1f} G weights/s "

@@ -33,7 +33,7 @@ from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.routed_layers import RecordedRouting, RoutingLike, routing_of
+from llada_jax.phone.routed_layers import AnyRouting, RecordedRouting, routing_of
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
@@ -96,7 +96,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def routing_for(config: SimulateConfig, model: ModelConfig) -> RoutingLike | None:
+def routing_for(config: SimulateConfig, model: ModelConfig) -> AnyRouting | None:
     """Returns the recorded routing, where one is named, of a model with such experts."""
     if config.routing is None:
         return None

@@ -5,9 +5,9 @@ Every fitted number is written down in `profiles/`; a test holds that this modul
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -29,18 +29,6 @@ TASK_TOKENS = 128
 ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
 LLaDA-8B mapped."""
-
-
-class Residual(NamedTuple):
-    """A fitted figure's point, and what the fitted model gives for it."""
-
-    name: str
-    published: float
-    modelled: float
-
-    @property
-    def error(self) -> float:
-        return self.modelled / self.published - 1
 
 
 def fitted(
@@ -216,18 +204,18 @@ def mean_latency(dynamics: Dynamics, prompt: int, phone: ForwardTimer, runs: int
     return float(np.mean([phone.latency(workload) for workload in found]))
 
 
-def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:
-    """Returns what the profile gives for the figures that it was fitted to."""
+def residuals_of(
+    figures: Figures, graphs: GraphsLike, profile: Profile
+) -> Iterator[tuple[str, float, float]]:
+    """Yields the points of Table 2, which the profile was fitted to: a name, what is published and
+    what the profile gives, ms."""
     table = figures["table2_step_ms"]
     cpu = ForwardTimer(graphs, profile, System(body="cpu"))
     npu = ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED)
-    found = []
     for index, rows in enumerate(table["rows"]):
-        forward = Forward(rows, 0, rows)
         for name, phone in (("cpu", cpu), ("npu", npu)):
-            seconds = phone.step(forward).seconds * 1e3
-            found.append(Residual(f"table2/{name}/{rows}", table[name][index], seconds))
-    return found
+            seconds = phone.step(Forward(rows, 0, rows)).seconds
+            yield f"table2/{name}/{rows}", table[name][index], seconds * 1e3
 
 
 def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.ndarray:

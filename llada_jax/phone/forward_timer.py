@@ -10,7 +10,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.profile import CpuKernels, Profile
-from llada_jax.phone.routed_layers import RoutingLike, layer_costs, routing_of
+from llada_jax.phone.routed_layers import AnyRouting, layer_costs, routing_of
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
@@ -58,7 +58,7 @@ class ForwardTimer:
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
         engine: SamplingEngineLike | None = None,
-        routing: RoutingLike | None = None,
+        routing: AnyRouting | None = None,
     ) -> None:
         attached = system.scores_on == "sampling_engine"
         require(
@@ -69,7 +69,7 @@ class ForwardTimer:
             not system.head_on_npu or transfers is None or not transfers.looped,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
-        self._graphs, self._profile, self._system = graphs, profile, system
+        self._graphs, self.profile, self._system = graphs, profile, system
         self._canvas = canvas
         self._kernels = profile.kernels(system.kernels)
         self._cpu = profile.cpu_kernels(system.cpu)
@@ -86,7 +86,7 @@ class ForwardTimer:
         if forward not in self._steps:
             on_cpu = self._system.body == "cpu"
             work = self._work_of_cpu(forward) if on_cpu else self._work_of_npu(forward)
-            gbps = self._profile.memory.dram_gbps
+            gbps = self.profile.memory.dram_gbps
             self._steps[forward] = run_step(work, self.transfers, gbps)
         return self._steps[forward]
 
@@ -124,11 +124,11 @@ class ForwardTimer:
         return StepWork(_layer_tasks(self._layers_on_npu(forward), "npu"), beside, call)
 
     def _layers_on_npu(self, forward: Forward) -> list[StepCost]:
-        price = partial(price_on_npu, kernels=self._kernels, memory=self._profile.memory)
+        price = partial(price_on_npu, kernels=self._kernels, memory=self.profile.memory)
         return self._layers(forward.rows, forward.cache, price)
 
     def _layers_on_cpu(self, rows: int, cache: int) -> list[StepCost]:
-        price = partial(price_on_cpu, kernels=self._cpu, memory=self._profile.memory)
+        price = partial(price_on_cpu, kernels=self._cpu, memory=self.profile.memory)
         return self._layers(rows, cache, price)
 
     def _layers(
@@ -144,7 +144,7 @@ class ForwardTimer:
 
     def _head_on_npu(self, rows: int) -> LaneTask:
         lowered = self._graphs.head(rows)
-        cost = price_on_npu(lowered, self._kernels, self._profile.memory)
+        cost = price_on_npu(lowered, self._kernels, self.profile.memory)
         cost = cost.times(self._graphs.head_chunks)
         product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
         if self._engine:
@@ -155,7 +155,7 @@ class ForwardTimer:
 
     def _head_cost(self, rows: int, kernels: CpuKernels) -> StepCost:
         """Prices the head of the whole vocabulary, on the CPU."""
-        chunk = price_on_cpu(self._graphs.head(rows), kernels, self._profile.memory)
+        chunk = price_on_cpu(self._graphs.head(rows), kernels, self.profile.memory)
         return chunk.times(self._graphs.head_chunks)
 
     def _revision(self, forward: Forward) -> LaneTask:

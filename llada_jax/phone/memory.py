@@ -5,11 +5,12 @@ small: map buffers again as operators need them, copy what is not resident into 
 map registered buffers from the NPU's side.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import body_matrices, head_weights, is_routed
 from llada_jax.phone.profile import PhoneMemory
+from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB, kv_bytes_per_token
 from llada_jax.swap.graph import ACTIVATION_BYTES
 
@@ -18,12 +19,6 @@ SLOTS_MIB = 256.0
 LARGEST_ROWS = 64
 WEIGHT_BITS = 4.5
 """Of Q4_0, scales included."""
-Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
-"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
-address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
-with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
-while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
-mappings, nothing is ever mapped twice."""
 
 
 class Footprint(NamedTuple):
@@ -94,27 +89,26 @@ def _inner_numbers(model: ModelConfig, layer: int) -> int:
 
 
 def footprint(
-    runtime: Runtime,
+    system: System,
     model: ModelConfig,
     memory: PhoneMemory,
     *,
     canvas: int,
     rows: int,
     staging_mib: float = SLOTS_MIB,
-    head: bool = False,
 ) -> Footprint:
     """Returns what must be mapped at one time for forwards of `rows` on a canvas.
 
     Without a runtime that stages, that is all weights: where each keeps its mapping (`none`), they
     must fit into what a session keeps mapped, else into what can be mapped at all. Paging holds two
     buffers, the one in use and the one that comes, and gives every temporary an offset of its own;
-    swapping holds its slots (and resident buffers only as far as there is room). `head`: whether
-    the head is the NPU's too.
+    swapping holds its slots (and resident buffers only as far as there is room).
     """
-    weights, cache = weights_mib(model, head=head), cache_mib(model, canvas)
+    runtime = system.runtime
     temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
     if runtime == "wide":
         return Footprint(0.0, 0.0, temporaries, memory.address_space_mib)
+    weights = weights_mib(model, head=system.head_on_npu)
     most = {
         "none": weights,
         "remap": weights,
@@ -123,17 +117,11 @@ def footprint(
         "delayed": memory.buffer_mib,
     }[runtime]
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
-    return Footprint(min(weights, most), cache, temporaries, limit)
+    return Footprint(min(weights, most), cache_mib(model, canvas), temporaries, limit)
 
 
 def most_rows(
-    runtime: Runtime,
-    model: ModelConfig,
-    memory: PhoneMemory,
-    *,
-    canvas: int,
-    resident: float = 0.0,
-    head: bool = False,
+    system: System, model: ModelConfig, memory: PhoneMemory, *, canvas: int, resident: float = 0.0
 ) -> int:
     """Returns the most rows of a forward whose activations find room beside what must be mapped.
 
@@ -141,10 +129,10 @@ def most_rows(
     ValueError where not even one row finds room.
     """
     held = SLOTS_MIB + resident
-    one = footprint(runtime, model, memory, canvas=canvas, rows=1, staging_mib=held, head=head)
+    one = footprint(system, model, memory, canvas=canvas, rows=1, staging_mib=held)
     require(
         one.fits,
-        f"runtime is {runtime!r}: one row needs {one.reason}; allowed: a runtime or a canvas "
-        "that leaves room for a row",
+        f"runtime is {system.runtime!r}: one row needs {one.reason}; allowed: a runtime or a "
+        "canvas that leaves room for a row",
     )
     return int((one.limit - one.weights - one.cache) / one.temporaries)

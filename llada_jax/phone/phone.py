@@ -25,7 +25,7 @@ from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.routed_layers import RoutingLike
+from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
@@ -90,7 +90,7 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
-    routing: RoutingLike | None = None
+    routing: AnyRouting | None = None
     """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
     which the source of every result then names."""
 
@@ -133,10 +133,6 @@ class Phone:
         plan = None
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
-        transfers = None if plan is None else plan.transfers_on(self.profile)
-        simulated = simulate(
-            workload, graphs, self.profile, self.system, transfers, engine, self.routing
-        )
 
         def latency(moved: Profile) -> float:
             timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
@@ -144,18 +140,17 @@ class Phone:
 
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
-            **vars(simulated),
+            **vars(simulate(workload, self.timer(shape, workload.canvas, plan, engine))),
             soc=self.profile.soc,
             shape=shape_name(shape),
             interval=sure.bounds,
             doubts=sure.largest,
             footprint=footprint(
-                self.system.runtime,
+                self.system,
                 graphs.model,
                 self.profile.memory,
                 canvas=workload.canvas,
                 rows=max(forward.rows for forward in workload.forwards),
-                head=self.system.head_on_npu,
             ),
             plan=plan,
         )
@@ -189,14 +184,9 @@ class Phone:
         resident = self.timer(shape, canvas).transfers.resident_mib
         if self.system.body == "cpu" or resident is None:
             return None
-        return most_rows(
-            self.system.runtime,
-            graphs_of(shape, self.quant).model,
-            self.profile.memory,
-            canvas=canvas,
-            resident=resident,
-            head=self.system.head_on_npu,
-        )
+        model = graphs_of(shape, self.quant).model
+        memory = self.profile.memory
+        return most_rows(self.system, model, memory, canvas=canvas, resident=resident)
 
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
@@ -239,7 +229,7 @@ def phone(
     name_or_path: str | PathLike[str],
     *,
     quant: Quant = "int4_block32",
-    routing: RoutingLike | None = None,
+    routing: AnyRouting | None = None,
     **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.

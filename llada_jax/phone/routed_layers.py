@@ -3,7 +3,7 @@
 Attention and norms are the lowered dense layer's own. In place of its feed-forward come the
 router, the shared expert for all rows, and the three products of every expert that any row takes,
 with as many rows as take it: its weights are fetched and unpacked once for them. How many experts
-that are, and how many rows each one has, is a `RoutingLike`'s to say. Of the host's work between
+that are, and how many rows each one has, is the routing's to say. Of the host's work between
 router and experts nothing is published, and nothing is counted.
 """
 
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int
@@ -24,22 +23,6 @@ from llada_jax.phone.cost import StepCost, sum_of
 NEGLIGIBLE = 1e-6
 """Experts of a layer that are fewer, on average, are left out."""
 Price = Callable[[Lowered], StepCost]
-
-
-class RoutingLike(Protocol):
-    """Which experts rows take, as far as prices need it."""
-
-    @property
-    def source(self) -> str:
-        """Where it comes from, for whatever rests on it."""
-        ...
-
-    def experts_by_rows(self, rows: int, /) -> Mapping[int, float]:
-        """Returns how many experts of a layer are taken by 1, 2, ... rows of so many, on average.
-
-        Their sum is the mean number of different experts.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,6 +41,10 @@ class IndependentRouting:
         return "experts assumed to be taken independently and equally often"
 
     def experts_by_rows(self, rows: int) -> Mapping[int, float]:
+        """Returns how many experts of a layer are taken by 1, 2, ... rows of so many, on average.
+
+        Their sum is the mean number of different experts.
+        """
         share = self.experts_per_token / self.n_experts
         found = {}
         for n in range(1, rows + 1):
@@ -90,6 +77,7 @@ class RecordedRouting:
         return f"experts by the routing of {len(self.experts)} recorded forwards"
 
     def experts_by_rows(self, rows: int) -> Mapping[int, float]:
+        """Returns the same as `IndependentRouting.experts_by_rows`, by what was recorded."""
         live = (self.experts[:, 0, :, 0] >= 0).sum(axis=-1)
         taken = min(rows, int(live.max()))
         found: dict[int, float] = {}
@@ -106,7 +94,11 @@ class RecordedRouting:
         return found
 
 
-def routing_of(model: ModelConfig, routing: RoutingLike | None) -> RoutingLike | None:
+AnyRouting = IndependentRouting | RecordedRouting
+"""Which experts rows take."""
+
+
+def routing_of(model: ModelConfig, routing: AnyRouting | None) -> AnyRouting | None:
     """Returns the routing that a model is priced by; None for a model without experts.
 
     Raises ValueError for a routing of another model's experts.
@@ -126,7 +118,7 @@ def routing_of(model: ModelConfig, routing: RoutingLike | None) -> RoutingLike |
 
 
 def layer_costs(
-    model: ModelConfig, layer: Lowered, rows: int, price: Price, routing: RoutingLike | None
+    model: ModelConfig, layer: Lowered, rows: int, price: Price, routing: AnyRouting | None
 ) -> list[StepCost]:
     """Prices every layer of a forward, from the lowered dense layer that stands for all."""
     dense, moe = price(layer), model.moe
@@ -140,7 +132,7 @@ def layer_costs(
 
 
 @cache
-def _experts_by_rows(routing: RoutingLike, rows: int) -> Mapping[int, float]:
+def _experts_by_rows(routing: AnyRouting, rows: int) -> Mapping[int, float]:
     return routing.experts_by_rows(rows)
 
 

@@ -2,20 +2,40 @@
 
 The step is the unit: the CPU's revisions are merged at its end (the paper's delayed merge), so no
 lane reaches into the next one. Equal forwards therefore take equal time and are simulated once.
+Power is of the whole phone, measured at the battery while one processor, or both, worked. Published
+joules are often idle-subtracted, so both are given.
 """
 
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from llada_jax.phone.energy import Energy, energy_of
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike, SamplingEngineLike
-from llada_jax.phone.profile import Profile
-from llada_jax.phone.routed_layers import RoutingLike
-from llada_jax.phone.system import System
-from llada_jax.phone.timeline import Timeline, breakdown
-from llada_jax.phone.transfers import WeightTransfers
+from llada_jax.phone.forward_timer import ForwardTimer
+from llada_jax.phone.profile import Power
+from llada_jax.phone.timeline import Timeline, breakdown, busy_seconds
 from llada_jax.phone.workload import Forward, Workload
+
+
+class Energy(NamedTuple):
+    """Joules of the whole phone, and what is left without its idle power."""
+
+    joules: float = 0.0
+    above_idle: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def watts(self) -> float:
+        """On average; 0 for nothing."""
+        return self.joules / self.seconds if self.seconds else 0.0
+
+
+def energy_of(timeline: Timeline, power: Power) -> Energy:
+    """Returns what a timeline takes from the battery."""
+    busy = busy_seconds(timeline)
+    watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
+    joules = sum(watts[state] * seconds for state, seconds in busy.items())
+    return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +71,8 @@ class Simulated:
         return Timeline(tuple(events))
 
 
-def simulate(
-    workload: Workload,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System | None = None,
-    transfers: WeightTransfers | None = None,
-    engine: SamplingEngineLike | None = None,
-    routing: RoutingLike | None = None,
-) -> Simulated:
-    """Returns latency, breakdown and energy of a run: sums over its forwards.
-
-    The arguments are those of `ForwardTimer`.
-    """
-    timer = ForwardTimer(
-        graphs, profile, system or System(), workload.canvas, transfers, engine, routing
-    )
+def simulate(workload: Workload, timer: ForwardTimer) -> Simulated:
+    """Returns latency, breakdown and energy of a run: sums over its forwards."""
     counts = Counter(workload.forwards)
     steps = {forward: timer.step(forward) for forward in counts}
     parts: dict[str, float] = {}
@@ -74,7 +80,7 @@ def simulate(
     for forward, count in counts.items():
         for name, seconds in breakdown(steps[forward]).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
-        energies.append([count * each for each in energy_of(steps[forward], profile.power)])
+        energies.append([count * each for each in energy_of(steps[forward], timer.profile.power)])
     return Simulated(
         workload=workload,
         parts=parts,

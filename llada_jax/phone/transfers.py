@@ -76,15 +76,10 @@ def transfers_by_rule(
     """
     if system.body == "cpu":
         return WeightTransfers()
-    runtime, head, memory, paths = (
-        system.runtime,
-        system.head_on_npu,
-        profile.memory,
-        profile.mapping,
-    )
-    weights, cache = weights_mib(model, head=head), cache_mib(model, canvas)
+    runtime, memory, paths = system.runtime, profile.memory, profile.mapping
+    weights, cache = weights_mib(model, head=system.head_on_npu), cache_mib(model, canvas)
     if runtime == "none":
-        found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
+        found = footprint(system, model, memory, canvas=canvas, rows=LARGEST_ROWS)
         require(
             found.fits,
             f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "

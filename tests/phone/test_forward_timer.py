@@ -2,12 +2,10 @@
 
 import pytest
 
-from llada_jax.phone.energy import energy_of
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.memory import Runtime
-from llada_jax.phone.simulate import simulate
-from llada_jax.phone.system import ScoresOn, System
+from llada_jax.phone.simulate import energy_of, simulate
+from llada_jax.phone.system import Runtime, ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
@@ -24,7 +22,7 @@ def seconds(forward=STEP, **settings) -> float:
 
 
 def test_parts_and_energies_add_up():
-    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert found.timeline().seconds == pytest.approx(found.seconds)
     assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
@@ -33,7 +31,7 @@ def test_parts_and_energies_add_up():
 
 
 def test_a_part_of_the_timeline_starts_at_zero():
-    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
     part = found.timeline(first=2, last=4)
     assert part.events[0].start == 0 and "step 2" in part.events[0].task.name
     step = found.steps[found.workload.forwards[2]].seconds
@@ -50,8 +48,9 @@ def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
 
 def test_a_plan_can_say_what_a_forward_stages():
     plan = WeightTransfers((WeightTransfer("stage", 1.0, 1e9, feeds=31, after=30),))
-    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="wide"))
-    planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
+    wide = ForwardTimer(LLADA, PHONE, System(runtime="wide"))
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), wide)
+    planned = simulate(bare.workload, ForwardTimer(LLADA, PHONE, SWAP, transfers=plan))
     assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
     assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
 
@@ -148,7 +147,7 @@ def test_power_is_that_of_what_is_busy_golden():
 
 
 def test_an_empty_run_takes_nothing():
-    found = simulate(Workload((), 1, 1, "a test"), GRAPHS, PHONE)
+    found = simulate(Workload((), 1, 1, "a test"), ForwardTimer(GRAPHS, PHONE, SWAP))
     assert (found.seconds, found.energy.watts) == (0, 0)
 
 
@@ -196,4 +195,4 @@ def test_an_engine_that_is_missing_is_named():
 
 def test_kernels_of_another_phone_are_named():
     with pytest.raises(ValueError, match="kernels is 'mine'; allowed: "):
-        simulate(blockwise(8, 32), GRAPHS, PHONE, System(kernels="mine"))
+        ForwardTimer(GRAPHS, PHONE, System(kernels="mine"))

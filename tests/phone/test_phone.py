@@ -139,7 +139,9 @@ def test_a_budget_of_rows_is_what_memory_leaves(phone):
 
     resident = phone.timer("llada_8b").transfers.resident_mib
     assert resident == 3744 - 672
-    most = most_rows("swap", GRAPHS_8B.model, phone.profile.memory, canvas=256, resident=resident)
+    most = most_rows(
+        phone.system, GRAPHS_8B.model, phone.profile.memory, canvas=256, resident=resident
+    )
     assert budget() == most > 32
     assert budget(resident_mib=1024) > most
     assert budget(body="cpu") is None

@@ -114,9 +114,9 @@ def test_only_layers_after_the_first_dense_ones_are_routed():
 
 def test_experts_that_agree_cost_less_than_those_taken_by_chance():
     same = np.tile([0, 1], (1, 3, 32, 1))
-    agreed = simulate(Workload((STEP,), 1, 1, "a test"), MIXED_GRAPHS, PHONE, WIDE,
-                      routing=RecordedRouting(same, 8))  # fmt: skip
-    chance = simulate(agreed.workload, MIXED_GRAPHS, PHONE, WIDE)
+    recorded = ForwardTimer(MIXED_GRAPHS, PHONE, WIDE, routing=RecordedRouting(same, 8))
+    agreed = simulate(Workload((STEP,), 1, 1, "a test"), recorded)
+    chance = simulate(agreed.workload, ForwardTimer(MIXED_GRAPHS, PHONE, WIDE))
     assert agreed.experts_per_layer == pytest.approx(2)
     assert chance.experts_per_layer == pytest.approx(8, rel=1e-3)
     assert agreed.parts["dequantization"] < chance.parts["dequantization"]
@@ -128,7 +128,7 @@ def test_a_step_pays_for_the_weights_that_it_activates():
     """LLaDA2.0-flash unpacks 163 of 256 experts in a layer of 32 rows."""
     graphs = graphs_of("llada2_flash")
     workload = Workload((Forward(32, 128, 32),), 1, 1, "a test")
-    found = simulate(workload, graphs, PHONE, WIDE)
+    found = simulate(workload, ForwardTimer(graphs, PHONE, WIDE))
     assert found.experts_per_layer == pytest.approx(163.3, abs=0.1)
     single = 256 * 32 * (8 / 256) * (1 - 8 / 256) ** 31  # experts of one row: a kernel of their own
     kernels = PHONE.npu["llada_cpp"]
