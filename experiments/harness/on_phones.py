@@ -30,7 +30,7 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
 
 def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:
     """Returns the forwards of one row of a trace, for a model of LLaDA-8B's shape."""
-    return from_trace(trace, architecture(SHAPE), row, as_if=True)
+    return from_trace(trace, architecture(SHAPE), row)
 
 
 def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:

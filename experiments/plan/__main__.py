@@ -4,7 +4,7 @@
     python -m experiments.plan path=immediate tokens=640
     python -m experiments.plan -m session_mib=3200,2048,1024
     python -m experiments.plan gap_sessions_mib=[800,1600,2400,3200]
-    python -m experiments.plan architecture=llada2_flash step_ms=1000 figure=false
+    python -m experiments.plan architecture=llada2_flash step_ms=1000
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
 weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
@@ -21,7 +21,6 @@ from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_config import PlanConfig
-from experiments.plan.plan_figure import draw
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, PlanError
 from llada_jax.swap.address_plan import Plan
@@ -57,7 +56,7 @@ class CheckedPlan(NamedTuple):
 
 
 def plan(config: PlanConfig, run: Run) -> None:
-    """Prints, records and draws every planner's plan, once it is checked."""
+    """Prints and records every planner's plan, once it is checked."""
     graph = config.graph()
     bound_ns = least_step_ns(graph, config.budget)
     plans, failed = plans_of(config, graph)
@@ -78,8 +77,6 @@ def plan(config: PlanConfig, run: Run) -> None:
         print(aligned([line for line, _ in gaps], gaps[0][0]))
     for row in rows:
         run.record(row.as_dict())
-    if config.figure:
-        draw(run.folder / "plan.png", {each.name: (each.graph, each.plan) for each in plans})
     run.finish(rows)
 
 

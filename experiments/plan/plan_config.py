@@ -29,7 +29,6 @@ class PlanConfig:
     max_buffer_mib: int = 1024
     tokens: int = 208
     steps: int = 32
-    figure: bool = True
     gap_sessions_mib: tuple[int, ...] = ()
     gap_step_shares: tuple[float, ...] = (1.0, 0.3, 0.1)
 

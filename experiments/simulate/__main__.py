@@ -1,7 +1,6 @@
 """What a decoding run would take on a phone: latency, why, energy, memory, and a timeline.
 
-    python -m experiments.simulate trace=outputs/.../trace.npz shape=tiny
-    python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
+    python -m experiments.simulate trace=outputs/.../trace.npz phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
@@ -47,7 +46,6 @@ class SimulateConfig:
 
     trace: str | None = None
     row: int = 0
-    as_if: bool = False
     task: str = "GSM8K"
     tokens: int = 128
     shape: str = "llada_8b"
@@ -108,7 +106,7 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
     """Returns the forwards of the trace, or of runs by the paper's statistics."""
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
-        return (from_trace(trace, model, config.row, as_if=config.as_if),)
+        return (from_trace(trace, model, config.row),)
     return PublishedTasks(graphs_of("llada_8b")).workloads(config.task, config.tokens, Decoding())
 
 

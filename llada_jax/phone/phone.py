@@ -258,4 +258,4 @@ def _workload(run: Any, model: ModelConfig, row: int) -> Workload:
         f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
         "Workload",
     )
-    return from_trace(run, model, row, as_if=True)
+    return from_trace(run, model, row)

@@ -38,17 +38,15 @@ class Workload(NamedTuple):
         return self.prompt_length + self.tokens
 
 
-def from_trace(trace: Any, model: ModelConfig, row: int = 0, *, as_if: bool = False) -> Workload:
+def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
     """Returns the forwards of one batch row of an `lj.Trace`, as if it had been decoded alone.
 
-    Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` allows
-    just that: the same forwards, on a phone that runs `model`; the source then says so. Also for a
-    row that does not exist, a trace without forwards, and a canvas that the model cannot hold.
+    A trace that was decoded by a model of another shape gives the same forwards, on a phone that
+    runs `model`; the source then says so. Raises ValueError for a row that does not exist, a trace
+    without forwards, and a canvas that the model cannot hold.
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
-    difference = _difference(trace.settings.get("model", {}), model)
-    require(as_if or difference is None, str(difference))
     live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
     # A refreshed token runs its own row, and its shadow's where it has one.
     shadows = trace.settings.get("sampler", {}).get("rescore") == "shadow"
@@ -72,16 +70,17 @@ def from_trace(trace: Any, model: ModelConfig, row: int = 0, *, as_if: bool = Fa
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
         "this model",
     )
-    source = _source(trace.settings.get("model", {}))
-    source += ", run as if by this model" if difference else ""
-    return Workload(forwards, tokens, prompt, source)
+    return Workload(forwards, tokens, prompt, _source(trace.settings.get("model", {}), model))
 
 
-def _source(model: Mapping[str, Any]) -> str:
-    """Says whose trace it is, as far as it tells."""
-    if {"family", "n_layers", "width"} <= set(model):
-        return "a trace of {family}, {n_layers} layers of width {width}".format_map(model)
-    return "a trace"
+def _source(found: Mapping[str, Any], model: ModelConfig) -> str:
+    """Says whose trace it is, as far as it tells, and whether another model runs it."""
+    whose = "a trace"
+    if {"family", "n_layers", "width"} <= set(found):
+        whose += " of {family}, {n_layers} layers of width {width}".format_map(found)
+    names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
+    alike = all(found.get(name) == getattr(model, name) for name in names)
+    return whose if alike else f"{whose}, run as if by this model"
 
 
 def _refreshed_beside(trace: Any) -> Any:
@@ -89,18 +88,6 @@ def _refreshed_beside(trace: Any) -> Any:
     scores are among the forward's."""
     by_worker = trace.settings.get("sampler", {}).get("refresh") == "worker"
     return trace.refreshed if by_worker else np.zeros_like(trace.refreshed)
-
-
-def _difference(found: Mapping[str, Any], model: ModelConfig) -> str | None:
-    """Returns what another shape than `model` the trace's model has, if it has."""
-    names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
-    for name in names:
-        if found.get(name) != getattr(model, name):
-            return (
-                f"the trace's model has {name} {found.get(name)}; allowed: {getattr(model, name)}, "
-                "or as_if=true for what the same forwards would take in another model"
-            )
-    return None
 
 
 def rounded(cache: int) -> int:

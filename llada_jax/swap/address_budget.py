@@ -1,6 +1,6 @@
 """The NPU's address space as a budget of bytes and mappings, and what a mapping costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph
@@ -88,4 +88,8 @@ class MappingPath:
             a planner does not know how many it will make.
         """
         once = self.step_ns // transfers if transfers else 0
-        return graph.staged_at(self.bytes_per_second, self.map_ns + once)
+        operators = tuple(
+            replace(each, transfer_ns=round(each.weight_bytes / self.bytes_per_second * 1e9))
+            for each in graph.operators
+        )
+        return Graph(operators, self.map_ns + once)

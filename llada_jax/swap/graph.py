@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -91,18 +91,6 @@ class Graph:
             for index, operator in enumerate(self.operators)
             for other in operator.depends
         )
-
-    def staged_at(self, bytes_per_second: float, map_ns: int) -> "Graph":
-        """Returns the graph with a way's transfer times; `math.inf` where bytes cost nothing.
-
-        Raises ValueError for a speed of 0 or less.
-        """
-        require(bytes_per_second > 0, f"bytes_per_second is {bytes_per_second}; allowed: above 0")
-        operators = tuple(
-            replace(operator, transfer_ns=round(operator.weight_bytes / bytes_per_second * 1e9))
-            for operator in self.operators
-        )
-        return Graph(operators, map_ns)
 
 
 def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:

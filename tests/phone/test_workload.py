@@ -78,7 +78,7 @@ def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
     with Worker() as worker:
         config = staged.replace(refresh="worker")
         by_worker = toy_decode(prompts, config, salt=3, loop="host", worker=worker).trace
-    forwards = from_trace(by_worker, SHAPE, as_if=True).forwards
+    forwards = from_trace(by_worker, SHAPE).forwards
     refreshed, rescored = (np.array(n) for n in zip(*(f[3:] for f in forwards), strict=True))
     np.testing.assert_array_equal(rescored, by_rows.refreshed[:, 0])
     assert rescored.any(), "the case must refresh"
@@ -91,7 +91,6 @@ def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
     ("changes", "arguments", "message"),
     [
         ({}, {"row": 2}, "row is 2; allowed: 0 to 1"),
-        ({"settings": {}}, {}, "the trace's model has width None; allowed: 64, or as_if=true"),
         (
             {"live_rows": np.zeros((2, 2), int), "refreshed": np.zeros((2, 2), int)},
             {},
@@ -109,11 +108,10 @@ def test_traces_that_do_not_fit_are_named(changes, arguments, message):
         from_trace(trace(**changes), SHAPE, **arguments)
 
 
-def test_another_shape_can_be_asked_for():
-    wide = SHAPE.replace(width=128)
-    with pytest.raises(ValueError, match="has width 64; allowed: 128, or as_if=true"):
-        from_trace(trace(), wide)
-    assert len(from_trace(trace(), wide, as_if=True).forwards) == 2
+def test_another_shape_runs_the_same_forwards_and_is_named():
+    other = from_trace(trace(), SHAPE.replace(width=128))
+    assert other.forwards == from_trace(trace(), SHAPE).forwards
+    assert other.source.endswith("width 64, run as if by this model")
 
 
 @given(st.integers(1, 100), st.sampled_from([32, 64, 128]))

@@ -32,7 +32,7 @@ def planned(tmp_path, *overrides: str) -> dict:
 
 def test_planners_side_by_side(tmp_path, capsys):
     gaps = ["gap_sessions_mib=[1,2]", "gap_step_shares=[0.1]"]
-    rows = planned(tmp_path, *SMALL, *gaps, "figure=false")
+    rows = planned(tmp_path, *SMALL, *gaps)
     steps = {
         name: rows[f"plan/copy/{name}/step"]["value"] for name in ("paging", "greedy", "steady")
     }
@@ -46,15 +46,6 @@ def test_planners_side_by_side(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "none: no plan, the weights need" in printed and "(bound)" in printed
     assert "arXiv 2606.13740" in printed
-
-
-def test_the_picture(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
-    planned(tmp_path, *SMALL, "planners=[greedy,steady]", "path=immediate")
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "plan.png", "results.json", "metrics.jsonl", "config.yaml", "env.json"
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
