@@ -143,8 +143,9 @@ def on_phone(
             name = f"{prefix}mean_latency"
             yield row(name, mean.value, "s, of all runs", interval=mean.interval, n=mean.n)
 
+    timer = phone.timer(shape, workload.canvas, found.plan, engine)
     yield row("latency", found.seconds, "s", interval=found.interval)
-    yield from means("", phone.timer(shape, workload.canvas, found.plan, engine))
+    yield from means("", timer)
     yield row("tokens_per_second", found.tokens_per_second, "tokens/s")
     for name, seconds in found.breakdown.items():
         yield row(f"part/{name}", seconds, "s")
@@ -155,15 +156,14 @@ def on_phone(
         yield row("plan/transfers", found.plan.transfers, "a forward")
         yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
     for where in get_args(ScoresOn) if system.head_on_npu else ():
-        elsewhere = replace(phone, system=replace(system, scores_on=where))
-        timer = elsewhere.timer(shape, workload.canvas, engine=engine)
-        yield row(f"scores_on/{where}/latency", timer.latency(workload), "s")
-        yield from means(f"scores_on/{where}/", timer)
+        moved = replace(phone, system=replace(system, scores_on=where))
+        elsewhere = moved.timer(shape, workload.canvas, engine=engine)
+        yield row(f"scores_on/{where}/latency", elsewhere.latency(workload), "s")
+        yield from means(f"scores_on/{where}/", elsewhere)
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
     if found.experts_per_layer is not None:
-        timer = phone.timer(shape, workload.canvas, found.plan, engine)
         yield row("experts_per_layer", found.experts_per_layer, "different a forward")
         weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
         yield row("weights", weights, "MiB, of all experts")

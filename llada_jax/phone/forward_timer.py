@@ -84,10 +84,8 @@ class ForwardTimer:
     def step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
         if forward not in self._steps:
-            on_cpu = self._system.body == "cpu"
-            work = self._work_of_cpu(forward) if on_cpu else self._work_of_npu(forward)
             gbps = self.profile.memory.dram_gbps
-            self._steps[forward] = run_step(work, self.transfers, gbps)
+            self._steps[forward] = run_step(self._work(forward), self.transfers, gbps)
         return self._steps[forward]
 
     def latency(self, workload: Workload) -> float:
@@ -107,11 +105,10 @@ class ForwardTimer:
         total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
         return total / len(workload.forwards)
 
-    def _work_of_cpu(self, forward: Forward) -> StepWork:
-        layers = self._layers_on_cpu(forward.rows, forward.cache)
-        return StepWork(_layer_tasks(layers, "cpu"), [self._head_on_cpu(forward, self._cpu)])
-
-    def _work_of_npu(self, forward: Forward) -> StepWork:
+    def _work(self, forward: Forward) -> StepWork:
+        if self._system.body == "cpu":
+            layers = self._layers_on_cpu(forward.rows, forward.cache)
+            return StepWork(_layer_tasks(layers, "cpu"), [self._head_on_cpu(forward, self._cpu)])
         beside = []
         if forward.refreshed:
             beside.append(self._revision(forward))
