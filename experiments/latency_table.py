@@ -49,7 +49,7 @@ class LatencyTableConfig:
 def tabulate(config: LatencyTableConfig, run: Run) -> None:
     """Times every bucket, prints the table, and says how to use it."""
     kind: Kind = "measured" if config.phone is None else "modelled"
-    table, budget = measured(config) if config.phone is None else modelled(config, config.phone)
+    table, budget = timed(config)
     run.begin()
     settings = overrides(table, budget)
     run.write("overrides.txt", settings + "\n")
@@ -71,23 +71,19 @@ def overrides(table: LatencyTable, budget: int | None) -> str:
     return setting if budget is None else f"{setting} sampler.row_budget={budget}"
 
 
-def modelled(config: LatencyTableConfig, soc: str) -> tuple[LatencyTable, int | None]:
-    """Models the table and the budget of rows of a phone."""
-    phone = lj.Phone(load_profile(soc), config.system, config.quant)
-    table = phone.latency_table(config.shape, config.rows, canvas=config.canvas)
-    return table, phone.row_budget(config.shape, canvas=config.canvas)
-
-
-def measured(config: LatencyTableConfig) -> tuple[LatencyTable, None]:
-    """Measures the table on this machine, which says nothing of a budget."""
-    table = lj.latency_table(
-        lj.load(config.model, config.dtype),
-        config.rows,
-        canvas=config.canvas,
-        backend=config.backend,
-        repeats=config.repeats,
-    )
-    return table, None
+def timed(config: LatencyTableConfig) -> tuple[LatencyTable, int | None]:
+    """Models the table and the budget of rows of a phone, or measures the table on this machine,
+    which says nothing of a budget."""
+    rows, canvas = config.rows, config.canvas
+    if config.phone is None:
+        model = lj.load(config.model, config.dtype)
+        table = lj.latency_table(
+            model, rows, canvas=canvas, backend=config.backend, repeats=config.repeats
+        )
+        return table, None
+    phone = lj.Phone(load_profile(config.phone), config.system, config.quant)
+    table = phone.latency_table(config.shape, rows, canvas=canvas)
+    return table, phone.row_budget(config.shape, canvas=canvas)
 
 
 main = entry_point("latency_table", tabulate, LatencyTableConfig)

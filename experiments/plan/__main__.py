@@ -71,7 +71,11 @@ def plan(config: PlanConfig, run: Run) -> None:
         shown = {f"{what}, {unit}": f"{value:,.1f}" for what, (value, unit) in figures.items()}
         lines.insert(-1, {"planner": each.name, **shown})
     columns = list(lines[0])
-    print(_described(graph, config))
+    print(
+        f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
+        f"{config.session_mib:,} MiB; all times are modelled\n"
+        f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}"
+    )
     print(aligned([dict.fromkeys(columns, "") | line for line in lines], columns[1:]))
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
@@ -128,15 +132,6 @@ def gaps_of(config: PlanConfig) -> Iterator[tuple[dict[str, str], list[ResultRow
 
 def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
     return ResultRow(name=f"plan/{config.path}/{name}", value=value, unit=unit, kind="modelled")
-
-
-def _described(graph: Graph, config: PlanConfig) -> str:
-    path = config.way
-    return (
-        f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
-        f"{config.session_mib:,} MiB; all times are modelled\n"
-        f"path {config.path!r} on {config.phone} ({path.tag}): {path.source}"
-    )
 
 
 main = entry_point("plan", plan, PlanConfig)

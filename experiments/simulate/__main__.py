@@ -21,7 +21,7 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
-from llada_jax.config import ModelConfig, Quant, require, require_choice
+from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
@@ -64,10 +64,8 @@ class SimulateConfig:
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
         if self.planner is not None:
             planner(self.planner)
-        require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
-        for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+        require_counts(self, "tokens", "drawn_forwards")
+        require(self.drawn_from >= 0, f"drawn_from is {self.drawn_from}; allowed: 0 or more")
 
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:

@@ -66,8 +66,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
 
     def misfit(changed: Profile) -> np.ndarray:
-        phone = ForwardTimer(graphs, changed, System(body="cpu"))
-        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
+        steps = _table2(figures, ForwardTimer(graphs, changed, System(body="cpu")))
         downs = [
             price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"], profile.memory).seconds
             for n in single["rows"]
@@ -81,7 +80,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """Fits `npu.llada_cpp`: FFN down's dequantization on Figures 3a and 3b, the rest on Table 2."""
     single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
-    table, prefix = figures["table2_step_ms"], "npu.llada_cpp"
+    prefix = "npu.llada_cpp"
 
     def of_down(changed: Profile) -> np.ndarray:
         def down(rows: int) -> float:
@@ -95,8 +94,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def of_steps(changed: Profile) -> np.ndarray:
         phone = ForwardTimer(graphs, changed, System(), transfers=ALL_MAPPED)
-        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
-        return _relative(steps, table["npu"])
+        return _relative(_table2(figures, phone), figures["table2_step_ms"]["npu"])
 
     fast = fitted(profile, {f"{prefix}.fast_dequant_gweights": 45.0}, of_down)
     start = {f"{prefix}.dequant_gweights": 22.0, f"{prefix}.layer_overhead_us": 4000.0}
@@ -140,7 +138,7 @@ def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 
     layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
     call = kernels.step_overhead_us * 1e-6
-    return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
 
 
 def fit_dynamics(figures: Figures) -> Dynamics:
@@ -210,12 +208,15 @@ def residuals_of(
     """Yields the points of Table 2, which the profile was fitted to: a name, what is published and
     what the profile gives, ms."""
     table = figures["table2_step_ms"]
-    cpu = ForwardTimer(graphs, profile, System(body="cpu"))
-    npu = ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED)
+    cpu = _table2(figures, ForwardTimer(graphs, profile, System(body="cpu")))
+    npu = _table2(figures, ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED))
     for index, rows in enumerate(table["rows"]):
-        for name, phone in (("cpu", cpu), ("npu", npu)):
-            seconds = phone.step(Forward(rows, 0, rows)).seconds
-            yield f"table2/{name}/{rows}", table[name][index], seconds * 1e3
+        for name, seconds in (("cpu", cpu), ("npu", npu)):
+            yield f"table2/{name}/{rows}", table[name][index], seconds[index] * 1e3
+
+
+def _table2(figures: Figures, phone: ForwardTimer) -> list[float]:
+    return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 
 def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.ndarray:

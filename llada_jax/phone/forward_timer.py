@@ -2,15 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
-from llada_jax.phone.profile import CpuKernels, Profile
-from llada_jax.phone.routed_layers import AnyRouting, layer_costs, routing_of
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.routed_layers import AnyRouting, Price, layer_costs, routing_of
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
@@ -22,7 +22,6 @@ class GraphsLike(Protocol):
     """Where lowered steps come from: one dense layer stands for all, one chunk of the head too."""
 
     model: ModelConfig
-    n_layers: int
     head_chunks: float
 
     def layer(self, rows: int, cache: int, /) -> Lowered: ...
@@ -66,14 +65,16 @@ class ForwardTimer:
             "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
         )
         require(
-            not system.head_on_npu or transfers is None or not transfers.looped,
+            not system.head_on_npu or transfers is None or not transfers.stretches,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
         self._graphs, self.profile, self._system = graphs, profile, system
         self._canvas = canvas
         self._kernels = profile.kernels(system.kernels)
-        self._cpu = profile.cpu_kernels(system.cpu)
-        self._head = profile.cpu_kernels(system.head)
+        on_cpu = partial(price_on_cpu, memory=profile.memory)
+        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=profile.memory)
+        self._on_cpu = partial(on_cpu, kernels=profile.cpu_kernels(system.cpu))
+        self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
         self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)
         """Which experts rows take; None for a model without experts."""
@@ -95,7 +96,7 @@ class ForwardTimer:
 
     def body_seconds(self, forward: Forward) -> float:
         """Returns the seconds of a forward's layers on the NPU, without staging."""
-        return sum_of(self._layers_on_npu(forward)).seconds
+        return sum_of(self._layers(self._on_npu, forward.rows, forward.cache)).seconds
 
     def experts_per_layer(self, workload: Workload) -> float | None:
         """Returns how many different experts a routed layer runs in a forward, on average."""
@@ -107,42 +108,34 @@ class ForwardTimer:
 
     def _work(self, forward: Forward) -> StepWork:
         if self._system.body == "cpu":
-            layers = self._layers_on_cpu(forward.rows, forward.cache)
-            return StepWork(_layer_tasks(layers, "cpu"), [self._head_on_cpu(forward, self._cpu)])
+            layers = self._layers(self._on_cpu, forward.rows, forward.cache)
+            return StepWork(_layer_tasks(layers, "cpu"), [self._head_task(forward, self._on_cpu)])
         beside = []
         if forward.refreshed:
             beside.append(self._revision(forward))
         if not self._system.head_on_npu:
-            beside.append(self._head_on_cpu(forward, self._head))
+            beside.append(self._head_task(forward, self._head))
         elif forward.head_rows:
             beside.append(self._head_on_npu(forward.head_rows))
         overhead = self._kernels.step_overhead_us * 1e-6
         call = LaneTask("call", "npu", overhead, parts={"overhead": overhead}) if overhead else None
-        return StepWork(_layer_tasks(self._layers_on_npu(forward), "npu"), beside, call)
+        layers = self._layers(self._on_npu, forward.rows, forward.cache)
+        return StepWork(_layer_tasks(layers, "npu"), beside, call)
 
-    def _layers_on_npu(self, forward: Forward) -> list[StepCost]:
-        price = partial(price_on_npu, kernels=self._kernels, memory=self.profile.memory)
-        return self._layers(forward.rows, forward.cache, price)
-
-    def _layers_on_cpu(self, rows: int, cache: int) -> list[StepCost]:
-        price = partial(price_on_cpu, kernels=self._cpu, memory=self.profile.memory)
-        return self._layers(rows, cache, price)
-
-    def _layers(
-        self, rows: int, cache: int, price: Callable[[Lowered], StepCost]
-    ) -> list[StepCost]:
+    def _layers(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
         return layer_costs(self._graphs.model, layer, rows, price, self.routing)
 
-    def _head_on_cpu(self, forward: Forward, kernels: CpuKernels) -> LaneTask:
-        if not forward.head_rows:
-            return LaneTask("head", "cpu", 0.0)
-        return _on_cpu("head", self._head_cost(forward.head_rows, kernels))
+    def _head_cost(self, price: Price, rows: int) -> StepCost:
+        """Prices the head of the whole vocabulary."""
+        return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
+
+    def _head_task(self, forward: Forward, price: Price) -> LaneTask:
+        rows = forward.head_rows
+        return _cpu_task("head", self._head_cost(price, rows) if rows else StepCost())
 
     def _head_on_npu(self, rows: int) -> LaneTask:
-        lowered = self._graphs.head(rows)
-        cost = price_on_npu(lowered, self._kernels, self.profile.memory)
-        cost = cost.times(self._graphs.head_chunks)
+        cost = self._head_cost(self._on_npu, rows)
         product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
         if self._engine:
             scores, more = self._engine.scores(rows, self._kernels.dma_gbps)
@@ -150,19 +143,14 @@ class ForwardTimer:
         parts = {"head": product, "scores": scores}
         return LaneTask("head", "npu", product + scores, drawn, parts=parts)
 
-    def _head_cost(self, rows: int, kernels: CpuKernels) -> StepCost:
-        """Prices the head of the whole vocabulary, on the CPU."""
-        chunk = price_on_cpu(self._graphs.head(rows), kernels, self.profile.memory)
-        return chunk.times(self._graphs.head_chunks)
-
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""
-        layers = self._layers_on_cpu(forward.refreshed, forward.cache)
-        head = self._head_cost(forward.rescored, self._head)
-        return _on_cpu("revision", sum_of([*layers, head]))
+        layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
+        head = self._head_cost(self._head, forward.rescored)
+        return _cpu_task("revision", sum_of([*layers, head]))
 
 
-def _on_cpu(name: str, cost: StepCost) -> LaneTask:
+def _cpu_task(name: str, cost: StepCost) -> LaneTask:
     return LaneTask(name, "cpu", cost.seconds, cost.dram_bytes, parts={name: cost.seconds})
 
 

@@ -24,7 +24,6 @@ class Graphs:
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
         self.model: ModelConfig = model
         self.quant: Quant = quant
-        self.n_layers = model.n_layers
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)
         self.head = lru_cache(None)(self._head)

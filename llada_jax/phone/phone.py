@@ -15,7 +15,6 @@ from typing import Any
 
 from llada_jax.config import (
     LatencyTable,
-    ModelConfig,
     Quant,
     ascending_counts,
     require,
@@ -129,7 +128,12 @@ class Phone:
             canvas that the model cannot hold, a planner without a plan.
         """
         graphs = graphs_of(shape, self.quant)
-        workload = _workload(run, graphs.model, row)
+        require(
+            isinstance(run, Workload) or hasattr(run, "cache_length"),
+            f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
+            "Workload",
+        )
+        workload = run if isinstance(run, Workload) else from_trace(run, graphs.model, row)
         plan = None
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
@@ -248,14 +252,3 @@ def phone(
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
     return Phone(load_profile(name_or_path), System(**software), quant, routing)
-
-
-def _workload(run: Any, model: ModelConfig, row: int) -> Workload:
-    if isinstance(run, Workload):
-        return run
-    require(
-        hasattr(run, "cache_length"),
-        f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
-        "Workload",
-    )
-    return from_trace(run, model, row)

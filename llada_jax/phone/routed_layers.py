@@ -46,12 +46,11 @@ class IndependentRouting:
         Their sum is the mean number of different experts.
         """
         share = self.experts_per_token / self.n_experts
-        found = {}
-        for n in range(1, rows + 1):
-            chance = math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
-            if self.n_experts * chance > NEGLIGIBLE:
-                found[n] = self.n_experts * chance
-        return found
+        found = {
+            n: self.n_experts * math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
+            for n in range(1, rows + 1)
+        }
+        return {n: experts for n, experts in found.items() if experts > NEGLIGIBLE}
 
 
 @dataclass(frozen=True, eq=False)

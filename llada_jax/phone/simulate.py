@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.profile import Power
-from llada_jax.phone.timeline import Timeline, breakdown, busy_seconds
+from llada_jax.phone.timeline import TimedTask, Timeline, breakdown, busy_seconds
 from llada_jax.phone.workload import Forward, Workload
 
 
@@ -64,9 +64,9 @@ class Simulated:
         events, now = [], 0.0
         for index, forward in list(enumerate(self.workload.forwards))[first:last]:
             step = self.steps[forward]
-            for event in step.shifted(now).events:
-                task = event.task._replace(name=f"{event.task.name}, step {index}")
-                events.append(event._replace(task=task))
+            for task, start, end, waited in step.events:
+                task = task._replace(name=f"{task.name}, step {index}")
+                events.append(TimedTask(task, start + now, end + now, waited))
             now += step.seconds
         return Timeline(tuple(events))
 

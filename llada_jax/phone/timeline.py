@@ -58,10 +58,6 @@ class Timeline(NamedTuple):
     def seconds(self) -> float:
         return max((event.end for event in self.events), default=0.0)
 
-    def shifted(self, by: float) -> "Timeline":
-        """Returns the same, later."""
-        return Timeline(tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events))
-
 
 def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
     """Simulates when each task runs.

@@ -35,7 +35,7 @@ class Waits(NamedTuple):
 
 def waits_of(graph: Graph, plan: Plan) -> Waits:
     """Returns the waits of a plan."""
-    place = places(plan.order)
+    place = {index: position for position, index in enumerate(plan.order)}
     first = [place[transfer.operators[0]] for transfer in plan.transfers]
     ns = [graph.transfer_ns(transfer.operators) for transfer in plan.transfers]
     if plan.prefetch:
@@ -43,15 +43,7 @@ def waits_of(graph: Graph, plan: Plan) -> Waits:
     return Waits(first, ns, [(at - 1) % len(place) for at in first], [int(at == 0) for at in first])
 
 
-def places(order: Sequence[int]) -> list[int]:
-    """Returns the place of each operator in the order."""
-    place = [0] * len(order)
-    for position, index in enumerate(order):
-        place[index] = position
-    return place
-
-
-def _freed_by(plan: Plan, place: list[int]) -> tuple[list[int], list[int]]:
+def _freed_by(plan: Plan, place: Mapping[int, int]) -> tuple[list[int], list[int]]:
     """Returns for each transfer whose end frees its place, and if that is in the step before."""
     after, lag = [0] * len(plan.transfers), [0] * len(plan.transfers)
     through = [j for j, transfer in enumerate(plan.transfers) if transfer.slot is not None]
@@ -119,7 +111,7 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
     """Returns the first steps of a loop. Residents are mapped before it, staged weights are not."""
     require(steps > 0, f"steps is {steps}; allowed: 1 or more")
     waits, n = waits_of(graph, plan), len(graph)
-    place = places(plan.order)
+    place = {index: position for position, index in enumerate(plan.order)}
     transfer_of = {place[t.operators[0]]: j for j, t in enumerate(plan.transfers)}
     operators: list[LaneSpan] = []
     transfers: list[LaneSpan] = []
