@@ -32,7 +32,7 @@ from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.routed_layers import AnyRouting, RecordedRouting, routing_of
+from llada_jax.phone.routed_layers import RecordedRouting, routing_of
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
@@ -71,8 +71,13 @@ class SimulateConfig:
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Times a run on every phone, in one table."""
     model = architecture(config.shape)
-    software = config.system, config.quant, routing_for(config, model)
-    phones = [lj.Phone(load_profile(soc), *software) for soc in config.phones]
+    routing = None
+    if config.routing is not None:
+        recorded = RoutingTrace.load(config.routing)
+        routing = routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
+    phones = [
+        lj.Phone(load_profile(soc), config.system, config.quant, routing) for soc in config.phones
+    ]
     workloads = workloads_of(config, model)
     engine = AttachedEngine(config.sampling_engine, model.vocab_size)
     found = [timed(phone, workloads[0], config, engine) for phone in phones]
@@ -90,14 +95,6 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     run.finish(rows)
-
-
-def routing_for(config: SimulateConfig, model: ModelConfig) -> AnyRouting | None:
-    """Returns the recorded routing, where one is named, of a model with such experts."""
-    if config.routing is None:
-        return None
-    recorded = RoutingTrace.load(config.routing)
-    return routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
 
 
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:

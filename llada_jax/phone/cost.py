@@ -154,8 +154,8 @@ def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:
     matrix = 2 * macs / kernels.matrix_tops / 1e12
     size = operation.inputs[0].size * kernels.kv_bits / 8
     dma = size / kernels.dma_gbps / 1e9
-    cost = StepCost(dram_bytes=size)
-    return cost._replace(matrix=matrix) if matrix > dma else cost._replace(dma=dma)
+    slowest = {"matrix": matrix} if matrix > dma else {"dma": dma}
+    return StepCost(**slowest, dram_bytes=size)
 
 
 def _cpu_product(

@@ -25,6 +25,7 @@ from llada_jax.config import require, require_choice
 from llada_jax.phone.workload import Forward, Workload, rounded
 
 Commit = Literal["one", "threshold"]
+BLOCK = 32
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
 
@@ -60,25 +61,22 @@ class Dynamics:
 class Decoding:
     """Which of llada.cpp's techniques run."""
 
-    multi_block: bool = True
-    """A window that slides over the block's end, and looks ahead (MBSD)."""
     trigger: int = 4
-    """Masks left in the block at which the window grows to two tiles."""
+    """Masks left in the block at which its sliding window grows, and so looks ahead (MBSD)."""
     commit: Commit = "threshold"
     """`one` token a forward, or every confident one (STS)."""
     skip_logits: bool = True
     """No head for rows whose decision is not open (SLS)."""
     refresh: int = 2
     """Rows that the CPU may revise beside a forward (SCR); 0: none."""
-    block: int = 32
-    ahead: int = 32
+    ahead: int = BLOCK
     """Rows that the window grows by."""
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
-        for name, least in (("trigger", 0), ("refresh", 0), ("block", 1), ("ahead", 0)):
+        for name in ("trigger", "refresh", "ahead"):
             value = getattr(self, name)
-            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
 
 
 class Statistics(NamedTuple):
@@ -125,8 +123,7 @@ class _DecodingProcess:
     @property
     def current(self) -> slice:
         """Positions of the current block."""
-        start = self.block * self.decoding.block
-        return slice(start, min(start + self.decoding.block, len(self.masked)))
+        return slice(self.block * BLOCK, min((self.block + 1) * BLOCK, len(self.masked)))
 
     def forward(self) -> Forward:
         first = not self.fed.any() and bool(self.masked.all())
@@ -147,10 +144,8 @@ class _DecodingProcess:
         kept = self.masked | ~self.fed
         kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
-        if not self.decoding.multi_block:
-            return start, self.current.stop
         grows = self.masked[self.current].sum() <= self.decoding.trigger
-        size = self.decoding.block + (self.decoding.ahead if grows else 0)
+        size = BLOCK + (self.decoding.ahead if grows else 0)
         return start, min(start + size, len(self.masked))
 
     def _settle(self, inside: np.ndarray) -> None:
@@ -184,11 +179,11 @@ class _DecodingProcess:
         return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
 
 
-def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
+def statistics(dynamics: Dynamics, runs: int = 400) -> Statistics:
     """Returns what blocks decoded alone look like."""
-    rng = np.random.default_rng(seed)
-    masked = np.ones((runs, block), bool)
-    first = np.zeros((runs, block))
+    rng = np.random.default_rng(0)
+    masked = np.ones((runs, BLOCK), bool)
+    first = np.zeros((runs, BLOCK))
     left: list[np.ndarray] = []
     step = 0
     while masked.any():

@@ -25,7 +25,6 @@ CANVAS = 256
 class PublishedTask(NamedTuple):
     """A dataset of the paper: how long its prompts are, and how fast it settles."""
 
-    name: str
     prompt: int
     dynamics: Dynamics
 
@@ -64,7 +63,7 @@ class PublishedTasks:
         prompt = fit_prompt(self.figures, name, self.graphs, load_profile(FITTED_SOC))
         phone = self.phone(FITTED_SOC, System())
         dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
-        return PublishedTask(name, prompt, dynamics)
+        return PublishedTask(prompt, dynamics)
 
     def _phone(self, soc: str, system: System) -> ForwardTimer:
         return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)

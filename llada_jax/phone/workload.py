@@ -47,10 +47,11 @@ def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
-    live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
+    live, sampler = trace.live_rows[:, row], trace.settings.get("sampler", {})
+    # Without a worker, rows and scores of refreshed tokens are among the forward's.
+    rescored = trace.refreshed[:, row] * (sampler.get("refresh") == "worker")
     # A refreshed token runs its own row, and its shadow's where it has one.
-    shadows = trace.settings.get("sampler", {}).get("rescore") == "shadow"
-    beside = rescored * (2 if shadows else 1)
+    beside = rescored * (2 if sampler.get("rescore") == "shadow" else 1)
     buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
@@ -81,13 +82,6 @@ def _source(found: Mapping[str, Any], model: ModelConfig) -> str:
     names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
     alike = all(found.get(name) == getattr(model, name) for name in names)
     return whose if alike else f"{whose}, run as if by this model"
-
-
-def _refreshed_beside(trace: Any) -> Any:
-    """Tokens that a worker refreshed beside each forward, [S, B]. Without a worker, their rows and
-    scores are among the forward's."""
-    by_worker = trace.settings.get("sampler", {}).get("refresh") == "worker"
-    return trace.refreshed if by_worker else np.zeros_like(trace.refreshed)
 
 
 def rounded(cache: int) -> int:

@@ -35,8 +35,7 @@ def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | rang
 
     Raises PlanError where no weights fit, or not those of the largest operator.
     """
-    lifetimes = temporaries(graph, order, budget)
-    offsets, arena_bytes = share(lifetimes)
+    offsets, arena_bytes = share(temporaries(graph, order, budget))
     fixed = Region(0, budget.fixed_bytes)
     arena = Region(fixed.end, arena_bytes)
     room = Room(

@@ -54,7 +54,9 @@ def _least_staging(
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
-        bytes_, ns = _cheapest_first(sizes[eligible], staging[eligible])
+        order = np.argsort(staging[eligible] / sizes[eligible], kind="stable")
+        # The corners of the fractional knapsack: the cheapest bytes first.
+        bytes_, ns = (np.cumsum(np.append(0.0, each[eligible][order])) for each in (sizes, staging))
         least, most = excess + largest, bytes_[-1]
         if least > most:
             continue
@@ -66,16 +68,6 @@ def _least_staging(
         totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
         best = min(best, float(totals.min()))
     return best if np.isfinite(best) else 0.0
-
-
-def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bytes and the least time to stage them, at the corners of the fractional knapsack."""
-    order = np.argsort(staging / sizes, kind="stable")
-    zero = np.zeros(1)
-    return (
-        np.concatenate([zero, np.cumsum(sizes[order])]),
-        np.concatenate([zero, np.cumsum(staging[order])]),
-    )
 
 
 def _least_area(

@@ -126,12 +126,11 @@ def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: 
 
 
 class _MatrixGroup(NamedTuple):
-    """Matrices that are always used together."""
+    """Matrices that are always used together, and how many numbers they give for a row."""
 
     name: str
     weights: int
     outputs: int
-    """Numbers that they give for each row."""
     reads: tuple[str, ...]
 
 
@@ -139,17 +138,15 @@ def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
     """Yields what the body's matrices are grouped into: dense ones alone, an expert's together, and
     for each routed layer the sum of its experts, which has no weights."""
     before: tuple[str, ...] = ()
-    for _, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
-        alone, experts = [], []
+    for number, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
+        experts, last = [], ""
         for matrix in layer:
-            in_expert = matrix.of_expert or matrix.of_shared_expert
-            (experts if in_expert else alone).append(matrix)
-        for matrix in alone:
-            inside = tuple(
-                name for name in matrix.reads if name.startswith(f"layers.{matrix.layer}.")
-            )
-            yield _MatrixGroup(matrix.name, matrix.weights, matrix.outputs, inside or before)
-        last = alone[-1].name
+            if matrix.of_expert or matrix.of_shared_expert:
+                experts.append(matrix)
+                continue
+            last = matrix.name
+            inside = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
+            yield _MatrixGroup(last, matrix.weights, matrix.outputs, inside or before)
         before = (last,)
         if experts:
             yield from _expert_groups(config, last, experts)

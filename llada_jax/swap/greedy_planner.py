@@ -57,8 +57,10 @@ class Greedy:
             return everything
         room = room_for_weights(graph, budget, given)
         slot_bytes = self._slot(graph, budget, room)
+        buffers = room.buffers - (SLOTS if slot_bytes else 0)
+        max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         for reorder in (True, False):
-            region = _region(budget, room, slot_bytes)
+            region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
             groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
             order = [i for group in groups for i in group.operators]
             room_then = room_for_weights(graph, budget, tuple(order))
@@ -115,12 +117,6 @@ class ResidentRegion:
         start, free = self._gaps[-1]
         self._gaps[-1] = Region(start, free - size)
         return start + free - size
-
-
-def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
-    n_slots = SLOTS if slot_bytes else 0
-    max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
-    return ResidentRegion(room.size - n_slots * slot_bytes, room.buffers - n_slots, max_bytes)
 
 
 def alternate(

@@ -32,7 +32,7 @@ def problems(graph: Graph, budget: Budget, plan: Plan) -> list[str]:
         *_of_buffers(budget, plan),
         *_of_places(graph, budget, plan),
     ]
-    found = found or [*_of_waits(graph, plan)]
+    found = found or list(_of_waits(graph, plan))
     return found or [*_of_live_weights(graph, plan), *_of_temporaries(graph, plan)]
 
 

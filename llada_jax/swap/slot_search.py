@@ -40,11 +40,10 @@ class SlotSearch:
     """Plans of a graph in one order."""
 
     def __init__(self, graph: Graph, budget: Budget, order: Sequence[int]):
-        operators = [graph.operators[i] for i in order]
         self._graph, self._budget, self._order = graph, budget, tuple(order)
         sizes = budget.sizes(graph)
         self._sizes = [sizes[i] for i in order]
-        self._transfer_ns = [operator.transfer_ns for operator in operators]
+        self._transfer_ns = [graph.operators[i].transfer_ns for i in order]
         self._computed = prefix_sums(graph, order)
         self._room = room_for_weights(graph, budget, self._order).size
         self._weighted = [place for place, size in enumerate(self._sizes) if size]

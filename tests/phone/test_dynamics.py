@@ -19,23 +19,17 @@ USUAL = Dynamics(
     st.floats(0.05, 1.0),
     st.floats(0.5, 1.0),
     st.sampled_from(["one", "threshold"]),
-    st.booleans(),
     st.sampled_from([32, 64, 96]),
     st.integers(0, 5),
 )
-def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, multi, tokens, seed):
+def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, tokens, seed):
     dynamics = replace(USUAL, reach=reach, decay=decay)
-    decoding = Decoding(commit=commit, multi_block=multi)
+    decoding = Decoding(commit=commit)
     found = decode(dynamics, decoding, 20, tokens, seed)
     assert 1 <= len(found.forwards) <= tokens
     assert found.source == SOURCE
     assert all(forward.rows % 32 == 0 and forward.cache % 32 == 0 for forward in found.forwards)
     assert found == decode(dynamics, decoding, 20, tokens, seed)
-
-
-def test_one_token_a_forward_without_drafts_is_one_forward_a_token():
-    found = decode(USUAL, Decoding(commit="one", multi_block=False), 20, 64)
-    assert len(found.forwards) == 64
 
 
 def test_without_a_trigger_no_window_grows():
@@ -51,10 +45,9 @@ def mean_forwards(**settings_) -> float:
 
 
 def test_each_technique_saves_forwards():
-    alone = mean_forwards(multi_block=False)
     sliding = mean_forwards(trigger=0)
     ahead = mean_forwards(trigger=8)
-    assert 128 > mean_forwards(commit="one") > alone > sliding > ahead
+    assert 128 > mean_forwards(commit="one") > sliding > ahead
 
 
 def test_skipped_decisions_and_refreshes_are_counted():
