@@ -133,7 +133,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
             parts["shared memory"] += event.slowed
     for seconds, busy in _stretches(timeline):
         if lead not in busy:
-            kinds = (f"{next(iter(busy[lane].parts), lane)} (not hidden)" for lane in busy)
+            kinds = (f"{next(iter(busy[lane].task.parts), lane)} (not hidden)" for lane in busy)
             parts[next(kinds, "idle")] += seconds
     return {name: seconds for name, seconds in parts.items() if seconds > _DONE}
 
