@@ -69,7 +69,6 @@ class ForwardTimer:
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
         self._graphs, self.profile, self._system = graphs, profile, system
-        self._canvas = canvas
         self._kernels = profile.kernels(system.kernels)
         on_cpu = partial(price_on_cpu, memory=profile.memory)
         self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=profile.memory)
