@@ -8,8 +8,8 @@ from experiments.harness.timers import best_of
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu
 from llada_jax.phone.graphs import Graphs
-from llada_jax.phone.mapping import mapping_path
 from llada_jax.phone.profile import load_profile
+from llada_jax.phone.swap_plan import mapping_path
 from llada_jax.swap.address_budget import Budget, kv_bytes_per_token
 from llada_jax.swap.address_layout import room_for_weights
 from llada_jax.swap.address_plan import Plan
