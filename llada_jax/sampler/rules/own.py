@@ -251,17 +251,23 @@ def rule(cls: type[T]) -> type[T]:
     """
     if not callable(getattr(cls, "decide", None)):
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
-    namespace = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
-    namespace["chosen_by"] = MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"})
-    namespace.setdefault("source", cls.__module__)
-    namespace["source_hash"] = _source_hash(cls)
     needs = set(getattr(cls, "needs", OwnRule.needs))
-    namespace["spread"] = bool(needs & {"entropy", "margin"})
-    namespace["branches"] = getattr(cls, "branch", OwnRule.branch) is not OwnRule.branch
-    if "drafts" in needs:
-        namespace["no_drafts"] = ""
-    bases = tuple(base for base in cls.__bases__ if base is not object)
-    return cast(type[T], policy(type(cls.__name__, (*bases, OwnRule), namespace)))
+    facts: dict[str, Any] = {
+        "chosen_by": MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"}),
+        "source": vars(cls).get("source", cls.__module__),
+        "source_hash": _source_hash(cls),
+        "spread": bool(needs & {"entropy", "margin"}),
+        "branches": getattr(cls, "branch", OwnRule.branch) is not OwnRule.branch,
+        "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
+    }
+    made: Any = cls
+    if not issubclass(cls, OwnRule):
+        bases = tuple(base for base in cls.__bases__ if base is not object)
+        own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+        made = type(cls.__name__, (*bases, OwnRule), own)
+    for name, fact in facts.items():
+        setattr(made, name, fact)
+    return cast(type[T], policy(made))
 
 
 def _source_hash(cls: type) -> str | None:
