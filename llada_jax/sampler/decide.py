@@ -122,5 +122,5 @@ def _remembered(history: History, before: Canvas, revised: Canvas, after: Canvas
     remasked = was_visible & (revised.state == MASKED)
     return History(
         jnp.where(committed, before.step[:, None], history.committed_at),
-        history.remasks + remasked,
+        history.remasks + remasked.astype(jnp.int32),
     )
