@@ -79,9 +79,10 @@ def test_decoders_stand_side_by_side(runs, tmp_path):
     page = run(tmp_path / "page", f"runs=[{runs}/sweep]", "baseline=llada")
     lines = [line for line in page.splitlines() if line.startswith("| tiny:")]
     assert (
-        "| tiny: llada | 20 | 20 | 90.0% (69.9% to 97.2%) | 12.0 | 1.00 | 120 | baseline |" in page
+        "| tiny: llada | 20 | 20 | 90.0% (69.9% to 97.2%) | 12.00 |  |  | 1.00 | 120 | baseline |"
+        in page
     )
-    assert "4.0 | 3.00 | 120 | +0.0 points" in lines[1]
+    assert "4.00 |  |  | 3.00 | 120 | +0.0 points" in lines[1]
     assert "-45.0 points" in lines[2] and lines[2].endswith("| 0.0039 |")
 
 
@@ -201,7 +202,7 @@ def test_each_model_is_compared_with_its_own_baseline(tmp_path):
     runs = f"runs=[{tmp_path}/tiny,{tmp_path}/small,{tmp_path}/half]"
     page = run(tmp_path / "page", runs, "baseline=llada")
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith(("| tiny", "| sm"))]
-    assert {line[0]: line[7].split(" (")[0] for line in lines} == {
+    assert {line[0]: line[9].split(" (")[0] for line in lines} == {
         "| tiny: llada": "baseline",
         "| tiny: threshold, dtype None": "-10.0 points",
         "| tiny: threshold, dtype bfloat16": "no baseline",
@@ -221,7 +222,7 @@ def test_of_several_baselines_that_of_the_same_backend_is_taken(tmp_path):
     runs = f"runs=[{tmp_path}/xla,{tmp_path}/litert,{tmp_path}/tiles]"
     page = run(tmp_path / "page", runs, "baseline=llada")
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| tiny")]
-    assert {line[0]: line[7].split(" (")[0] for line in lines} == {
+    assert {line[0]: line[9].split(" (")[0] for line in lines} == {
         "| tiny: llada": "baseline",
         "| tiny: threshold": "-50.0 points",
         "| tiny: llada on litert": "baseline",
@@ -257,7 +258,7 @@ def test_a_question_that_is_asked_again_counts_once(tmp_path):
               for page in pages]  # fmt: skip
     for line, same in zip(*tables, strict=True):
         assert (line[1:3], same[1:3]) == ([" 5 ", " 5 "], [" 100 ", " 5 "])
-        assert line[3:6] == same[3:6] and line[7:] == same[7:]  # but more tokens a second
+        assert line[3:8] == same[3:8] and line[9:] == same[9:]  # but more tokens a second
     assert tables[1][0][3] == " 80.0% (37.6% to 96.4%) " and tables[1][1][-1] == " 0.25 "
 
 
