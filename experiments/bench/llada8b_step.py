@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.bench.int8_peak import measure_int8_peak
+from experiments.bench.int8_peak import Int8Peak, measure_int8_peak
 from experiments.bench.revision_bench import one_layer_of
+from experiments.bench.time_exported import GEN_LENGTH, time_generation, time_steps
 from experiments.bench.torch_layer import NO_TORCH
+from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
@@ -64,16 +65,17 @@ def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> I
     require_memory(int(1.25 * param_count(model)), "running the exported model")
     yield ResultRow("load_average", os.getloadavg()[0], "processes")
     peak = measure_int8_peak(available_cores())
-    yield ResultRow(f"int8_peak ({peak.how})", peak.ops_per_second / 1e9, "GOP/s")
+    if peak is not None:
+        yield ResultRow(f"int8_peak ({peak.how})", peak.ops_per_second / 1e9, "GOP/s")
     for quant in config.quants:
-        yield from _exported(model, config, quant, peak.ops_per_second)
+        yield from _exported(model, config, quant, peak)
     for rows in config.rows:
         yield from _jax_layers(model, rows, repeats)
     yield from _torch_layers(config)
 
 
 def _exported(
-    model: ModelConfig, config: StepBenchConfig, quant: str, peak: float
+    model: ModelConfig, config: StepBenchConfig, quant: str, peak: Int8Peak | None
 ) -> Iterator[ResultRow]:
     folder = Path(config.scratch) / quant
     shutil.rmtree(folder, ignore_errors=True)
@@ -85,44 +87,24 @@ def _exported(
         )
         weights = RandomWeights(model, settings.quant)
         write_export(folder, Export(model, weights, settings, "random weights", verify=False))
-        _in_own_process(folder, "steps", "32")  # packs the weights for this CPU
-        times = _in_own_process(folder, "steps", ",".join(map(str, config.rows)))
+        in_own_process(time_steps, folder, [32])  # packs the weights for this CPU
+        times = in_own_process(time_steps, folder, config.rows)
         for rows, parts in times.items():
-            yield from _step_rows(model, quant, int(rows), parts)
-        if quant == "int8" and "128" in times:
+            name = f"litert/{quant}/{rows}"
+            yield ResultRow(f"step/{name}", sum(parts.values()), "s")
+            yield ResultRow(f"head/{name}", parts["head"], "s")
+            yield ResultRow(f"layer/{name}", parts["layers"] / model.n_layers, "s")
+        if quant == "int8" and 128 in times and peak is not None:
             operations = 2 * 128 * _layer_weights(model) * model.n_layers
-            share = operations / times["128"]["layers"] / peak
+            share = operations / times[128]["layers"] / peak.ops_per_second
             yield ResultRow("peak_share/int8/128", share, "of the int8 peak")
         yield from _generation(folder, config, quant)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_own_process(folder: Path, what: str, value: str) -> dict[str, Any]:
-    done = _run([sys.executable, "-m", "experiments.bench.time_exported", str(folder), what, value])
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _run(command: list[str], *, allowed: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs a command. Raises ValueError with the end of what it says where it fails, unless its
-    exit code is `allowed`."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    sound = done.returncode in (0, allowed)
-    require(sound, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    return done
-
-
-def _step_rows(
-    model: ModelConfig, quant: str, rows: int, parts: dict[str, float]
-) -> Iterator[ResultRow]:
-    name = f"litert/{quant}/{rows}"
-    yield ResultRow(f"step/{name}", sum(parts.values()), "s")
-    yield ResultRow(f"head/{name}", parts["head"], "s")
-    yield ResultRow(f"layer/{name}", parts["layers"] / model.n_layers, "s")
-
-
 def _layer_weights(model: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
+    """Counts the numbers in the matrices of one layer."""
     return sum(
         spec.shape[0] * spec.shape[1]
         for spec in jax.tree.leaves(abstract_params(model).layers[0])
@@ -131,15 +113,15 @@ def _layer_weights(model: ModelConfig) -> int:
 
 
 def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[ResultRow]:
-    run = _in_own_process(folder, "generate", str(config.tokens_per_step))
-    name = f"generate/litert/{quant}"
-    yield ResultRow(f"{name}/seconds", run["seconds"], "s")
-    yield ResultRow(f"{name}/tokens_per_second", 128 / run["seconds"], "tokens/s")
-    yield ResultRow(f"{name}/peak_gb", run["peak_gb"], "GB")
-    yield ResultRow(f"{name}/tokens_per_step", run["tokens_per_forward"], "tokens")
-    yield ResultRow(f"{name}/threshold", run["threshold"], "confidence")
-    for part in ("layers", "head"):
-        yield ResultRow(f"{name}/{part}", run[part], "s")
+    run = in_own_process(time_generation, folder, config.tokens_per_step)
+    units = {"seconds": "s", "tokens_per_step": "tokens", "threshold": "confidence",
+             "layers": "s", "head": "s"}  # fmt: skip
+    for part, unit in units.items():
+        yield ResultRow(f"generate/litert/{quant}/{part}", run[part], unit)
+    rate = GEN_LENGTH / run["seconds"]
+    yield ResultRow(f"generate/litert/{quant}/tokens_per_second", rate, "tokens/s")
+    if run["peak_bytes"] is not None:
+        yield ResultRow(f"generate/litert/{quant}/peak_gb", run["peak_bytes"] / 1e9, "GB")
     share = "host_share" if quant == "int8" else f"host_share/{quant}"
     yield ResultRow(share, run["host_share"], "of the steps' time")
 
@@ -171,12 +153,13 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
 
 
 def _torch_layers(config: StepBenchConfig) -> Iterator[ResultRow]:
-    python = config.torch_python or sys.executable
-    rows = ",".join(map(str, config.rows))
-    command = [python, "-m", "experiments.bench.torch_layer", f"rows={rows}", "dtype=bf16,int8"]
-    done = _run(command, allowed=NO_TORCH)
+    """Times the layer in PyTorch. Raises ValueError with the end of what it says where it fails."""
+    python, rows = config.torch_python or sys.executable, ",".join(map(str, config.rows))
+    command = [python, "-m", "experiments.bench.torch_layer", rows]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == NO_TORCH:
         print(f"PyTorch's layers are left out: {done.stderr.strip()}", file=sys.stderr)
         return
-    for row in json.loads(done.stdout):
-        yield ResultRow(**row)
+    require(done.returncode == 0, f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    for name, seconds in json.loads(done.stdout).items():
+        yield ResultRow(f"layer/torch/{name}", seconds, "s")

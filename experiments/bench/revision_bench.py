@@ -6,7 +6,7 @@ XLA dequantizes in the graph. Beside the times stand the bytes of each one's mat
 the results are from the first one's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,9 +82,7 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
         return QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))) if isinstance(leaf, Tiles) else leaf
 
     def floats(leaf: Any) -> Any:
-        if isinstance(leaf, Tiles):
-            return dequantize(integers(leaf), jnp.float32)
-        return leaf
+        return dequantize(integers(leaf), jnp.float32) if isinstance(leaf, Tiles) else leaf
 
     wide = jax.tree.map(floats, tiles)
     return {
@@ -114,14 +112,12 @@ def _compared(
     repeats: int,
 ) -> Iterator[ResultRow]:
     rows, cache = _rows(config, forms[BASELINE], n_rows, cached)
-    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
-    by_xla = jax.jit(forward_rows, static_argnums=1)
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, params in forms.items():
-        if name.endswith("tiles"):
-            calls[name] = partial(denoiser.forward_rows, params, rows, cache)
-        else:
-            calls[name] = partial(by_xla, params, config, rows, cache)
+    tiled = tiled_denoiser(config, ScoreRules(), multiply).forward_rows
+    by_xla = partial(jax.jit(forward_rows, static_argnames="config"), config=config)
+    calls = {
+        name: partial(tiled if name.endswith("tiles") else by_xla, params, rows=rows, cache=cache)
+        for name, params in forms.items()
+    }
     expected = np.asarray(calls[BASELINE]().hidden)
     times = best_times(calls, repeats)
     for name, call in calls.items():
@@ -138,7 +134,7 @@ def _compared(
 def _rows(
     config: ModelConfig, params: ModelParams, n_rows: int, cached: int
 ) -> tuple[Rows, KVCache]:
-    """Rows scattered over the cached positions, as tokens that the window left behind are."""
+    """Scatters rows over the cached positions, as tokens that the window left behind are."""
     empty = cache_for(params, config, 1, cached)
     keys = jax.random.split(jax.random.key(1), 2)
     full = (jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, empty, strict=True))

@@ -175,7 +175,7 @@ class Session:
         bucket, shards = self._program.body(len(run), self._length)
         inputs = self._inputs(rows, run, bucket)
         if bucket.cache and not canvas.cache:
-            canvas.cache = [_allocate_cache(shard, bucket) for shard in shards]
+            canvas.cache = list(map(allocate_cache, shards))
         outputs = []
         for index, shard in enumerate(shards):
             out = shard.executable.run(inputs | (canvas.cache[index] if canvas.cache else {}))
@@ -270,6 +270,7 @@ def _rows_of(hidden: Float[np.ndarray, "r D"], rows: int) -> Float[np.ndarray, "
     return out
 
 
-def _allocate_cache(shard: Shard, bucket: Bucket) -> dict[str, np.ndarray]:
+def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:
+    """Returns an empty cache of a shard's layers, by the names of its inputs."""
     names = [f"{kind}_{layer}" for layer in shard.layers for kind in ("keys", "values")]
     return {name: shard.executable.allocate(name) for name in names}
