@@ -1,7 +1,6 @@
 """One share of `experiments.stream`: its tokens, its stalls, and the memory of its process."""
 
 import gc
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
+from llada_jax.swap.planner_registry import planner
 
 PROMPT_LENGTH = 16
 """Length of the prompt in tokens, where there is no tokenizer."""
@@ -39,13 +39,32 @@ class StreamedModel(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """Where a subject is from: a model, or a shape for random weights."""
+class StreamConfig:
+    """What to decode, in how much memory. The comments are in conf/stream.yaml."""
 
-    model: str
-    dtype: str | None
+    model: str = "tiny"
+    architecture: ModelConfig | None = None
+    dtype: str | None = None
     prompt: str
-    architecture: ModelConfig | None
+    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
+    planner: str = "steady"
+    copy_mb_per_second: float | None = None
+    sampler: SamplerConfig
+
+    def __post_init__(self) -> None:
+        require(bool(self.shares), "shares is empty; allowed: at least one")
+        for share in self.shares:
+            require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
+        speed = self.copy_mb_per_second
+        require(
+            speed is None or speed > 0,
+            f"copy_mb_per_second is {speed}; allowed: above 0, or null",
+        )
+        planner(self.planner)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
 
     def subject(self) -> StreamedModel:
         """Raises ValueError for a model that cannot be streamed, and where room is missing."""
@@ -67,30 +86,18 @@ def _random(architecture: ModelConfig) -> StreamedModel:
     size = param_count(architecture)
     require_disk(Path(), size, "the layers")
     require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
-    specs = abstract_params(architecture)._replace(layers=())
-    params = jax.tree.map_with_path(lambda path, _: _whole(weights, parameter_name(path)), specs)
+
+    def whole(path: Any, _: Any) -> Any:
+        pieces = list(weights.rows(parameter_name(path)))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
+
+    params = jax.tree.map_with_path(whole, abstract_params(architecture)._replace(layers=()))
     prompt = [list(range(PROMPT_LENGTH))]
     return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 
 
-def _whole(weights: Weights, name: str) -> Any:
-    pieces = list(weights.rows(name))
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
-
-
-class ShareJob(NamedTuple):
-    """What a process needs to decode with some layers in memory."""
-
-    source: ModelSource
-    sampler: SamplerConfig
-    path: Path
-    stored: tuple[StoredLayer, ...]
-    staging: LayerStaging
-    bytes_per_second: float | None
-
-
 class ShareOutcome(NamedTuple):
-    """What came of it."""
+    """What came of decoding with some layers in memory."""
 
     tokens: np.ndarray
     seconds: float
@@ -105,32 +112,20 @@ class ShareOutcome(NamedTuple):
     """Whether the system could not restart the peak, so that compilation is in it."""
 
 
-class ExchangedLayers:
-    """Layers of one store after another, for a program that is compiled once."""
-
-    def __init__(self) -> None:
-        self.store: StreamedWeights | None = None
-
-    def acquire(self, layer: int) -> Mapping[str, Any]:
-        assert self.store is not None
-        return self.store.acquire(layer)
-
-    def release(self, layer: int) -> None:
-        assert self.store is not None
-        self.store.release(layer)
-
-
-def run_share(share: ShareJob) -> ShareOutcome:
+def run_share(
+    config: StreamConfig, path: Path, stored: tuple[StoredLayer, ...], staging: LayerStaging
+) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
-    model, prompt = _without_layers(share.source)
-    layers = ExchangedLayers()
-    program = StreamedProgram(model.config, model.params, layers)
+    model, _, prompt = config.subject()
+    model = model._replace(params=model.params._replace(layers=()))
+    program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
-        file = LayerFile(share.path, share.stored)
-        with StreamedWeights(file, share.staging, share.bytes_per_second) as layers.store:
-            result = lj.generate(model, prompt, share.sampler, backend=program)
-            store, layers.store = layers.store, None
+        file = LayerFile(path, stored)
+        with StreamedWeights(file, staging, config.bytes_per_second) as store:
+            program.weights = store
+            result = lj.generate(model, prompt, config.sampler, backend=program)
+            program.weights = None
             return result, store, peak_memory()
 
     decoded()
@@ -145,8 +140,3 @@ def run_share(share: ShareJob) -> ShareOutcome:
         None if before is None or peak is None else peak - before,
         not restarted,
     )
-
-
-def _without_layers(source: ModelSource) -> tuple[lj.Model, list[list[int]]]:
-    model, _, prompt = source.subject()
-    return model._replace(params=model.params._replace(layers=())), prompt

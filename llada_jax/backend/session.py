@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.backend.protocol import Bucket, Executable
+from llada_jax.backend.steps import padded
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
@@ -194,20 +195,15 @@ class Session:
         positions = np.asarray(rows.positions)[run]
         self._extend_angles(int(positions.max()) + 1)
 
-        def padded(values: np.ndarray) -> np.ndarray:
-            out = np.zeros((bucket.rows, values.shape[1]), np.float32)
-            out[:count] = values
-            return out
-
         bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
         bias[:count, : self._length][np.asarray(rows.sees_cache)[run]] = 0
         bias[:count, bucket.cache : bucket.cache + count][
             np.asarray(rows.sees_rows)[np.ix_(run, run)]
         ] = 0
         return {
-            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run])),
-            "cos": padded(self._cos[positions]),
-            "sin": padded(self._sin[positions]),
+            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run]), bucket.rows),
+            "cos": padded(self._cos[positions], bucket.rows),
+            "sin": padded(self._sin[positions], bucket.rows),
             "bias": bias,
         }
 
@@ -240,7 +236,7 @@ class Session:
     def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:
         count = len(hidden)
         rows, steps = self._program.head(count)
-        out = steps[f"rows{rows}"].run({"hidden": _rows_of(hidden, rows), "penalty": self._penalty})
+        out = steps[f"rows{rows}"].run({"hidden": padded(hidden, rows), "penalty": self._penalty})
         token, confidence = out["token"][:count].copy(), out["confidence"][:count].copy()
         unknown = np.full(count, np.nan, np.float32)
         return Scores(token, confidence, unknown, unknown)  # pyright: ignore
@@ -251,7 +247,7 @@ class Session:
         """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
         count = len(hidden)
         rows, steps = self._program.head(count)
-        inputs = {"hidden": _rows_of(hidden, rows)}
+        inputs = {"hidden": padded(hidden, rows)}
         keys = None if keys is None else keys[None]
         running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
         for chunk, (start, _) in enumerate(self._program.head_chunks):
@@ -262,12 +258,6 @@ class Session:
 
 
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
-
-
-def _rows_of(hidden: Float[np.ndarray, "r D"], rows: int) -> Float[np.ndarray, "R D"]:
-    out = np.zeros((rows, hidden.shape[1]), np.float32)
-    out[: len(hidden)] = hidden
-    return out
 
 
 def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.stream.streamed_share import ExchangedLayers
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step
@@ -68,10 +67,9 @@ def tiny() -> lj.Model:
 
 
 @pytest.fixture(scope="module")
-def tiny_program(tiny: lj.Model) -> tuple[ExchangedLayers, StreamedProgram]:
+def tiny_program(tiny: lj.Model) -> StreamedProgram:
     """One program, compiled once, for the layers of one store after another."""
-    layers = ExchangedLayers()
-    return layers, StreamedProgram(tiny.config, tiny.params._replace(layers=()), layers)
+    return StreamedProgram(tiny.config, tiny.params._replace(layers=()))
 
 
 @pytest.fixture
@@ -79,11 +77,10 @@ def streamed_tiny(tiny, tiny_program, tmp_path):
     """Decodes with a share of the layers in memory, and returns the tokens and the stalls."""
 
     def tokens_and_stalls(share: float, name: str = "steady", batch: int = 1):
-        layers, program = tiny_program
         file = write_layers(tmp_path / "layers.bin", tiny.config, InMemory(tiny.params))
-        with StreamedWeights(file, planned(file, share, name)) as layers.store:
-            tokens = decoded(tiny.config, None, program, batch)
-            return tokens, layers.store.stalls
+        with StreamedWeights(file, planned(file, share, name)) as tiny_program.weights:
+            tokens = decoded(tiny.config, None, tiny_program, batch)
+            return tokens, tiny_program.weights.stalls
 
     return tokens_and_stalls
 

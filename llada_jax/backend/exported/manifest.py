@@ -5,10 +5,10 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from llada_jax import atomic
-from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, PhoneConfig, Quant, require
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.config_files import checked_dataclass
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -93,16 +93,13 @@ class Manifest:
     """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
     """Tokenizer, instructions, and what else lies in the folder."""
-    contexts: tuple[dict[str, Any], ...] = ()
+    contexts: tuple[dict, ...] = ()
     """Binaries for phones' NPUs: see `llada_jax.backend.qnn`."""
-    checks: tuple[dict[str, Any], ...] = ()
+    checks: tuple[dict, ...] = ()
     """Error of each signature against JAX (relative, root mean square), as it was run here."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict = field(default_factory=dict)
+    """Of the packages that made the files, by name."""
     contract: tuple[str, ...] = CONTRACT
-
-    @property
-    def quant(self) -> Quant:
-        return self.settings.quant
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -124,33 +121,12 @@ class Manifest:
         if not path.is_file():
             raise FileNotFoundError(f"no {MANIFEST} in {folder}")
         try:
-            record = json.loads(path.read_text())
-            found = record["format"]
-            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
-            return cls._read(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            record = dict(json.loads(path.read_text()))
+            found = record.pop("format")
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no manifest: {error!r}") from error
-
-    @classmethod
-    def _read(cls, record: dict[str, Any]) -> "Manifest":
-        moe = record["model"]["moe"]
-        shards = [{**shard, "file": File(**shard["file"])} for shard in record["shards"]]
-        return cls(
-            model=ModelConfig(**{**record["model"], "moe": moe and MoEConfig(**moe)}),
-            settings=_settings(record["settings"]),
-            source=record["source"],
-            shards=tuple(BodyShard(**shard) for shard in shards),
-            head=File(**record["head"]),
-            head_chunk=record["head_chunk"],
-            embedding=File(**record["embedding"]),
-            embedding_dtype=record["embedding_dtype"],
-            others=tuple(File(**other) for other in record["others"]),
-            contexts=tuple(record["contexts"]),
-            checks=tuple(record["checks"]),
-            versions=record["versions"],
-            contract=tuple(record["contract"]),
-        )
-
-
-def _settings(record: dict[str, Any]) -> ExportConfig:
-    return ExportConfig(**{**record, "phones": PhoneConfig(**record["phones"])})
+        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+        try:
+            return checked_dataclass(cls, record)
+        except ValueError as error:
+            raise ValueError(f"{path} is no manifest: {error}") from error

@@ -30,10 +30,9 @@ _POINTERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 class LiteRT:
     """The backend. What it opens shares host buffers: an input of one step serves another one."""
 
-    def __init__(self, quant: Quant = "float32", threads: int | None = None):
-        """Takes as many threads as this process has cores, unless told."""
+    def __init__(self, quant: Quant = "float32"):
+        """Takes as many threads as this process has cores."""
         self._quant: Quant = quant
-        self._threads = threads or available_cores()
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
 
@@ -56,7 +55,7 @@ class LiteRT:
         """
         runtime = self._runtime
         cpu = runtime.CpuOptions(
-            num_threads=self._threads, xnnpack_weight_cache_path=str(packed) if packed else ""
+            num_threads=available_cores(), xnnpack_weight_cache_path=str(packed) if packed else ""
         )
         options = runtime.Options(
             hardware_accelerators=runtime.HardwareAccelerator.CPU, cpu_options=cpu

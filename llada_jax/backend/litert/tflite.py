@@ -251,14 +251,3 @@ class _Constants:
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
-
-
-def operators(path: Path) -> Iterator[str]:
-    """Yields the operators of a file's graphs, by TFLite's names."""
-    schema = litert_schema()
-    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
-    names = {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int)}
-    for graph in model.subgraphs:
-        for operator in graph.operators or []:
-            code = model.operatorCodes[operator.opcodeIndex]
-            yield names[max(code.builtinCode, code.deprecatedBuiltinCode)]

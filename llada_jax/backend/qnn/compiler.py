@@ -21,13 +21,13 @@ from llada_jax import atomic
 from llada_jax.backend.qnn.context import (
     DISPATCH,
     NpuGraph,
-    check_soc,
     extract_contexts,
     op_name,
     read_tflite,
     require_qnn,
     signatures,
 )
+from llada_jax.config import Soc, require_choice
 
 
 class Traffic(NamedTuple):
@@ -70,7 +70,7 @@ def compile_contexts(
     the NPU does not take; RuntimeError with the end of its log where the compiler fails.
     """
     require_qnn()
-    check_soc(soc)
+    require_choice("soc", soc, Soc)
     if not Path(tflite).is_file():
         raise FileNotFoundError(f"no file {tflite}")
     with atomic.new_file(out) as part:

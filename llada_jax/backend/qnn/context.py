@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llada_jax.config import require
+from llada_jax.config import Soc, require, require_choice
 
 SOCS: Mapping[str, int] = {"SM8550": 43, "SM8650": 57, "SM8750": 69, "SM8850": 87}
 """Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5, by QNN's numbers of their models."""
@@ -66,11 +66,6 @@ def require_qnn() -> None:
         raise ImportError(f"no {', '.join(missing)}; install with: pip install 'llada_jax[qnn]'")
 
 
-def check_soc(soc: str) -> None:
-    """Raises ValueError for a SoC that is not in `SOCS`."""
-    require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
-
-
 def extract_contexts(compiled: str | PathLike[str]) -> tuple[Context, ...]:
     """Returns the context binaries in a .tflite from `compile_contexts`: one for all signatures.
 
@@ -95,7 +90,7 @@ def extract_contexts(compiled: str | PathLike[str]) -> tuple[Context, ...]:
         where = options["bytecode_offset"], options["bytecode_size"]
         graphs.setdefault(where, []).append(graph)
     soc = _stamped_soc(model)
-    check_soc(soc)
+    require_choice("soc", soc, Soc)
     return tuple(
         Context(soc, tuple(members), memoryview(raw)[offset : offset + size])
         for (offset, size), members in graphs.items()

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from llada_jax.backend.litert import tflite
-from llada_jax.backend.lower import check, lower
-from llada_jax.backend.protocol import Bucket, Executable, Step, Weights
+from llada_jax.backend.protocol import Executable, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import check_soc, require_qnn
+from llada_jax.backend.qnn.context import require_qnn
 from llada_jax.backend.qnn.emulator import Emulator
-from llada_jax.backend.qnn.quantizer import quantize
+from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.recorded_inputs import Inputs
-from llada_jax.backend.steps import resized
-from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
+from llada_jax.config import STATIC_PRECISIONS, PhoneConfig, require
 
 ROW_BUCKETS = (32, 64, 96, 128)
 """Few, because each compiles for seconds; 16 rows are wrong with int16 activations (see `qnn`)."""
@@ -35,18 +32,14 @@ class EmulatedNpu:
         Raises ValueError for an unknown SoC or precision, or where samples are needed; ImportError
         or RuntimeError where the extra `qnn` is missing or cannot run.
         """
-        check_soc(soc)
-        require_choice("precision", precision, Precision)
-        needs_samples = precision in STATIC_PRECISIONS
+        self._soc, self._phone = soc, PhoneConfig(socs=(soc,), precision=precision)  # pyright: ignore
         require(
-            bool(samples) or not needs_samples,
+            bool(samples) or precision not in STATIC_PRECISIONS,
             f"precision is {precision!r} without samples; allowed: samples of real forwards "
             "(llada_jax.backend.recorded_inputs), or fp16 and int8 without",
         )
         require_qnn()
-        self._soc = soc
-        self._precision: Precision = precision  # pyright: ignore[reportAttributeAccessIssue]
-        self._samples = samples if needs_samples else ()
+        self._samples = samples
         self.compiled: dict[str, Compilation] = {}
         """By step: sizes, seconds, and the compiler's account of DRAM traffic."""
 
@@ -54,14 +47,9 @@ class EmulatedNpu:
         return {step.name: self._compiled(step, weights) for step in steps}
 
     def _compiled(self, step: Step, weights: Weights) -> Executable:
-        lowered = lower(step)
-        check(lowered, "qnn")
-        bucket = _bucket_of(step)
-        samples = {step.name: [resized(sample, bucket) for sample in self._samples]}
         with tempfile.TemporaryDirectory() as folder:
-            wide, narrow, out = (Path(folder) / name for name in ("wide", "narrow", "compiled"))
-            tflite.write(wide, tflite.convert([lowered]), lowered.weights, weights)
-            quantize(wide, narrow, self._precision, samples if self._samples else None)
+            precision, out = self._phone.precision, Path(folder) / "compiled.tflite"
+            narrow = write_quantized(Path(folder), [step], weights, precision, self._samples)
             self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
             return _Graph(Emulator(out), step)
 
@@ -77,8 +65,3 @@ class _Graph:
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         return self._emulator.run(self._step.name, arrays)
-
-
-def _bucket_of(step: Step) -> Bucket:
-    rows, width = step.inputs["bias"]
-    return Bucket(rows, width - rows)

@@ -18,9 +18,14 @@ from typing import Any
 import numpy as np
 
 from llada_jax import atomic
+from llada_jax.backend.litert import tflite as tflite_file
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.protocol import Step, Weights
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
-from llada_jax.config import Precision, require, require_choice
+from llada_jax.backend.steps import bucket_of, resized
+from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
 
 Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Recorded values of all inputs, by signature and name."""
@@ -53,6 +58,34 @@ def quantize(
             _check_samples(Path(tflite), samples or {})
         with silenced("ai-edge-quantizer"):
             part.write_bytes(_quantized(Path(tflite), precision, samples or {}))
+
+
+def write_quantized(
+    folder: Path,
+    steps: Sequence[Step],
+    weights: Weights,
+    precision: Precision,
+    samples: Sequence[Inputs],
+) -> Path:
+    """Writes steps of the body as signatures of one quantized file, and returns its path.
+
+    `samples` are recorded inputs of any shape, for the precisions that need them. Raises ValueError
+    for an operation that the NPU does not take.
+    """
+    lowered = [lower(step) for step in steps]
+    for step in lowered:
+        check(step, "qnn")
+    wide, narrow = folder / "wide.tflite", folder / "narrow.tflite"
+    graph, specs = tflite_file.convert(lowered), tflite_file.shared_weights(lowered)
+    tflite_file.write(wide, graph, specs, weights)
+    by_step = None
+    if precision in STATIC_PRECISIONS:
+        by_step = {
+            step.name: [resized(each, bucket_of(step)) for each in samples] for step in steps
+        }
+    quantize(wide, narrow, precision, by_step)
+    wide.unlink()
+    return narrow
 
 
 def _quantized(tflite: Path, precision: Precision, samples: Samples) -> bytearray:

@@ -359,7 +359,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 @needs_qnn
 def test_an_unknown_soc_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: SM8550, SM8650"):
+    with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: 'SM8550', 'SM8650'"):
         compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
 
 

@@ -98,7 +98,7 @@ def test_padding_does_not_change_what_a_step_computes(tiny):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"soc": "SM1234"}, "soc is 'SM1234'; allowed: SM8550, SM8650, SM8750, SM8850"),
+        ({"soc": "SM1234"}, "soc is 'SM1234'; allowed: 'SM8550', 'SM8650', 'SM8750', 'SM8850'"),
         ({"precision": "fp8"}, "precision is 'fp8'; allowed: 'fp16', 'int8'"),
         ({"precision": "a16w8"}, "precision is 'a16w8' without samples"),
     ],
