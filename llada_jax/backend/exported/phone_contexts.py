@@ -71,7 +71,8 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                 for soc, name in tqdm(missing.items(), desc=words, unit="SoC"):
                     error = _emulated_error(soc, export, layers) if export.verify else None
                     made, graphs = _compile(quantized, folder / name, soc)
-                    unfinished.add_context(name, _entry(name, layers, made, graphs, export, error))
+                    entry = _entry(name, soc, layers, made, graphs, export, error)
+                    unfinished.add_context(name, entry)
         yield from (finished[name] for name in names.values())
 
 
@@ -103,6 +104,7 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
 
 def _entry(
     name: str,
+    soc: str,
     layers: range,
     made: Compilation,
     graphs: Sequence[NpuGraph],
@@ -111,7 +113,7 @@ def _entry(
 ) -> dict[str, Any]:
     return {
         "file": name,
-        "soc": made.soc,
+        "soc": soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,
         "stop": layers.stop,

@@ -44,8 +44,6 @@ class Compilation:
     """A compiled .tflite file, and what the compiler said about it."""
 
     path: Path
-    soc: str
-    weight_sharing: bool
     context_bytes: int
     traffic: Mapping[str, Traffic]
     """By signature."""
@@ -64,7 +62,6 @@ def compile_contexts(
       out: the .tflite file to write, in which each signature is a single op of the NPU.
       soc: a name of `SOCS`.
       weight_sharing: one copy of the weights for all signatures, as is right for a phone.
-        `Emulator` takes no such file of several signatures.
 
     Raises ImportError without the extra; ValueError for an unknown SoC, and where ops are left that
     the NPU does not take; RuntimeError with the end of its log where the compiler fails.
@@ -83,8 +80,6 @@ def compile_contexts(
     version = re.search(r"SDK version: v([\d.]+)", log.stderr)
     return Compilation(
         path=Path(out),
-        soc=soc,
-        weight_sharing=weight_sharing,
         context_bytes=sum(len(context.binary) for context in contexts),
         traffic=traffic,
         seconds=seconds,

@@ -4,10 +4,8 @@ Slow, and without a word about a phone's speed; but the numbers are the NPU's ow
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from llada_jax.backend.protocol import Executable, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
@@ -51,17 +49,4 @@ class EmulatedNpu:
             precision, out = self._phone.precision, Path(folder) / "compiled.tflite"
             narrow = write_quantized(Path(folder), [step], weights, precision, self._samples)
             self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
-            return _Graph(Emulator(out), step)
-
-
-class _Graph:
-    """One step on the emulator: an `Executable`."""
-
-    def __init__(self, emulator: Emulator, step: Step):
-        self._emulator, self._step = emulator, step
-
-    def allocate(self, name: str) -> np.ndarray:
-        return np.zeros(self._step.inputs[name], np.float32)
-
-    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        return self._emulator.run(self._step.name, arrays)
+            return Emulator(out)

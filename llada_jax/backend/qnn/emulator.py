@@ -1,8 +1,5 @@
 """QNN's emulator of the NPU on this machine, which runs the context binaries of phones."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from functools import cache
@@ -18,48 +15,43 @@ from llada_jax.config import require
 
 
 class Emulator:
-    """The signatures of a compiled .tflite file on QNN's emulator of the NPU.
+    """A compiled .tflite file of one signature on QNN's emulator of the NPU: an `Executable`.
 
-    It runs the context binaries themselves, so numbers are those of the NPU's float16 and integers.
-    How long it takes says nothing about the NPU.
+    It runs the context binary itself, so numbers are those of the NPU's float16 and integers. How
+    long it takes says nothing about the NPU.
     """
 
     def __init__(self, compiled: str | PathLike[str]) -> None:
-        """Loads every signature, each with a context of its own.
+        """Loads the graph.
 
-        Raises ImportError without the extra, ValueError for a file that is not compiled,
-        RuntimeError for one that the emulator does not load: weights shared among signatures.
+        Raises ImportError without the extra; ValueError for a file that is not compiled, or of
+        several signatures: QNN 2.50 ends the process where they share their weights.
         """
-        self.graphs: dict[str, NpuGraph] = {}
-        """By signature."""
-        self._sessions: dict[str, Any] = {}
-        contexts = extract_contexts(compiled)
+        graphs = [(context, graph) for context in extract_contexts(compiled)
+                  for graph in context.graphs]  # fmt: skip
+        require(len(graphs) == 1, f"{compiled} has {len(graphs)} signatures; allowed: one")
+        ((context, self.graph),) = graphs
         with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
-            for context in contexts:
-                Path(folder, "context.bin").write_bytes(context.binary)
-                for graph in context.graphs:
-                    model = Path(folder, f"{graph.name}.onnx")
-                    model.write_bytes(_wrapped(graph, "context.bin"))
-                    if len(context.graphs) > 1 and not self.graphs:
-                        _try_to_load(model, context.soc, compiled)
-                    self.graphs[graph.signature] = graph
-                    self._sessions[graph.signature] = _session(model, context.soc)
+            Path(folder, "context.bin").write_bytes(context.binary)
+            model = Path(folder, "graph.onnx")
+            model.write_bytes(_wrapped(self.graph, "context.bin"))
+            self._session = _session(model, context.soc)
 
-    def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a signature: returns its outputs by name for its inputs by name, all float32.
+    def allocate(self, name: str) -> np.ndarray:
+        tensor = next(each for each in self.graph.inputs if each.argument == name)
+        return np.zeros(tensor.shape, np.float32)
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns outputs by name for inputs by name, all float32.
 
         Where the graph itself takes or gives integers, these are converted by its scales. Inputs
         on which nothing depends may be left out. Raises ValueError for what does not fit.
         """
-        require(
-            signature in self.graphs,
-            f"signature is {signature!r}; allowed: {', '.join(self.graphs)}",
-        )
-        graph = self.graphs[signature]
-        missing = [tensor.argument for tensor in graph.inputs if tensor.argument not in inputs]
-        require(not missing, f"signature {signature!r} lacks inputs: {', '.join(missing)}")
-        feed = {tensor.name: _stored(tensor, inputs[tensor.argument]) for tensor in graph.inputs}
-        results = self._sessions[signature].run([tensor.name for tensor in graph.outputs], feed)
+        graph = self.graph
+        missing = [tensor.argument for tensor in graph.inputs if tensor.argument not in arrays]
+        require(not missing, f"signature {graph.signature!r} lacks inputs: {', '.join(missing)}")
+        feed = {tensor.name: _stored(tensor, arrays[tensor.argument]) for tensor in graph.inputs}
+        results = self._session.run([tensor.name for tensor in graph.outputs], feed)
         return {
             tensor.argument: _value(tensor, result)
             for tensor, result in zip(graph.outputs, results, strict=True)
@@ -115,7 +107,7 @@ def _wrapped(graph: NpuGraph, binary: str) -> bytes:
     return model.SerializeToString()
 
 
-def _session(model: str | Path, soc: str) -> Any:
+def _session(model: Path, soc: str) -> Any:
     """Opens a session on the emulator. Raises RuntimeError for what the emulator does not take."""
     import onnxruntime
     import onnxruntime_qnn
@@ -141,18 +133,3 @@ def _devices() -> list[Any]:
     if all(device.ep_name != name for device in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library(name, onnxruntime_qnn.get_library_path())
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
-
-
-def _try_to_load(model: Path, soc: str, compiled: str | PathLike[str]) -> None:
-    """Loads a model in a process of its own, because QNN 2.50 ends the process where it cannot."""
-    code = f"import sys, {__name__} as emulator; emulator._session(*sys.argv[1:])"
-    finished = subprocess.run(
-        [sys.executable, "-c", code, str(model), soc],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-    )
-    if finished.returncode < 0:
-        raise RuntimeError(
-            f"the emulator crashes on {compiled}, as it does on weights that several signatures "
-            "share; compile with weight_sharing=False to emulate"
-        )
