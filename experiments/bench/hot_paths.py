@@ -10,22 +10,18 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import ModelConfig, SamplerConfig, require_counts
-from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
-from llada_jax.model.forward import cache_for, forward, forward_rows
+from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.rows import make_rows
 from llada_jax.types import RowsOut
 
 BATCH = 8
-PATTERNS = 32
-"""Masks of one likelihood."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +64,6 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
     comparisons = [
         *decoding(model, config),
         forwards(model, config),
-        likelihoods(model, config),
         Comparison(
             "import", "jax", {name: partial(_import, name) for name in ("jax", "llada_jax")}
         ),
@@ -139,36 +134,6 @@ def forward_of(model: lj.Model, positions: Int[Array, " R"], cached: int) -> Cal
 
 
 _forward = jax.jit(forward_rows, static_argnums=1)
-
-
-def likelihoods(model: lj.Model, config: HotPathsConfig) -> Comparison:
-    """Compares LLaDA's bound of a block after the prompt, with the vocabulary streamed for masked
-    tokens alone, with the one of all logits of the canvases."""
-    prompt = prompt_of(model, config)[0]
-    pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
-    scorers = {
-        "all logits": partial(_masked_of_all_logits, model),
-        "masked tokens": model_scorer(model.params, model.config),
-    }
-    candidates = {
-        name: partial(bounds, score, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH)
-        for name, score in scorers.items()
-    }
-    return Comparison("likelihood", "all logits", candidates)
-
-
-def _masked_of_all_logits(
-    model: lj.Model, tokens: np.ndarray, live: np.ndarray, masked: Masked
-) -> np.ndarray:
-    log_p = _all_log_probabilities(model.params, model.config, tokens, live)
-    return np.asarray(log_p)[masked.row, masked.position, masked.token]
-
-
-@partial(jax.jit, static_argnums=1)
-def _all_log_probabilities(
-    params: Any, config: ModelConfig, tokens: jax.Array, live: jax.Array
-) -> jax.Array:
-    return jax.nn.log_softmax(forward(params, config, tokens, live))
 
 
 def _import(module: str) -> None:

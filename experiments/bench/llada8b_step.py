@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from experiments.bench.int8_peak import Int8Peak, measure_int8_peak
 from experiments.bench.revision_bench import one_layer_of
-from experiments.bench.time_exported import GEN_LENGTH, time_generation, time_steps
+from experiments.bench.time_exported import BLOCK_LENGTH, GEN_LENGTH, time_generation, time_steps
 from experiments.bench.torch_layer import NO_TORCH
 from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights
@@ -46,15 +46,15 @@ class StepBenchConfig:
     quants: tuple[str, ...] = ("int8", "int4_block32", "int4_block128")
     scratch: str = "outputs/llada8b_step"
     torch_python: str | None = None
-    tokens_per_step: float = 4.0
+    tokens_per_step: int = 4
 
     def __post_init__(self) -> None:
         require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
         for quant in self.quants:
             ExportConfig(quant=quant)  # pyright: ignore[reportArgumentType]
         require(
-            1 <= self.tokens_per_step <= 32,
-            f"tokens_per_step is {self.tokens_per_step}; allowed: 1 to 32",
+            0 < self.tokens_per_step and BLOCK_LENGTH % self.tokens_per_step == 0,
+            f"tokens_per_step is {self.tokens_per_step}; allowed: a divisor of {BLOCK_LENGTH}",
         )
 
 
@@ -114,14 +114,12 @@ def _layer_weights(model: ModelConfig) -> int:
 
 def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[ResultRow]:
     run = in_own_process(time_generation, folder, config.tokens_per_step)
-    units = {"seconds": "s", "tokens_per_step": "tokens", "threshold": "confidence",
-             "layers": "s", "head": "s"}  # fmt: skip
-    for part, unit in units.items():
-        yield ResultRow(f"generate/litert/{quant}/{part}", run[part], unit)
-    rate = GEN_LENGTH / run["seconds"]
-    yield ResultRow(f"generate/litert/{quant}/tokens_per_second", rate, "tokens/s")
+    name = f"generate/litert/{quant}"
+    for part in ("seconds", "layers", "head"):
+        yield ResultRow(f"{name}/{part}", run[part], "s")
+    yield ResultRow(f"{name}/tokens_per_second", GEN_LENGTH / run["seconds"], "tokens/s")
     if run["peak_bytes"] is not None:
-        yield ResultRow(f"generate/litert/{quant}/peak_gb", run["peak_bytes"] / 1e9, "GB")
+        yield ResultRow(f"{name}/peak_gb", run["peak_bytes"] / 1e9, "GB")
     share = "host_share" if quant == "int8" else f"host_share/{quant}"
     yield ResultRow(share, run["host_share"], "of the steps' time")
 

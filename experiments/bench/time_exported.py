@@ -1,7 +1,6 @@
 """What is timed of an exported model, in a process of its own, whose peak of memory is then the
 model's."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,15 +16,13 @@ from llada_jax.backend.resources import peak_memory
 from llada_jax.backend.session import Session, Shard, allocate_cache
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 
 REPEATS = 7
 PROMPT_LENGTH = 64
 GEN_LENGTH = 128
 BLOCK_LENGTH = 32
-_SEARCH_STEPS = 8
-_TOLERANCE = 0.15
 
 
 def time_steps(folder: Path, rows: Sequence[int]) -> dict[int, dict[str, float]]:
@@ -92,64 +89,28 @@ class _Clocked:
         return outputs
 
 
-def time_generation(folder: Path, tokens_per_step: float) -> dict[str, Any]:
-    """Decodes 128 tokens block-wise, with a threshold that commits about `tokens_per_step`; times
-    the second run, and says where the time went."""
-    clock = Clock(Exported(folder))
-    threshold = find_threshold(clock, tokens_per_step)
-    _decode(clock, threshold, GEN_LENGTH)  # compiles the sampler's own programs
-    clock.seconds.update(layers=0.0, head=0.0)
-    result = _decode(clock, threshold, GEN_LENGTH)
+def time_generation(folder: Path, tokens_per_step: int) -> dict[str, Any]:
+    """Decodes 128 tokens block-wise, some at each step; times the second run, and says where the
+    time went."""
+    program = Exported(folder)
+    clock, config = Clock(program), program.config
+    sampler = SamplerConfig(
+        gen_length=GEN_LENGTH,
+        block_length=BLOCK_LENGTH,
+        steps=GEN_LENGTH // tokens_per_step,
+        cache="blockwise",
+    )
+    sampler = with_ids(sampler, config)
+    denoiser = Session(clock, score_rules(sampler)).denoiser()
+    prompts = [np.random.default_rng(0).integers(0, config.vocab_size // 2, PROMPT_LENGTH).tolist()]
+    for _ in range(2):  # the first one compiles the sampler's own programs
+        clock.seconds.update(layers=0.0, head=0.0)
+        result = decode(denoiser, None, config, prompts, sampler, loop="host", trace=True)
     assert result.trace is not None
     total = float(result.trace.seconds.sum())
     return {
         "seconds": result.seconds,
-        "tokens_per_step": result.tpf,
-        "threshold": threshold,
         **clock.seconds,
         "host_share": 1 - sum(clock.seconds.values()) / total,
         "peak_bytes": peak_memory(),
     }
-
-
-def find_threshold(program: Clock, tokens_per_step: float) -> float:
-    """Returns the threshold that commits about so many tokens a step.
-
-    A random model is hardly ever sure: its thresholds lie far below a trained model's. So the
-    search is for the logarithm, first between 1 / V and 1 on one block, which is quick, then
-    around that on the whole generation.
-    """
-    first = _bisect(program, tokens_per_step, 1 / program.config.vocab_size, 1.0, BLOCK_LENGTH)
-    return _bisect(program, tokens_per_step, first / 4, min(1.0, first * 4), GEN_LENGTH)
-
-
-def _bisect(
-    program: Clock, tokens_per_step: float, low: float, high: float, gen_length: int
-) -> float:
-    """Returns the tried threshold that comes closest; a random model may jump to all tokens."""
-    tried: dict[float, float] = {}
-    for _ in range(_SEARCH_STEPS):
-        threshold = math.sqrt(low * high)
-        found = _decode(program, threshold, gen_length).tpf
-        tried[threshold] = abs(math.log(found / tokens_per_step))
-        if tried[threshold] <= _TOLERANCE:
-            break
-        low, high = (threshold, high) if found > tokens_per_step else (low, threshold)
-    return min(tried, key=tried.__getitem__)
-
-
-def _decode(program: Clock, threshold: float, gen_length: int) -> Result:
-    sampler = SamplerConfig.preset(
-        "fast_dllm",
-        gen_length=gen_length,
-        block_length=BLOCK_LENGTH,
-        steps=gen_length,
-        cache="blockwise",
-        threshold=threshold,
-        confidence_dtype="float32",
-    )
-    sampler = with_ids(sampler, program.config)
-    denoiser = Session(program, score_rules(sampler)).denoiser()
-    prompt = np.random.default_rng(0).integers(0, program.config.vocab_size // 2, PROMPT_LENGTH)
-    prompts = [prompt.tolist()]
-    return decode(denoiser, None, program.config, prompts, sampler, loop="host", trace=True)

@@ -43,7 +43,6 @@ def test_every_number_has_its_baseline(tmp_path, capsys):
         "decode: compiled loop vs host loop",
         "forward: 4 rows vs 16 rows",
         "8 prompts: one batch vs one by one",
-        "likelihood: masked tokens vs all logits",
         "import: llada_jax vs jax",
     ):
         assert rows[name]["value"] > 0 and rows[name]["kind"] == "measured"
