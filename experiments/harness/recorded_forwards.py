@@ -24,7 +24,7 @@ def record_forwards(
     Raises ValueError where the model has no tokenizer.
     """
     if model.tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: phones.precision fp16 or int8")
+        raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
     encode = model.tokenizer.encode_chat
     prompts = [encode([{"role": "user", "content": question}]) for question in questions]
     length = max(map(len, prompts)) + sampler.gen_length

@@ -12,27 +12,7 @@ from llada_jax.config_files import checked_dataclass
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-CONTRACT = (
-    "All arrays are float32 in row-major order unless a dtype is named. Letters: R rows and C "
-    "cached positions of the bucket (signature rows<R>_cache<C>), D width, K key-value heads, Dh "
-    "head size, V vocabulary.",
-    "A forward runs some rows, each a canvas position. Look up `hidden` [R, D] in the embedding "
-    "file; compute `cos` and `sin` [R, rotary_dims / 2] of position * rope_theta ** (-i / "
-    "(rotary_dims / 2)); fill `bias` [R, C + R] with 0 where a row may look and with -30000 where "
-    "not: first the C cached positions, then the R rows. Rows beyond those that are needed are "
-    "zeros with a bias of -30000.",
-    "A row may look at the live rows, and at cached positions that hold a finished key and value "
-    "and are not themselves rows of this forward.",
-    "Run the shards in order; `hidden` of one is `hidden` of the next. `keys_<layer>` and "
-    "`values_<layer>` [K, C, Dh] are the cache; a graph only reads it. `new_keys_<layer>` and "
-    "`new_values_<layer>` [K, R, Dh] are the rows' own: copy them to the rows' positions of the "
-    "cache once these positions are rows no more.",
-    "The last shard's `hidden` goes to the head. Signature rows<R> takes it with `penalty` [V] "
-    "(added to the logits; -1e30 forbids an id, which [MASK] should be) and gives `token` (int32) "
-    "and `confidence` (its probability). Signature rows<R>_chunk<i> gives the logits of one chunk "
-    "of the vocabulary, for other rules.",
-    "Commit tokens by confidence, feed [MASK] at open positions, and repeat until none is open.",
-)
+CONTRACT = tuple(Path(__file__).with_name("contract.txt").read_text().splitlines())
 """What the host passes and does in each step."""
 
 
