@@ -40,10 +40,9 @@ class LiteRT:
         lowered = [lower(step, self._quant) for step in steps]
         for step in lowered:
             check(step, "litert")
-        graph, specs = tflite.convert(lowered), tflite.shared_weights(lowered)
         with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
             path = Path(folder) / "steps.tflite"
-            tflite.write(path, graph, specs, weights)
+            tflite.write(path, lowered, weights)
             return self.open(path)
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:

@@ -18,7 +18,7 @@ from llada_jax import atomic
 from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.silenced import silenced
-from llada_jax.backend.weights import pieces_of, store
+from llada_jax.backend.weights import StoredPiece, pieces_of, store
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight
 
@@ -74,11 +74,6 @@ def _operations_within(op: Any) -> Iterator[Any]:
                 yield from _operations_within(inner)
 
 
-def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
-    """Returns what a file with these steps holds, each weight once."""
-    return {name: spec for step in steps for name, spec in step.weights.items()}
-
-
 def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
     """Estimates how long a file with these weights gets, where so many signatures use them.
 
@@ -90,18 +85,14 @@ def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
 
 
 def write(
-    path: Path,
-    graph: bytes,
-    specs: Mapping[str, LoweredWeight],
-    weights: Weights,
-    progress: tqdm | None = None,
+    path: Path, steps: Sequence[Lowered], weights: Weights, progress: tqdm | None = None
 ) -> None:
-    """Writes what `convert` gave with its weights; the file appears once it is complete.
+    """Writes some steps with their weights, each once; the file appears once it is complete.
 
     Raises ValueError where the file would reach 2 GiB.
     """
-    model = litert_schema().ModelT.InitFromPackedBuf(graph, 0)
-    constants = _Constants(model, specs)
+    specs = {name: spec for step in steps for name, spec in step.weights.items()}
+    constants = _Constants(litert_schema().ModelT.InitFromPackedBuf(convert(steps), 0), specs)
     first, size = constants.lay_out()
     require(
         size <= MAX_FILE_BYTES,
@@ -110,8 +101,9 @@ def write(
     with atomic.new_file(path) as part, part.open("wb") as file:
         file.seek(first)
         for name in constants.names:
-            scales = _write_numbers(file, constants, name, specs[name], weights, progress)
-            constants.set_scales(name, scales)
+            file.seek(constants.offset(name))
+            pieces = store(pieces_of(weights, name), specs[name])
+            constants.set_scales(name, _write_numbers(file, pieces, name, specs[name], progress))
         file.truncate()
         file.seek(0)
         file.write(constants.packed())
@@ -119,16 +111,14 @@ def write(
 
 def _write_numbers(
     file: BinaryIO,
-    constants: "_Constants",
+    pieces: Iterator[StoredPiece],
     name: str,
     spec: LoweredWeight,
-    weights: Weights,
     progress: tqdm | None,
 ) -> np.ndarray | None:
     """Writes the numbers to the file, and returns the scales."""
-    file.seek(constants.offset(name))
     scales, written = [], 0
-    for numbers, scale in store(pieces_of(weights, name), spec):
+    for numbers, scale in pieces:
         numbers.tofile(file)
         written += numbers.nbytes
         if scale is not None:
@@ -199,10 +189,8 @@ class _Constants:
         scales.shape = [spec.shape[0], spec.shape[1] // spec.group]
         scales.type = self._schema.TensorType.FLOAT16
         if name not in self._block_scales:
-            buffer = self._schema.BufferT()
-            buffer.data = np.zeros(2 * _n_scales(spec), np.uint8)
-            self._model.buffers.append(buffer)
-            self._block_scales[name] = (len(self._model.buffers) - 1, buffer)
+            data = np.zeros(2 * _n_scales(spec), np.uint8)
+            self._block_scales[name] = self._new_buffer(data=data)
         scales.buffer = self._block_scales[name][0]
         graph.tensors.append(scales)
         blocks = self._schema.BlockwiseQuantizationT()
@@ -212,12 +200,15 @@ class _Constants:
 
     def _buffer(self, name: str) -> int:
         if name not in self._buffers:
-            buffer = self._schema.BufferT()
             # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
-            buffer.offset, buffer.size = MAX_FILE_BYTES, _stored_bytes(self._specs[name])
-            self._model.buffers.append(buffer)
-            self._buffers[name] = (len(self._model.buffers) - 1, buffer)
+            size = _stored_bytes(self._specs[name])
+            self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=size)
         return self._buffers[name][0]
+
+    def _new_buffer(self, **fields: Any) -> tuple[int, Any]:
+        buffer = self._schema.BufferT(**fields)
+        self._model.buffers.append(buffer)
+        return len(self._model.buffers) - 1, buffer
 
     def lay_out(self) -> tuple[int, int]:
         """Gives each weight its place in the file; returns where they begin and end."""

@@ -76,8 +76,7 @@ def write_quantized(
     for step in lowered:
         check(step, "qnn")
     wide, narrow = folder / "wide.tflite", folder / "narrow.tflite"
-    graph, specs = tflite_file.convert(lowered), tflite_file.shared_weights(lowered)
-    tflite_file.write(wide, graph, specs, weights)
+    tflite_file.write(wide, lowered, weights)
     by_step = None
     if precision in STATIC_PRECISIONS:
         by_step = {

@@ -244,7 +244,7 @@ def test_packed_weights_that_are_cut_short_are_packed_again(tmp_path: Path) -> N
     """As after an interruption of the first opening."""
     step = lower(body_step(WIDE, range(1), Bucket(4, 0)), "int8")
     path, packed = tmp_path / "x.tflite", tmp_path / "packed"
-    tflite.write(path, tflite.convert([step]), step.weights, InMemory(random_params(WIDE)))
+    tflite.write(path, [step], InMemory(random_params(WIDE)))
     inputs = random_inputs(body_step(WIDE, range(1), Bucket(4, 0)))
     expected = LiteRT("int8").open(path)[step.name].run(inputs)["hidden"].copy()
     for share in (None, 0, 0.01, 0.5, 0.999):

@@ -110,7 +110,7 @@ def body_steps(
 
 
 def write(path: Path, steps: Sequence[Lowered], params: ModelParams) -> Path:
-    tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), InMemory(params))
+    tflite.write(path, steps, InMemory(params))
     return path
 
 
@@ -337,7 +337,7 @@ def test_a_file_that_is_not_finished_is_not_there(
     steps = body_steps(GQA, "int8")
     weights = Broken(random_params(GQA), "layers.1.ffn.up", instead)
     with pytest.raises(error, match=message):
-        tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), weights)
+        tflite.write(path, steps, weights)
     assert [file.name for file in tmp_path.iterdir()] == (["x.tflite"] if existing else [])
     assert not existing or path.read_bytes() == b"old"
 
@@ -355,9 +355,10 @@ def test_a_file_beyond_the_formats_limit_is_refused_before_it_is_written(
 
 def test_the_length_that_is_checked_is_the_length_of_the_file(tmp_path: Path) -> None:
     steps = body_steps(WIDE, "int8", [Bucket(rows, 0) for rows in range(1, 5)])
-    graph, specs = tflite.convert(steps), tflite.shared_weights(steps)
-    tflite.write(tmp_path / "x.tflite", graph, specs, InMemory(random_params(WIDE)))
-    counted = tflite.file_bytes(specs, signatures=len(steps)) + len(graph)
+    write(tmp_path / "x.tflite", steps, random_params(WIDE))
+    counted = tflite.file_bytes(steps[0].weights, signatures=len(steps)) + len(
+        tflite.convert(steps)
+    )
     assert (tmp_path / "x.tflite").stat().st_size <= 1.01 * counted
 
 
