@@ -12,12 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+import llada_jax as lj
+from experiments.bench.hot_paths import forward_of
 from experiments.bench.int8_peak import Int8Peak, measure_int8_peak
 from experiments.bench.revision_bench import one_layer_of
 from experiments.bench.time_exported import BLOCK_LENGTH, GEN_LENGTH, time_generation, time_steps
@@ -29,9 +30,7 @@ from experiments.harness.timers import best_times
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
-from llada_jax.config import ExportConfig, ModelConfig, require
-from llada_jax.model.forward import run_layers
-from llada_jax.model.layers import CachedLayer, rotation
+from llada_jax.config import ExportConfig, ModelConfig, ascending_counts, require
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
@@ -49,7 +48,7 @@ class StepBenchConfig:
     tokens_per_step: int = 4
 
     def __post_init__(self) -> None:
-        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
+        ascending_counts("rows", self.rows)
         for quant in self.quants:
             ExportConfig(quant=quant)  # pyright: ignore[reportArgumentType]
         require(
@@ -125,7 +124,7 @@ def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[R
 
 
 def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultRow]:
-    """Times one layer by XLA, against the same cache."""
+    """Times one layer by XLA, against as many cached positions."""
     one = one_layer_of(model)
     wide = init_params(one, jax.random.key(0), jnp.bfloat16)
     integers = jax.tree.map(
@@ -133,18 +132,11 @@ def _jax_layers(model: ModelConfig, rows: int, repeats: int) -> Iterator[ResultR
         abstract_params(one).layers,
         wide.layers,
     )
-    positions = jnp.arange(CACHE, CACHE + rows, dtype=jnp.int32)[None]
-    cached = jnp.zeros((1, CACHE, one.n_kv_heads, one.head_dim), jnp.bfloat16)
-    arguments = (
-        jax.random.normal(jax.random.key(1), (1, rows, one.width), jnp.bfloat16),
-        rotation(one, positions),
-        jnp.zeros((1, rows, CACHE + rows)),
-        [CachedLayer(cached, cached)],
-    )
-    layer = jax.jit(run_layers, static_argnums=1)
+    forms = {"bfloat16": wide, "int8": wide._replace(layers=integers)}
+    positions = jnp.arange(rows, dtype=jnp.int32)
     candidates = {
-        "bfloat16": partial(layer, wide.layers, one, *arguments),
-        "int8": partial(layer, integers, one, *arguments),
+        name: forward_of(lj.Model(one, params, None), positions, CACHE)
+        for name, params in forms.items()
     }
     for name, seconds in best_times(candidates, repeats).items():
         yield ResultRow(f"layer/xla/{name}/{rows}", seconds, "s")

@@ -18,7 +18,7 @@ import numpy as np
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
 from llada_jax.backend.resources import available_cores
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, ascending_counts, require
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
@@ -38,16 +38,10 @@ class RevisionBenchConfig:
 
     rows: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     cached: int = 256
-    threads: int | None = None
 
     def __post_init__(self) -> None:
-        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
-        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        ascending_counts("rows", self.rows)
         require(self.cached >= 0, f"cached is {self.cached}; allowed: 0 or more")
-        require(
-            self.threads is None or self.threads > 0,
-            f"threads is {self.threads}; allowed: 1 or more, or null",
-        )
 
 
 def time_revision(
@@ -56,14 +50,13 @@ def time_revision(
     """Yields all rows of the suite."""
     one = one_layer_of(model)
     forms = _forms(one, seed)
-    threads = config.threads or available_cores()
-    yield ResultRow("revision/threads", threads, "threads")
+    yield ResultRow("revision/threads", available_cores(), "threads")
     for name, params in forms.items():
         yield ResultRow(f"revision/{name}/weights", _bytes(params) / 1e6, "MB")
         ratio = _bytes(forms[BASELINE]) / _bytes(params)
         if name != BASELINE:
             yield ResultRow(f"revision/{name}/memory", ratio, "x smaller")
-    with TileMultiplier(threads) as multiply:
+    with TileMultiplier(available_cores()) as multiply:
         for rows in config.rows:
             yield from _compared(one, forms, rows, config.cached, multiply, repeats)
 

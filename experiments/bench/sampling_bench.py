@@ -19,7 +19,7 @@ import llada_jax as lj
 from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import require, require_counts
+from llada_jax.config import ascending_counts, require_counts
 from llada_jax.model.head import (
     ScoreRules,
     absorb_chunk,
@@ -44,8 +44,7 @@ class SamplingBenchConfig:
     logits_chunk: int = 8192
 
     def __post_init__(self) -> None:
-        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
-        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        ascending_counts("rows", self.rows)
         require_counts(self, "chunk", "logits_chunk")
 
 
