@@ -88,12 +88,8 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
 
 def _bytes(params: ModelParams) -> int:
     """Counts the bytes of the layer's matrices. XLA's int4 lies one in a byte."""
-    matrices = jax.tree.leaves(
-        (params.layers[0].attention, params.layers[0].ffn),
-        is_leaf=lambda leaf: isinstance(leaf, QuantArray),
-    )
-    return sum(sum(part.nbytes for part in leaf) if isinstance(leaf, QuantArray) else leaf.nbytes
-               for leaf in matrices)  # fmt: skip
+    matrices = jax.tree.leaves((params.layers[0].attention, params.layers[0].ffn))
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def _compared(

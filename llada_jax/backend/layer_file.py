@@ -4,6 +4,7 @@ Floats are stored in float32, which the activations of a session have; quantized
 integers and scales that they are.
 """
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,11 +46,10 @@ class StoredLayer(NamedTuple):
 
     def views(self, memory: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the arrays in some bytes that hold the layer."""
-        found = {}
-        for name, offset, shape, dtype in self.arrays:
-            size = int(np.prod(shape)) * dtype.itemsize
-            found[name] = memory[offset : offset + size].view(dtype).reshape(shape)
-        return found
+        return {
+            name: np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+            for name, offset, shape, dtype in self.arrays
+        }
 
 
 def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFile":

@@ -15,7 +15,7 @@ from llada_jax.backend.steps import body_step
 from llada_jax.backend.streamed_weights import StreamedWeights
 from llada_jax.backend.weights import pieces_of
 from llada_jax.config import ModelConfig
-from llada_jax.model.params import ModelParams, named_specs
+from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray
 
 
@@ -54,14 +54,11 @@ def first_layers_alike(config: ModelConfig) -> list[int]:
     The last layer is followed by the final norm, and so is like no other.
     """
     first: dict[Any, int] = {}
-    specs = named_specs(config)
     alike = []
     for layer in range(config.n_layers):
+        weights = body_step(config, range(layer, layer + 1), Bucket(1, 0)).weights
         prefix = f"layers.{layer}."
-        shapes = [
-            (k.removeprefix(prefix), s.shape) for k, s in specs.items() if k.startswith(prefix)
-        ]
-        kind = (tuple(shapes), layer == config.n_layers - 1)
+        kind = tuple((name.removeprefix(prefix), shape) for name, shape in weights.items())
         alike.append(first.setdefault(kind, layer))
     return alike
 

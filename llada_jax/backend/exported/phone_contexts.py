@@ -118,12 +118,9 @@ def _entry(
         "start": layers.start,
         "stop": layers.stop,
         "graphs": [
-            {
-                "signature": graph.signature,
-                "name": graph.name,
-                "inputs": list(map(_tensor_entry, graph.inputs)),
-                "outputs": list(map(_tensor_entry, graph.outputs)),
-            }
+            graph._asdict()
+            | {"inputs": list(map(_tensor_entry, graph.inputs))}
+            | {"outputs": list(map(_tensor_entry, graph.outputs))}
             for graph in graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},

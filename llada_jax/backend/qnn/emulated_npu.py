@@ -1,18 +1,24 @@
 """A Snapdragon's NPU on this machine: compiled for the phone, run by the vendor's emulator.
 
-Slow, and without a word about a phone's speed; but the numbers are the NPU's own.
+Slow, and without a word about a phone's speed; but the numbers are the NPU's own: the emulator runs
+the context binaries of phones.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from os import PathLike
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from llada_jax.backend.protocol import Executable, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import require_qnn
-from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, Tensor, extract_contexts, require_qnn
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.silenced import silenced
 from llada_jax.config import STATIC_PRECISIONS, PhoneConfig, require
 
 ROW_BUCKETS = (32, 64, 96, 128)
@@ -50,3 +56,120 @@ class EmulatedNpu:
             narrow = write_quantized(Path(folder), [step], weights, precision, self._samples)
             self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
             return Emulator(out)
+
+
+class Emulator:
+    """A compiled .tflite file of one signature on QNN's emulator of the NPU: an `Executable`."""
+
+    def __init__(self, compiled: str | PathLike[str]) -> None:
+        """Loads the graph.
+
+        Raises ImportError without the extra; ValueError for a file that is not compiled, or of
+        several signatures: QNN 2.50 ends the process where they share their weights.
+        """
+        graphs = [(context, graph) for context in extract_contexts(compiled)
+                  for graph in context.graphs]  # fmt: skip
+        require(len(graphs) == 1, f"{compiled} has {len(graphs)} signatures; allowed: one")
+        ((context, self.graph),) = graphs
+        with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
+            Path(folder, "context.bin").write_bytes(context.binary)
+            model = Path(folder, "graph.onnx")
+            model.write_bytes(_wrapped(self.graph, "context.bin"))
+            self._session = _session(model, context.soc)
+
+    def allocate(self, name: str) -> np.ndarray:
+        tensor = next(each for each in self.graph.inputs if each.argument == name)
+        return np.zeros(tensor.shape, np.float32)
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns outputs by name for inputs by name, all float32.
+
+        Where the graph itself takes or gives integers, these are converted by its scales. Inputs
+        on which nothing depends may be left out. Raises ValueError for what does not fit.
+        """
+        graph = self.graph
+        missing = [tensor.argument for tensor in graph.inputs if tensor.argument not in arrays]
+        require(not missing, f"signature {graph.signature!r} lacks inputs: {', '.join(missing)}")
+        feed = {tensor.name: _stored(tensor, arrays[tensor.argument]) for tensor in graph.inputs}
+        results = self._session.run([tensor.name for tensor in graph.outputs], feed)
+        return {
+            tensor.argument: _value(tensor, result)
+            for tensor, result in zip(graph.outputs, results, strict=True)
+        }
+
+
+def _stored(tensor: Tensor, value: np.ndarray) -> np.ndarray:
+    value = np.asarray(value)
+    require(
+        value.shape == tensor.shape,
+        f"input {tensor.argument!r} has shape {value.shape}; needed: {tensor.shape}",
+    )
+    if tensor.scale is None:
+        return np.ascontiguousarray(value, tensor.dtype)
+    limits = np.iinfo(tensor.dtype)
+    steps = np.rint(value / np.float32(tensor.scale)) + tensor.zero_point
+    return np.clip(steps, limits.min, limits.max).astype(tensor.dtype)
+
+
+def _value(tensor: Tensor, stored: np.ndarray) -> np.ndarray:
+    if tensor.scale is None:
+        return stored
+    return (stored.astype(np.float32) - tensor.zero_point) * np.float32(tensor.scale)
+
+
+def _wrapped(graph: NpuGraph, binary: str) -> bytes:
+    """Returns an ONNX model that is one graph of the context binary in a file of its folder."""
+    from onnx import helper
+
+    def described(tensors: tuple[Tensor, ...]) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(
+                tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), tensor.shape
+            )
+            for tensor in tensors
+        ]
+
+    node = helper.make_node(
+        "EPContext",
+        [tensor.name for tensor in graph.inputs],
+        [tensor.name for tensor in graph.outputs],
+        name=graph.name,  # the provider looks the graph up by this name
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=0,
+        ep_cache_context=binary,
+        partition_name=graph.name,
+        source="QNN",
+    )
+    wrapped = helper.make_graph([node], "step", described(graph.inputs), described(graph.outputs))
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(wrapped, opset_imports=versions, ir_version=10)
+    return model.SerializeToString()
+
+
+def _session(model: Path, soc: str) -> Any:
+    """Opens a session on the emulator. Raises RuntimeError for what the emulator does not take."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    provider = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": str(SOCS[soc])}
+    options.add_provider_for_devices(_devices(), provider)
+    try:
+        return onnxruntime.InferenceSession(str(model), options)
+    except Exception as error:  # its own classes have no other base
+        raise RuntimeError(f"the emulator does not load this context: {error}") from error
+
+
+@cache
+def _devices() -> list[Any]:
+    """Returns the devices of QNN's provider, which a process can register only once."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    name = onnxruntime_qnn.get_ep_name()
+    if all(device.ep_name != name for device in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library(name, onnxruntime_qnn.get_library_path())
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]

@@ -18,7 +18,7 @@ import pytest
 from llada_jax.backend.qnn import compiler
 from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
 from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
-from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import Precision
@@ -417,7 +417,7 @@ def test_where_the_libraries_do_not_run_the_error_says_where_they_do(
 
 def test_import_loads_no_tool():
     tools = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
-    ours = "llada_jax.backend.qnn.emulator, llada_jax.backend.qnn.quantizer"
+    ours = "llada_jax.backend.qnn.emulated_npu, llada_jax.backend.qnn.quantizer"
     code = f"import sys, {ours}; print(sys.modules.keys() & set({tools}))"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.stdout == "set()\n", finished.stderr
