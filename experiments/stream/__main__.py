@@ -59,21 +59,17 @@ class ForwardTimes(NamedTuple):
 class TimedWeights(StreamedWeights):
     """Says when each layer began and ended."""
 
-    def __init__(self, *arguments: Any, **settings: Any):
-        self.began: list[list[float]] = []
-        self.ended: list[list[float]] = []
-        super().__init__(*arguments, **settings)
+    def __init__(self, file: LayerFile, staging: LayerStaging):
+        self.moments: list[float] = []
+        super().__init__(file, staging)
 
     def acquire(self, layer: int) -> Mapping[str, Any]:
         weights = super().acquire(layer)
-        if layer == 0:
-            self.began.append([])
-            self.ended.append([])
-        self.began[-1].append(time.perf_counter())
+        self.moments.append(time.perf_counter())
         return weights
 
     def release(self, layer: int) -> None:
-        self.ended[-1].append(time.perf_counter())
+        self.moments.append(time.perf_counter())
         super().release(layer)
 
 
@@ -111,10 +107,11 @@ def _timed(
     with TimedWeights(file, LayerStaging((), 0, ())) as weights:
         program = StreamedProgram(model.config, model.params, weights)
         for _ in range(2):  # the first one compiles
-            weights.began.clear()
-            weights.ended.clear()
+            weights.moments.clear()
             tokens = lj.generate(model, prompt, config.sampler, backend=program).tokens
-        began, ended = np.array(weights.began), np.array(weights.ended)
+    began, ended = (
+        np.array(weights.moments).reshape(-1, model.config.n_layers, 2).transpose(2, 0, 1)
+    )
     layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
     between = float(np.median(began[WARM_UP:, 0] - ended[WARM_UP - 1 : -1, -1]))
     return tokens, ForwardTimes(layers, between, copies)

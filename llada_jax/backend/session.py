@@ -75,10 +75,7 @@ class _CanvasCache:
     def make_room(self) -> None:
         """Copies what the executables hold for this canvas: another one will run."""
         if self.fresh is not None:
-            outputs: list[Mapping[str, np.ndarray]] = [
-                {name: array.copy() for name, array in output.items() if name != "hidden"}
-                for output in self.fresh.outputs
-            ]
+            outputs = [jax.tree.map(np.copy, dict(output)) for output in self.fresh.outputs]
             self.fresh = self.fresh._replace(outputs=outputs)
 
     def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
@@ -154,17 +151,15 @@ class Session:
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """Runs a forward, canvas by canvas; only the live rows run."""
-        rows = rows._replace(writes=rows.written)
-        arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
+        arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         with self._turn.lock:
             for b, canvas in enumerate(self._canvases):
                 (run,) = np.nonzero(arrays.live[b])
-                stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
-                canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
+                row = Rows(*(array[b] for array in arrays))
+                canvas.write_left(row.positions[row.written], row.sees_cache[run].any(axis=0))
                 if len(run):
-                    row = Rows(*(array[b] for array in arrays))  # pyright: ignore
                     hidden[b, run] = self._run(canvas, row, run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from llada_jax.backend.silenced import silenced
@@ -44,21 +44,13 @@ def litert_schema() -> ModuleType:
 
 
 def litert_runtime() -> Any:
-    """Returns LiteRT's `CompiledModel`, `Environment` and their options."""
+    """Returns LiteRT's package with the modules that run files."""
     with _importing("ai-edge-litert"):
         import ai_edge_litert
-        from ai_edge_litert.compiled_model import CompiledModel
-        from ai_edge_litert.cpu_options import CpuOptions
-        from ai_edge_litert.environment import Environment
-        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
-        from ai_edge_litert.options import Options
-        from ai_edge_litert.tensor_buffer import TensorBuffer
-    return SimpleNamespace(
-        __file__=ai_edge_litert.__file__,
-        CompiledModel=CompiledModel,
-        CpuOptions=CpuOptions,
-        Environment=Environment,
-        HardwareAccelerator=HardwareAccelerator,
-        Options=Options,
-        TensorBuffer=TensorBuffer,
-    )
+        import ai_edge_litert.compiled_model
+        import ai_edge_litert.cpu_options
+        import ai_edge_litert.environment
+        import ai_edge_litert.hardware_accelerator
+        import ai_edge_litert.options
+        import ai_edge_litert.tensor_buffer
+    return ai_edge_litert

@@ -53,14 +53,15 @@ class LiteRT:
         must belong to this very file: LiteRT does not check.
         """
         runtime = self._runtime
-        cpu = runtime.CpuOptions(
+        cpu = runtime.cpu_options.CpuOptions(
             num_threads=available_cores(), xnnpack_weight_cache_path=str(packed) if packed else ""
         )
-        options = runtime.Options(
-            hardware_accelerators=runtime.HardwareAccelerator.CPU, cpu_options=cpu
+        options = runtime.options.Options(
+            hardware_accelerators=runtime.hardware_accelerator.HardwareAccelerator.CPU,
+            cpu_options=cpu,
         )
         with silenced(f"LiteRT, opening {path.name},"):
-            model = runtime.CompiledModel.from_file(
+            model = runtime.compiled_model.CompiledModel.from_file(
                 str(path), options=options, environment=_environment()
             )
             signatures = model.get_signature_list()
@@ -73,8 +74,10 @@ def _environment() -> Any:
     for itself at the first look at a buffer, so that happens here too."""
     runtime = litert_runtime()
     with silenced("LiteRT"):
-        runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
-        return runtime.Environment.create()
+        runtime.tensor_buffer.TensorBuffer.create_from_host_memory(
+            np.zeros(16, np.float32)
+        ).get_tensor_details()
+        return runtime.environment.Environment.create()
 
 
 class _HostBuffers:

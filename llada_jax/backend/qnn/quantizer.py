@@ -46,7 +46,7 @@ def quantize(
       samples: real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range is
         all that it takes in them.
 
-    Raises ImportError without the extra, ValueError where the samples do not fit the file.
+    Raises ImportError without the extra.
     """
     require_qnn()
     require_choice("precision", precision, Precision)
@@ -54,8 +54,6 @@ def quantize(
         if precision == "fp16":
             shutil.copyfile(tflite, part)
             return
-        if precision != "int8":
-            _check_samples(Path(tflite), samples or {})
         with silenced("ai-edge-quantizer"):
             part.write_bytes(_quantized(Path(tflite), precision, samples or {}))
 
@@ -70,7 +68,7 @@ def write_quantized(
     """Writes steps of the body as signatures of one quantized file, and returns its path.
 
     `samples` are recorded inputs of any shape, for the precisions that need them. Raises ValueError
-    for an operation that the NPU does not take.
+    for samples of other inputs, and for an operation that the NPU does not take.
     """
     lowered = [lower(step) for step in steps]
     for step in lowered:
@@ -79,6 +77,9 @@ def write_quantized(
     tflite_file.write(wide, lowered, weights)
     by_step = None
     if precision in STATIC_PRECISIONS:
+        needed = sorted(steps[0].inputs)
+        for sample in samples:
+            require(sorted(sample) == needed, f"a sample has {sorted(sample)}; needed: {needed}")
         by_step = {
             step.name: [resized(each, bucket_of(step)) for each in samples] for step in steps
         }
@@ -157,19 +158,3 @@ def _products_of_activations(tflite: Path) -> Iterator[str]:
                 weight = model.buffers[subgraph.tensors[operator.inputs[1]].buffer]
                 if weight.data is None and not weight.offset:
                     yield subgraph.tensors[operator.outputs[0]].name.decode()
-
-
-def _check_samples(tflite: Path, samples: Samples) -> None:
-    model, _ = read_tflite(tflite)
-    inputs = {
-        signature.signatureKey.decode(): {entry.name.decode() for entry in signature.inputs}
-        for signature, _ in signatures(model)
-    }
-    given = {name for name, recorded in samples.items() if recorded}
-    require(given == set(inputs), f"samples are of {sorted(given)}; needed: {sorted(inputs)}")
-    for name, recorded in samples.items():
-        for sample in recorded:
-            require(
-                set(sample) == inputs[name],
-                f"a sample of {name!r} has inputs {sorted(sample)}; needed: {sorted(inputs[name])}",
-            )

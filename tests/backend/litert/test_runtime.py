@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from functools import cache
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -49,7 +48,6 @@ WIDE = VARIANTS["all"].replace(
 BUCKETS = (Bucket(1, 0), Bucket(1, 32), Bucket(4, 32), Bucket(8, 64))
 
 
-@cache
 def spread_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
