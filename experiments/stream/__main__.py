@@ -109,9 +109,8 @@ def _timed(
         for _ in range(2):  # the first one compiles
             weights.moments.clear()
             tokens = lj.generate(model, prompt, config.sampler, backend=program).tokens
-    began, ended = (
-        np.array(weights.moments).reshape(-1, model.config.n_layers, 2).transpose(2, 0, 1)
-    )
+    moments = np.array(weights.moments).reshape(-1, len(copies), 2)
+    began, ended = moments[..., 0], moments[..., 1]
     layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
     between = float(np.median(began[WARM_UP:, 0] - ended[WARM_UP - 1 : -1, -1]))
     return tokens, ForwardTimes(layers, between, copies)

@@ -8,7 +8,7 @@ enter the cache at the next forward, and only those that have left the window.
 
 from collections.abc import Mapping, Sequence
 from threading import Lock, RLock
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import jax

@@ -56,10 +56,8 @@ class LiteRT:
         cpu = runtime.cpu_options.CpuOptions(
             num_threads=available_cores(), xnnpack_weight_cache_path=str(packed) if packed else ""
         )
-        options = runtime.options.Options(
-            hardware_accelerators=runtime.hardware_accelerator.HardwareAccelerator.CPU,
-            cpu_options=cpu,
-        )
+        on_cpu = runtime.hardware_accelerator.HardwareAccelerator.CPU
+        options = runtime.options.Options(hardware_accelerators=on_cpu, cpu_options=cpu)
         with silenced(f"LiteRT, opening {path.name},"):
             model = runtime.compiled_model.CompiledModel.from_file(
                 str(path), options=options, environment=_environment()
@@ -74,9 +72,8 @@ def _environment() -> Any:
     for itself at the first look at a buffer, so that happens here too."""
     runtime = litert_runtime()
     with silenced("LiteRT"):
-        runtime.tensor_buffer.TensorBuffer.create_from_host_memory(
-            np.zeros(16, np.float32)
-        ).get_tensor_details()
+        memory = np.zeros(16, np.float32)
+        runtime.tensor_buffer.TensorBuffer.create_from_host_memory(memory).get_tensor_details()
         return runtime.environment.Environment.create()
 
 

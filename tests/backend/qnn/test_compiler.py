@@ -246,22 +246,6 @@ def test_fp16_needs_no_quantization(folder, tmp_path):
 
 
 @needs_qnn
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (None, r"samples are of \[\]; needed: \['rows_8'\]"),
-        ({"rows_8": []}, r"samples are of \[\]"),
-        ({"rows_9": [inputs_of(8)]}, r"\['rows_9'\]; needed"),
-        ({"rows_8": [{"x": inputs_of(8)["x"]}]}, r"'rows_8' has inputs \['x'\]; needed: \['keys'"),
-    ],
-)
-def test_samples_have_to_fit(samples, message, folder, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        quantize(folder / "one.tflite", tmp_path / "out.tflite", "a16w8", samples)
-    assert not list(tmp_path.iterdir())
-
-
-@needs_qnn
 def test_precision_has_to_be_known(folder, tmp_path):
     with pytest.raises(ValueError, match="precision is 'int3'; allowed: 'fp16'"):
         quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")

@@ -144,6 +144,16 @@ def test_static_quantization_from_recorded_forwards_stays_close(tiny):
 
 
 @needs_qnn
+def test_samples_have_to_fit(tiny):
+    step = body_step(tiny.config, range(tiny.config.n_layers), Bucket(32, 64))
+    sample = example(tiny.config, range(1), Bucket(32, 64))
+    with pytest.raises(
+        ValueError, match=r"a sample has \['bias', .*\]; needed: \['bias', .*keys_3"
+    ):
+        EmulatedNpu("SM8750", "a16w8", [sample]).compile([step], InMemory(tiny.params))
+
+
+@needs_qnn
 @pytest.mark.slow
 def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
     settings = lj.ExportConfig(quant="int8", rows=(8, 32), caches=(64,), phones=PHONES)
