@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 # Any, and None where it is missing: this file is imported, and type-checked, without it as well.
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
@@ -24,37 +24,17 @@ SECONDS = 10.0
 """How long all of it is repeated; the best time of each counts."""
 
 
-class LayerShape(NamedTuple):
-    width: int = 4096
-    ffn_width: int = 12288
-    n_heads: int = 32
-    head_dim: int = 128
-    cached: int = 256
-    """Positions of the cache, which every row sees beside the other rows."""
+WIDTH, FFN_WIDTH, N_HEADS, HEAD_DIM = 4096, 12288, 32, 128
+CACHED = 256
+"""Positions of the cache, which every row sees beside the other rows."""
 
 
-LLADA_8B = LayerShape()
-
-
-class TorchLayer(NamedTuple):
-    matrices: Any
-    """A `ModuleDict` of linear maps."""
-    attention_norm: Any
-    ffn_norm: Any
-
-
-def time_layers(
-    rows: Sequence[int], shape: LayerShape = LLADA_8B, seconds: float = SECONDS
-) -> dict[str, float]:
+def time_layers(rows: Sequence[int], seconds: float = SECONDS) -> dict[str, float]:
     """Returns the seconds of a forward by `<dtype>/<rows>`."""
     torch.manual_seed(0)
     with torch.inference_mode():
-        layers = {dtype: layer_of(shape, dtype) for dtype in ("bf16", "int8")}
-        steps = {
-            f"{dtype}/{n}": step_of(shape, layer, n)
-            for dtype, layer in layers.items()
-            for n in rows
-        }
+        layers = {"bf16": layer_of(torch.bfloat16), "int8": layer_of(torch.qint8)}
+        steps = {f"{dtype}/{n}": step_of(layer, n) for dtype, layer in layers.items() for n in rows}
         return best_times(steps, seconds)
 
 
@@ -72,55 +52,55 @@ def best_times(candidates: Mapping[str, Callable[[], Any]], seconds: float) -> d
     return best
 
 
-def layer_of(shape: LayerShape, dtype: str) -> TorchLayer:
-    """Makes random weights; int8 multiplies them by activations that it rounds as they come."""
-    heads = shape.n_heads * shape.head_dim
+def layer_of(dtype: Any) -> dict[str, Any]:
+    """Makes random weights; int8 multiplies them by activations that it rounds as they come, which
+    are float32."""
+    heads = N_HEADS * HEAD_DIM
     shapes = {
-        **dict.fromkeys(("query", "key", "value"), (shape.width, heads)),
-        "output": (heads, shape.width),
-        **dict.fromkeys(("gate", "up"), (shape.width, shape.ffn_width)),
-        "down": (shape.ffn_width, shape.width),
+        **dict.fromkeys(("query", "key", "value"), (WIDTH, heads)),
+        "output": (heads, WIDTH),
+        **dict.fromkeys(("gate", "up"), (WIDTH, FFN_WIDTH)),
+        "down": (FFN_WIDTH, WIDTH),
     }
     matrices = torch.nn.ModuleDict(
-        {name: torch.nn.Linear(*each, bias=False) for name, each in shapes.items()}
+        {name: torch.nn.Linear(*shape, bias=False) for name, shape in shapes.items()}
     )
-    if dtype == "int8":  # which takes activations in float32, and gives them back
+    norm = torch.ones(WIDTH)
+    if dtype == torch.qint8:
         with warnings.catch_warnings(action="ignore"):  # deprecated for torchao, which is a package
-            quantize = torch.ao.quantization.quantize_dynamic
-            matrices = quantize(matrices, {torch.nn.Linear}, torch.qint8)
-        return TorchLayer(matrices, *torch.ones(2, shape.width))
-    norms = torch.ones(2, shape.width, dtype=torch.bfloat16)
-    return TorchLayer(matrices.to(torch.bfloat16), *norms)
+            matrices = torch.ao.quantization.quantize_dynamic(matrices, {torch.nn.Linear}, dtype)
+    else:
+        matrices, norm = matrices.to(dtype), norm.to(dtype)
+    return {**matrices, "attention_norm": norm, "ffn_norm": norm}
 
 
-def step_of(shape: LayerShape, layer: TorchLayer, rows: int) -> Callable[[], Any]:
+def step_of(layer: Mapping[str, Any], rows: int) -> Callable[[], Any]:
     """Makes one call of the layer, on random rows behind random keys and values."""
-    dtype = layer.attention_norm.dtype
-    hidden = torch.randn(1, rows, shape.width, dtype=dtype)
-    cached = torch.randn(2, 1, shape.n_heads, shape.cached, shape.head_dim, dtype=dtype)
-    half = shape.head_dim // 2
+    dtype = layer["ffn_norm"].dtype
+    hidden = torch.randn(1, rows, WIDTH, dtype=dtype)
+    cached = torch.randn(2, 1, N_HEADS, CACHED, HEAD_DIM, dtype=dtype)
+    half = HEAD_DIM // 2
     frequencies = 500_000.0 ** -(torch.arange(half) / half)
-    angles = (shape.cached + torch.arange(rows))[:, None] * frequencies
+    angles = (CACHED + torch.arange(rows))[:, None] * frequencies
     return partial(forward, layer, hidden, *cached, angles.cos(), angles.sin())
 
 
-def forward(layer: TorchLayer, hidden: Any, keys: Any, values: Any, cos: Any, sin: Any) -> Any:
+def forward(
+    layer: Mapping[str, Any], hidden: Any, keys: Any, values: Any, cos: Any, sin: Any
+) -> Any:
     """Returns hidden states [1, rows, width] after attention and SwiGLU; keys and values of the
     cache are [1, heads, positions, head_dim]."""
-    matrices = layer.matrices
-    x = rms_norm(hidden, layer.attention_norm)
+    x = rms_norm(hidden, layer["attention_norm"])
 
     def heads(name: str) -> Any:
-        return matrices[name](x).unflatten(-1, (keys.shape[1], -1)).transpose(1, 2)
+        return layer[name](x).unflatten(-1, (N_HEADS, HEAD_DIM)).transpose(1, 2)
 
     query, key = (rotate(heads(name), cos, sin) for name in ("query", "key"))
     keys, values = torch.cat([keys, key], dim=2), torch.cat([values, heads("value")], dim=2)
     mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values)
-    hidden = hidden + matrices["output"](mixed.transpose(1, 2).flatten(-2))
-
-    x = rms_norm(hidden, layer.ffn_norm)
-    gated = torch.nn.functional.silu(matrices["gate"](x)) * matrices["up"](x)
-    return hidden + matrices["down"](gated)
+    hidden = hidden + layer["output"](mixed.transpose(1, 2).flatten(-2))
+    x = rms_norm(hidden, layer["ffn_norm"])
+    return hidden + layer["down"](torch.nn.functional.silu(layer["gate"](x)) * layer["up"](x))
 
 
 def rms_norm(x: Any, weight: Any) -> Any:

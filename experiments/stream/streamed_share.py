@@ -3,7 +3,7 @@
 import gc
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from llada_jax.backend.resources import (
 )
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
-from llada_jax.backend.weights import InMemory
+from llada_jax.backend.weights import InMemory, whole
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
 from llada_jax.swap.planner_registry import planner
@@ -87,11 +87,10 @@ def _random(architecture: ModelConfig) -> StreamedModel:
     require_disk(Path(), size, "the layers")
     require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
 
-    def whole(path: Any, _: Any) -> Any:
-        pieces = list(weights.rows(parameter_name(path)))
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
-
-    params = jax.tree.map_with_path(whole, abstract_params(architecture)._replace(layers=()))
+    specs = abstract_params(architecture)._replace(layers=())
+    params = jax.tree.map_with_path(
+        lambda path, _: whole(weights.rows(parameter_name(path))), specs
+    )
     prompt = [list(range(PROMPT_LENGTH))]
     return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 

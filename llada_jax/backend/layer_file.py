@@ -15,6 +15,7 @@ import numpy as np
 
 from llada_jax import atomic
 from llada_jax.backend.protocol import Weights
+from llada_jax.backend.weights import whole
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import QuantArray
@@ -68,17 +69,16 @@ def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFil
 
 def _write(file: Any, start: int, names: Sequence[str], weights: Weights) -> Iterator[StoredArray]:
     for name in names:
-        for key, array in _parts(name, list(weights.rows(name))).items():
+        leaf = whole(weights.rows(name))
+        parts = {name: leaf}
+        if isinstance(leaf, QuantArray):
+            parts = {f"{name}.values": leaf.values, f"{name}.scale": leaf.scale}
+        for key, array in parts.items():
+            if not key.endswith(".values"):
+                array = array.astype(np.float32)
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             yield StoredArray(key, file.tell() - start, array.shape, array.dtype)
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def _parts(name: str, pieces: Sequence[Any]) -> dict[str, np.ndarray]:
-    if isinstance(pieces[0], QuantArray):
-        values, scale = (np.concatenate([np.asarray(piece[k]) for piece in pieces]) for k in (0, 1))
-        return {f"{name}.values": values, f"{name}.scale": scale.astype(np.float32)}
-    return {name: np.concatenate([np.asarray(piece).astype(np.float32) for piece in pieces])}
 
 
 class LayerFile:

@@ -1,6 +1,6 @@
 """How weights are stored in a file that runs: numbers, scales, and where they come from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -115,6 +115,11 @@ def pieces_of(weights: Weights, name: str) -> Iterator[Any]:
     parameter, _, part = name.partition("[")
     start, stop = map(int, part.rstrip("]").split(":")) if part else (0, None)
     return weights.rows(parameter, start, stop)
+
+
+def whole(pieces: Iterable[Any]) -> Any:
+    """Returns a weight of its pieces, in NumPy."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
 class InMemory:

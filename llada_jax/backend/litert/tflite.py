@@ -53,25 +53,20 @@ def convert(steps: Sequence[Lowered]) -> bytes:
 
 
 def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
-    """Names that stay apart when modules are merged."""
+    """Gives functions names that stay apart when modules are merged."""
+
+    def rename(op: Any) -> Any:
+        for role in ("callee", "decomposition"):
+            if role in op.attributes:
+                callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
+                op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
+        return ir.WalkResult.ADVANCE
+
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     for function in functions:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         function.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
-        for op in _operations_within(function):
-            for role in ("callee", "decomposition"):
-                if role in op.attributes:
-                    callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
-                    op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
-
-
-def _operations_within(op: Any) -> Iterator[Any]:
-    """Yields all operations of an operation's regions, branches and loops included."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _operations_within(inner)
+        function.operation.walk(rename)
 
 
 def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:

@@ -122,8 +122,7 @@ def _run_compiler(
 def _folder(package: str) -> Path:
     """Returns where a package lies, without importing it."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"no {package}")
+    assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from experiments.bench import torch_layer
-from experiments.bench.torch_layer import NO_TORCH, LayerShape, main, time_layers
+from experiments.bench.torch_layer import NO_TORCH, main, time_layers
 from experiments.harness.run import REPOSITORY
 
 HAS_TORCH = find_spec("torch") is not None
@@ -29,8 +29,10 @@ def test_as_a_program_without_pytorch():
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="no PyTorch here")
-def test_a_time_for_each_number_of_rows_and_dtype():
-    shape = LayerShape(width=64, ffn_width=128, n_heads=2, head_dim=32, cached=8)
-    times = time_layers([2, 4], shape, seconds=0)
+def test_a_time_for_each_number_of_rows_and_dtype(monkeypatch):
+    small = {"WIDTH": 64, "FFN_WIDTH": 128, "N_HEADS": 2, "HEAD_DIM": 32, "CACHED": 8}
+    for name, size in small.items():
+        monkeypatch.setattr(torch_layer, name, size)
+    times = time_layers([2, 4], seconds=0)
     assert set(times) == {f"{dtype}/{rows}" for dtype in ("bf16", "int8") for rows in (2, 4)}
     assert min(times.values()) > 0
