@@ -69,19 +69,14 @@ def emulate(config: EmulateConfig, run: Run) -> None:
     model = lj.load(config.model)
     require(model.tokenizer is not None, f"{config.model} has no tokenizer")
     run.begin()
-    samples = record(model, config)
+    problems = config.problems("train", config.recorded_forwards // 4 + 1)
+    questions = [problem.question for problem in problems]
+    samples = record_forwards(model, questions, config.sampler, config.recorded_forwards)
     wanted = _decode(model, config, "litert", "float32")
     rows = [ResultRow("float32/exact_match", wanted.right, "of problems", n=config.items)]
     for precision in config.precisions:
         rows += run.recorded(_one_precision(model, config, precision, samples, wanted))
     run.finish(rows)
-
-
-def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
-    """Records inputs of float32 forwards on problems of the training split."""
-    problems = config.problems("train", config.recorded_forwards // 4 + 1)
-    questions = [problem.question for problem in problems]
-    return record_forwards(model, questions, config.sampler, config.recorded_forwards)
 
 
 def _one_precision(
@@ -91,10 +86,12 @@ def _one_precision(
     samples: Sequence[Inputs],
     wanted: DecodedProblems,
 ) -> Iterator[ResultRow]:
+    rows, width = samples[0]["bias"].shape
+    bucket = Bucket(_COMPARED_ROWS, width - rows)
+    step = body_step(model.config, range(model.config.n_layers), bucket)
     seen: dict[str, tuple[list[np.ndarray], DecodedProblems]] = {}
     for soc in config.socs:
         npu = EmulatedNpu(soc, precision, samples)
-        step = _compared_step(model, samples)
         bits = _forwards(model, npu, step, samples)
         equal = (other for other, (b, _) in seen.items() if all(map(np.array_equal, b, bits)))
         same = next(equal, None)
@@ -115,12 +112,6 @@ def _one_precision(
         yield ResultRow(f"{name}/{note}", len(bits), "forwards compared")
         (traffic,) = npu.compiled[step.name].traffic.values()
         yield ResultRow(f"{name}/ddr_read", traffic.read / 1e6, "MB", kind="modelled")
-
-
-def _compared_step(model: lj.Model, samples: Sequence[Inputs]) -> Step:
-    rows, width = samples[0]["bias"].shape
-    layers = range(model.config.n_layers)
-    return body_step(model.config, layers, Bucket(_COMPARED_ROWS, width - rows))
 
 
 def _forwards(

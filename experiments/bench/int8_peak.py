@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from llada_jax.config import require
-
 KERNEL = Path(__file__).with_suffix(".c")
 REPEATS = 100
 """Other programs take the cores at times; the best of many short times is free of them."""
@@ -35,8 +33,6 @@ def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak | None:
 
     Returns None without a C compiler that builds the kernel.
     """
-    require(threads > 0, f"threads is {threads}; allowed: 1 or more")
-    require(seconds > 0, f"seconds is {seconds}; allowed: more than 0")
     compiler = find_compiler()
     if compiler is None:
         return None

@@ -30,7 +30,7 @@ from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
-from experiments.stream.streamed_share import StreamConfig, StreamedModel, run_share
+from experiments.stream.streamed_share import SlowLayerFile, StreamConfig, StreamedModel, run_share
 from llada_jax.backend.layer_file import PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
@@ -80,7 +80,8 @@ def stream(config: StreamConfig, run: Run) -> None:
     with TemporaryDirectory(dir=run.folder) as folder:
         path = Path(folder) / "layers.bin"
         stored = write_layers(path, subject.model.config, subject.weights).layers
-        tokens, times = _timed(subject, config, LayerFile(path, stored))
+        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
+        tokens, times = _timed(subject, config, file)
         if config.architecture is None:
             model, _, prompt = subject
             tokens = lj.generate(model, prompt, config.sampler, loop="host").tokens
@@ -101,9 +102,6 @@ def _timed(
     """Returns tokens with all layers in memory, and the times of the layers and of copies."""
     model, prompt = subject.model, subject.prompt
     copies = [_copy_seconds(file, index) for index in range(len(file.layers))]
-    if config.bytes_per_second is not None:
-        slow = [layer.size / config.bytes_per_second for layer in file.layers]
-        copies = list(map(max, copies, slow))
     with TimedWeights(file, LayerStaging((), 0, ())) as weights:
         program = StreamedProgram(model.config, model.params, weights)
         for _ in range(2):  # the first one compiles
@@ -118,7 +116,7 @@ def _timed(
 
 def _copy_seconds(file: LayerFile, index: int) -> float:
     into = np.zeros(file.layers[index].size, np.uint8)
-    return median(best_of(lambda: file.read(index, into))[1] for _ in range(5))
+    return median(best_of(lambda: file.read(index, into))[1] for _ in range(3))
 
 
 def plan_for(

@@ -1,6 +1,9 @@
 """One share of `experiments.stream`: its tokens, its stalls, and the memory of its process."""
 
 import gc
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -62,10 +65,6 @@ class StreamConfig:
         )
         planner(self.planner)
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        return None if self.copy_mb_per_second is None else self.copy_mb_per_second * 1e6
-
     def subject(self) -> StreamedModel:
         """Raises ValueError for a model that cannot be streamed, and where room is missing."""
         if self.architecture is not None:
@@ -95,6 +94,21 @@ def _random(architecture: ModelConfig) -> StreamedModel:
     return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 
 
+class SlowLayerFile(LayerFile):
+    """Slows copies down, to see what a slower path costs."""
+
+    def __init__(
+        self, path: Path, layers: Sequence[StoredLayer], mb_per_second: float | None
+    ) -> None:
+        super().__init__(path, layers)
+        self._bytes_per_second = math.inf if mb_per_second is None else 1e6 * mb_per_second
+
+    def read(self, index: int, into: np.ndarray) -> None:
+        end = time.perf_counter() + self.layers[index].size / self._bytes_per_second
+        super().read(index, into)
+        time.sleep(max(0.0, end - time.perf_counter()))
+
+
 class ShareOutcome(NamedTuple):
     """What came of decoding with some layers in memory."""
 
@@ -120,8 +134,8 @@ def run_share(
     program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
-        file = LayerFile(path, stored)
-        with StreamedWeights(file, staging, config.bytes_per_second) as store:
+        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
+        with StreamedWeights(file, staging) as store:
             program.weights = store
             result = lj.generate(model, prompt, config.sampler, backend=program)
             program.weights = None

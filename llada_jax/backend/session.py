@@ -225,8 +225,7 @@ class Session:
                 else:
                     some = None if keys is None else keys[part]
                     parts.append(self._score_in_chunks(flat[part], some))
-        joined = (np.concatenate(list(map(np.asarray, each))) for each in zip(*parts, strict=True))
-        return Scores(*(array.reshape(batch, count) for array in joined))  # pyright: ignore
+        return jax.tree.map(lambda *each: np.concatenate(each).reshape(batch, count), *parts)
 
     def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:
         count = len(hidden)

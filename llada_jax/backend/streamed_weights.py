@@ -58,13 +58,9 @@ class StreamedWeights:
     Every forward uses each layer once, in the order of the transfers: `acquire`, then `release`.
     """
 
-    def __init__(
-        self, file: LayerFile, staging: LayerStaging, bytes_per_second: float | None = None
-    ):
-        """Loads what stays in memory; `bytes_per_second` slows transfers, to see what it costs."""
-        slow = bytes_per_second is not None and bytes_per_second <= 0
-        require(not slow, f"bytes_per_second is {bytes_per_second}; allowed: above 0, or None")
-        self._file, self._staging, self._speed = file, staging, bytes_per_second
+    def __init__(self, file: LayerFile, staging: LayerStaging):
+        """Loads what stays in memory."""
+        self._file, self._staging = file, staging
         self._resident = {
             layer: self._load(layer)
             for layer in range(len(file.layers))
@@ -176,23 +172,12 @@ class StreamedWeights:
             return not self._stopped
 
     def _stage(self, uses: Mapping[_Use, range]) -> None:
-        began = time.perf_counter()
-        staged = {}
-        for use, place in uses.items():
-            staged[use] = self._area[place.start : place.stop]
-            self._file.read(use.layer, staged[use])
-        if self._speed is not None:
-            size = sum(len(place) for place in uses.values())
-            self._pause(size / self._speed - (time.perf_counter() - began))
+        staged = {use: self._area[place.start : place.stop] for use, place in uses.items()}
+        for use, memory in staged.items():
+            self._file.read(use.layer, memory)
         with self._changed:
             self._ready.update(staged)
             self._changed.notify_all()
-
-    def _pause(self, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        with self._changed:
-            while not self._stopped and (left := end - time.perf_counter()) > 0:
-                self._changed.wait(left)
 
 
 def _overlap(one: range, other: range) -> bool:

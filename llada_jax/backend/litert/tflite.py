@@ -88,15 +88,14 @@ def write(
     """
     specs = {name: spec for step in steps for name, spec in step.weights.items()}
     constants = _Constants(litert_schema().ModelT.InitFromPackedBuf(convert(steps), 0), specs)
-    first, size = constants.lay_out()
+    offsets, size = constants.lay_out()
     require(
         size <= MAX_FILE_BYTES,
         f"{path.name} would be {size} bytes; allowed: up to {MAX_FILE_BYTES} (use smaller shards)",
     )
     with atomic.new_file(path) as part, part.open("wb") as file:
-        file.seek(first)
-        for name in constants.names:
-            file.seek(constants.offset(name))
+        for name, offset in offsets.items():
+            file.seek(offset)
             pieces = store(pieces_of(weights, name), specs[name])
             constants.set_scales(name, _write_numbers(file, pieces, name, specs[name], progress))
         file.truncate()
@@ -149,7 +148,6 @@ class _Constants:
         self._block_scales: dict[str, Any] = {}
         for signature in model.signatureDefs:
             self._fill_in(model.subgraphs[signature.subgraphIndex], signature)
-        self.names = [name for name in specs if name in self._buffers]
 
     def _fill_in(self, graph: Any, signature: Any) -> None:
         inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
@@ -205,17 +203,14 @@ class _Constants:
         self._model.buffers.append(buffer)
         return len(self._model.buffers) - 1, buffer
 
-    def lay_out(self) -> tuple[int, int]:
-        """Gives each weight its place in the file; returns where they begin and end."""
-        first = end = _aligned(len(self.packed()))
-        for name in self.names:
-            buffer = self._buffers[name][1]
-            buffer.offset = end
+    def lay_out(self) -> tuple[dict[str, int], int]:
+        """Gives each weight its place in the file; returns the offsets, and where the last ends."""
+        end = _aligned(len(self.packed()))
+        offsets = {}
+        for name, (_, buffer) in self._buffers.items():
+            offsets[name] = buffer.offset = end
             end = _aligned(end + buffer.size)
-        return first, end
-
-    def offset(self, name: str) -> int:
-        return self._buffers[name][1].offset
+        return offsets, end
 
     def set_scales(self, name: str, scale: np.ndarray | None) -> None:
         if scale is None:

@@ -33,15 +33,3 @@ def test_with_a_compiler_that_fails(monkeypatch):
 def test_all_threads_work_at_once():
     meeting = threading.Barrier(3)
     assert seconds_at_once(partial(meeting.wait, timeout=30), threads=3) >= 0
-
-
-@pytest.mark.parametrize(
-    ("threads", "seconds", "message"),
-    [
-        (0, 1.0, "threads is 0; allowed: 1 or more"),
-        (1, 0.0, "seconds is 0.0; allowed: more than 0"),
-    ],
-)
-def test_bad_input(threads, seconds, message):
-    with pytest.raises(ValueError, match=message):
-        measure_int8_peak(threads, seconds)
