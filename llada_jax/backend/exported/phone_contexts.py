@@ -20,7 +20,7 @@ from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.unfinished import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import NpuGraph, Tensor, extract_contexts, require_qnn
+from llada_jax.backend.qnn.context import NpuGraph, Tensor, read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
@@ -80,7 +80,7 @@ def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compilation, Sequen
     with tempfile.TemporaryDirectory(dir=quantized.parent) as scratch:
         out = Path(scratch) / "all.tflite"
         made = compile_contexts(quantized, out, soc, weight_sharing=True)
-        (context,) = extract_contexts(made.path)
+        context = read_context(made.path)
         atomic.write_bytes(path, context.binary)
         return made, context.graphs
 

@@ -21,8 +21,8 @@ from llada_jax import atomic
 from llada_jax.backend.qnn.context import (
     DISPATCH,
     NpuGraph,
-    extract_contexts,
     op_name,
+    read_context,
     read_tflite,
     require_qnn,
     signatures,
@@ -75,12 +75,12 @@ def compile_contexts(
         log = _run_compiler(Path(tflite), part, soc, weight_sharing)
         seconds = time.perf_counter() - start
         _check_offloaded(part, soc, log)
-        contexts = extract_contexts(part)
-        traffic = _traffic(log.stdout, [graph for context in contexts for graph in context.graphs])
+        context = read_context(part)
+        traffic = _traffic(log.stdout, context.graphs)
     version = re.search(r"SDK version: v([\d.]+)", log.stderr)
     return Compilation(
         path=Path(out),
-        context_bytes=sum(len(context.binary) for context in contexts),
+        context_bytes=len(context.binary),
         traffic=traffic,
         seconds=seconds,
         qnn_version=version[1] if version else "unknown",

@@ -15,7 +15,7 @@ import numpy as np
 
 from llada_jax.backend.protocol import Executable, Step, Weights
 from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import SOCS, NpuGraph, Tensor, extract_contexts, require_qnn
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, Tensor, read_context, require_qnn
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
@@ -67,10 +67,10 @@ class Emulator:
         Raises ImportError without the extra; ValueError for a file that is not compiled, or of
         several signatures: QNN 2.50 ends the process where they share their weights.
         """
-        graphs = [(context, graph) for context in extract_contexts(compiled)
-                  for graph in context.graphs]  # fmt: skip
-        require(len(graphs) == 1, f"{compiled} has {len(graphs)} signatures; allowed: one")
-        ((context, self.graph),) = graphs
+        context = read_context(compiled)
+        count = len(context.graphs)
+        require(count == 1, f"{compiled} has {count} signatures; allowed: one")
+        (self.graph,) = context.graphs
         with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
             Path(folder, "context.bin").write_bytes(context.binary)
             model = Path(folder, "graph.onnx")

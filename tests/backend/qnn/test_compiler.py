@@ -17,7 +17,7 @@ import pytest
 
 from llada_jax.backend.qnn import compiler
 from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
-from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.silenced import silenced
@@ -165,7 +165,7 @@ def worst_error(emulator: Emulator) -> float:
 @pytest.mark.parametrize("soc", SOCS)
 def test_every_soc_computes_what_jax_does(soc, folder, tmp_path):
     made = compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
-    (context,) = extract_contexts(made.path)
+    context = read_context(made.path)
     assert context.soc == soc
     emulator = Emulator(made.path)
     assert 1e-6 < worst_error(emulator) < 1e-2  # not exact: the NPU has float16
@@ -205,7 +205,7 @@ def test_traffic_is_read_by_graph():
 
 @needs_qnn
 def test_contexts_name_their_graphs_and_tensors(compiled):
-    (context,) = extract_contexts(compiled.path)
+    context = read_context(compiled.path)
     assert len(context.binary) == compiled.context_bytes
     assert len({graph.name for graph in context.graphs}) == len(ROWS)
     for graph in context.graphs:
@@ -346,7 +346,7 @@ def test_only_compiled_files_are_emulated(folder):
         Emulator(folder / "one.tflite")
     (folder / "text.tflite").write_text("neither")
     with pytest.raises(ValueError, match=r"is no \.tflite file"):
-        extract_contexts(folder / "text.tflite")
+        read_context(folder / "text.tflite")
 
 
 @needs_qnn
@@ -365,7 +365,7 @@ def test_inputs_have_to_fit(inputs, message, one_compiled):
 ENTRIES = {
     "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
     "compile_contexts": lambda: compile_contexts("a.tflite", "b.tflite", SOC),
-    "extract_contexts": lambda: extract_contexts("a.tflite"),
+    "read_context": lambda: read_context("a.tflite"),
     "Emulator": lambda: Emulator("a.tflite"),
 }
 
