@@ -8,7 +8,7 @@ same way by the same compiler, is.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.unfinished import UnfinishedExport
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import NpuGraph, Tensor, read_context, require_qnn
+from llada_jax.backend.qnn.compiler import Compilation, compile_context
+from llada_jax.backend.qnn.context import Tensor, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
@@ -70,19 +70,10 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                 words = f"layers {layers.start}-{layers.stop - 1}"
                 for soc, name in tqdm(missing.items(), desc=words, unit="SoC"):
                     error = _emulated_error(soc, export, layers) if export.verify else None
-                    made, graphs = _compile(quantized, folder / name, soc)
-                    entry = _entry(name, soc, layers, made, graphs, export, error)
-                    unfinished.add_context(name, entry)
+                    made = compile_context(quantized, soc, weight_sharing=True)
+                    atomic.write_bytes(folder / name, made.context.binary)
+                    unfinished.add_context(name, _entry(name, layers, made, export, error))
         yield from (finished[name] for name in names.values())
-
-
-def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compilation, Sequence[NpuGraph]]:
-    with tempfile.TemporaryDirectory(dir=quantized.parent) as scratch:
-        out = Path(scratch) / "all.tflite"
-        made = compile_contexts(quantized, out, soc, weight_sharing=True)
-        context = read_context(made.path)
-        atomic.write_bytes(path, context.binary)
-        return made, context.graphs
 
 
 def _emulated_error(soc: str, export: Export, layers: range) -> float:
@@ -103,17 +94,11 @@ def _emulated_error(soc: str, export: Export, layers: range) -> float:
 
 
 def _entry(
-    name: str,
-    soc: str,
-    layers: range,
-    made: Compilation,
-    graphs: Sequence[NpuGraph],
-    export: Export,
-    error: float | None,
+    name: str, layers: range, made: Compilation, export: Export, error: float | None
 ) -> dict[str, Any]:
     return {
         "file": name,
-        "soc": soc,
+        "soc": made.context.soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,
         "stop": layers.stop,
@@ -121,7 +106,7 @@ def _entry(
             graph._asdict()
             | {"inputs": list(map(_tensor_entry, graph.inputs))}
             | {"outputs": list(map(_tensor_entry, graph.outputs))}
-            for graph in graphs
+            for graph in made.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},
         "compile_seconds": round(made.seconds, 2),

@@ -17,9 +17,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax import atomic
 from llada_jax.backend.qnn.context import (
     DISPATCH,
+    Context,
     NpuGraph,
     op_name,
     read_context,
@@ -41,10 +41,9 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Compilation:
-    """A compiled .tflite file, and what the compiler said about it."""
+    """A context, and what the compiler said about it."""
 
-    path: Path
-    context_bytes: int
+    context: Context
     traffic: Mapping[str, Traffic]
     """By signature."""
     seconds: float
@@ -52,14 +51,13 @@ class Compilation:
     qnn_version: str
 
 
-def compile_contexts(
-    tflite: str | PathLike[str], out: str | PathLike[str], soc: str, *, weight_sharing: bool = False
+def compile_context(
+    tflite: str | PathLike[str], soc: str, *, weight_sharing: bool = False
 ) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
 
     Args:
       tflite: float32, or from `quantize`; its constants may lie in the flatbuffer or after it.
-      out: the .tflite file to write, in which each signature is a single op of the NPU.
       soc: a name of `SOCS`.
       weight_sharing: one copy of the weights for all signatures, as is right for a phone.
 
@@ -70,21 +68,16 @@ def compile_contexts(
     require_choice("soc", soc, Soc)
     if not Path(tflite).is_file():
         raise FileNotFoundError(f"no file {tflite}")
-    with atomic.new_file(out) as part:
+    with tempfile.TemporaryDirectory(dir=Path(tflite).parent) as folder:
+        out = Path(folder, "compiled.tflite")  # each signature is a single op of the NPU there
         start = time.perf_counter()
-        log = _run_compiler(Path(tflite), part, soc, weight_sharing)
+        log = _run_compiler(Path(tflite), out, soc, weight_sharing)
         seconds = time.perf_counter() - start
-        _check_offloaded(part, soc, log)
-        context = read_context(part)
-        traffic = _traffic(log.stdout, context.graphs)
+        _check_offloaded(out, soc, log)
+        context = read_context(out)
     version = re.search(r"SDK version: v([\d.]+)", log.stderr)
-    return Compilation(
-        path=Path(out),
-        context_bytes=len(context.binary),
-        traffic=traffic,
-        seconds=seconds,
-        qnn_version=version[1] if version else "unknown",
-    )
+    traffic = _traffic(log.stdout, context.graphs)
+    return Compilation(context, traffic, seconds, version[1] if version else "unknown")
 
 
 def _run_compiler(

@@ -67,7 +67,7 @@ def require_qnn() -> None:
 
 
 def read_context(compiled: str | PathLike[str]) -> Context:
-    """Returns the context binary in a .tflite from `compile_contexts`: one for all signatures.
+    """Returns the context binary in a .tflite of the compiler: one for all signatures.
 
     Raises ImportError without the extra, ValueError for a file that is something else.
     """

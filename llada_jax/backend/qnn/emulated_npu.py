@@ -7,15 +7,14 @@ the context binaries of phones.
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llada_jax.backend.protocol import Executable, Step, Weights
-from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import SOCS, NpuGraph, Tensor, read_context, require_qnn
+from llada_jax.backend.qnn.compiler import Compilation, compile_context
+from llada_jax.backend.qnn.context import SOCS, Context, NpuGraph, Tensor, require_qnn
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
@@ -52,24 +51,20 @@ class EmulatedNpu:
 
     def _compiled(self, step: Step, weights: Weights) -> Executable:
         with tempfile.TemporaryDirectory() as folder:
-            precision, out = self._phone.precision, Path(folder) / "compiled.tflite"
-            narrow = write_quantized(Path(folder), [step], weights, precision, self._samples)
-            self.compiled[step.name] = compile_contexts(narrow, out, self._soc)
-            return Emulator(out)
+            precision = self._phone.precision
+            quantized = write_quantized(Path(folder), [step], weights, precision, self._samples)
+            made = self.compiled[step.name] = compile_context(quantized, self._soc)
+            return Emulator(made.context)
 
 
 class Emulator:
-    """A compiled .tflite file of one signature on QNN's emulator of the NPU: an `Executable`."""
+    """A context of one graph on QNN's emulator of the NPU: an `Executable`."""
 
-    def __init__(self, compiled: str | PathLike[str]) -> None:
-        """Loads the graph.
-
-        Raises ImportError without the extra; ValueError for a file that is not compiled, or of
-        several signatures: QNN 2.50 ends the process where they share their weights.
-        """
-        context = read_context(compiled)
+    def __init__(self, context: Context) -> None:
+        """Loads the graph. Raises ValueError for several graphs: QNN 2.50 ends the process where
+        they share their weights."""
         count = len(context.graphs)
-        require(count == 1, f"{compiled} has {count} signatures; allowed: one")
+        require(count == 1, f"the context has {count} graphs; allowed: one")
         (self.graph,) = context.graphs
         with tempfile.TemporaryDirectory() as folder, silenced("QNN's emulator"):
             Path(folder, "context.bin").write_bytes(context.binary)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from llada_jax.backend.qnn import compiler
-from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
+from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_context
 from llada_jax.backend.qnn.context import SOCS, NpuGraph, read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
@@ -138,18 +138,22 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(folder) -> Compilation:
-    return compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
+    return compile_context(folder / "steps.tflite", SOC)
 
 
 @pytest.fixture(scope="module")
 def one_compiled(folder) -> Compilation:
-    return compile_contexts(folder / "one.tflite", folder / "one.qnn.tflite", SOC)
+    return compile_context(folder / "one.tflite", SOC)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_printed(capfd):
     yield
     assert capfd.readouterr() == ("", "")
+
+
+def size(made: Compilation) -> int:
+    return len(made.context.binary)
 
 
 def worst_error(emulator: Emulator) -> float:
@@ -163,11 +167,10 @@ def worst_error(emulator: Emulator) -> float:
 
 @needs_qnn
 @pytest.mark.parametrize("soc", SOCS)
-def test_every_soc_computes_what_jax_does(soc, folder, tmp_path):
-    made = compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
-    context = read_context(made.path)
+def test_every_soc_computes_what_jax_does(soc, folder):
+    context = compile_context(folder / "one.tflite", soc).context
     assert context.soc == soc
-    emulator = Emulator(made.path)
+    emulator = Emulator(context)
     assert 1e-6 < worst_error(emulator) < 1e-2  # not exact: the NPU has float16
     assert emulator.allocate("keys").shape == (KEYS, WIDTH)
 
@@ -175,7 +178,7 @@ def test_every_soc_computes_what_jax_does(soc, folder, tmp_path):
 @needs_qnn
 def test_what_the_compiler_says_is_kept(compiled):
     weights = 2 * sum(weight.size for weight in WEIGHTS.values())  # bytes, in float16
-    assert compiled.context_bytes > 2 * weights  # a copy for each signature
+    assert size(compiled) > 2 * weights  # a copy for each signature
     assert compiled.seconds > 0
     assert compiled.qnn_version.startswith("2.")
     assert set(compiled.traffic) == {"rows_8", "rows_24"}
@@ -205,8 +208,7 @@ def test_traffic_is_read_by_graph():
 
 @needs_qnn
 def test_contexts_name_their_graphs_and_tensors(compiled):
-    context = read_context(compiled.path)
-    assert len(context.binary) == compiled.context_bytes
+    context = compiled.context
     assert len({graph.name for graph in context.graphs}) == len(ROWS)
     for graph in context.graphs:
         rows = int(graph.signature.removeprefix("rows_"))
@@ -215,14 +217,13 @@ def test_contexts_name_their_graphs_and_tensors(compiled):
 
 
 @needs_qnn
-def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_path):
-    out = tmp_path / "out.tflite"
-    shared = compile_contexts(folder / "steps.tflite", out, SOC, weight_sharing=True)
+def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled):
+    shared = compile_context(folder / "steps.tflite", SOC, weight_sharing=True)
     copy = 2 * sum(weight.size for weight in WEIGHTS.values())
-    assert shared.context_bytes < compiled.context_bytes - 0.9 * copy
+    assert size(shared) < size(compiled) - 0.9 * copy
     assert shared.traffic == compiled.traffic
-    with pytest.raises(ValueError, match=r"out\.tflite has 2 signatures; allowed: one"):
-        Emulator(out)
+    with pytest.raises(ValueError, match="the context has 2 graphs; allowed: one"):
+        Emulator(shared.context)
 
 
 @needs_qnn
@@ -231,12 +232,12 @@ def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_p
     [("int8", 2e-2), ("a16w8", 2e-2), ("a8w8", 5e-2), ("a16w4", 0.2)],
 )
 def test_precisions_lose_little(precision, bound, folder, one_compiled, tmp_path):
-    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
+    quantized = tmp_path / "quantized.tflite"
     quantize(folder / "one.tflite", quantized, precision, SAMPLES)
     assert quantized.stat().st_size < (folder / "one.tflite").stat().st_size / 2
-    made = compile_contexts(quantized, out, SOC)
-    assert made.context_bytes < one_compiled.context_bytes
-    assert worst_error(Emulator(out)) < bound
+    made = compile_context(quantized, SOC)
+    assert size(made) < size(one_compiled)
+    assert worst_error(Emulator(made.context)) < bound
 
 
 @needs_qnn
@@ -284,11 +285,10 @@ def test_constants_may_lie_after_the_flatbuffer(precision, folder, tmp_path):
     inside = (folder / "one.tflite").read_bytes()
     inputs, results = inputs_of(8), []
     for name, tflite in (("inside", inside), ("outside", move_constants_out(inside))):
-        source, quantized, out = (tmp_path / f"{name}.{kind}.tflite" for kind in "sqo")
+        source, quantized = (tmp_path / f"{name}.{kind}.tflite" for kind in "sq")
         source.write_bytes(tflite)
         quantize(source, quantized, precision, SAMPLES)
-        compile_contexts(quantized, out, SOC)
-        results.append(Emulator(out).run(inputs))
+        results.append(Emulator(compile_context(quantized, SOC).context).run(inputs))
     assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
 
 
@@ -297,53 +297,49 @@ def test_integers_of_a_graph_are_converted(folder, tmp_path):
     from ai_edge_quantizer.qtyping import TFLOperationName
     from ai_edge_quantizer.quantizer import Quantizer
 
-    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
+    quantized = tmp_path / "quantized.tflite"
     with silenced("quantizing"):
         quantizer = Quantizer(str(folder / "one.tflite"))
         quantizer.add_static_config(".*", TFLOperationName.ALL_SUPPORTED, 8, 8)
         ranges = quantizer.calibrate(SAMPLES)
         quantized.write_bytes(quantizer.quantize(ranges).quantized_model)
-    compile_contexts(quantized, out, SOC)
-    emulator = Emulator(out)
+    emulator = Emulator(compile_context(quantized, SOC).context)
     graph = emulator.graph
     assert {tensor.dtype for tensor in graph.inputs + graph.outputs} == {np.dtype(np.int8)}
     assert worst_error(emulator) < 0.2
 
 
 @needs_qnn
-def test_ops_that_the_npu_does_not_take_are_named(folder, tmp_path):
+def test_ops_that_the_npu_does_not_take_are_named(folder):
     with pytest.raises(ValueError, match=r"'step': 2 partitions, outside: 1 DYNAMIC_UPDATE_SLICE"):
-        compile_contexts(folder / "update.tflite", tmp_path / "out.tflite", SOC)
-    assert not list(tmp_path.iterdir())
+        compile_context(folder / "update.tflite", SOC)
 
 
 @needs_qnn
 def test_a_failure_of_the_compiler_has_its_log(tmp_path):
-    broken, out = tmp_path / "broken.tflite", tmp_path / "out.tflite"
+    broken = tmp_path / "broken.tflite"
     broken.write_bytes(b"this is no flatbuffer")
-    out.write_bytes(b"earlier")
     with pytest.raises(RuntimeError, match=r"(?s)broken.tflite for SM8750 failed .*Failed to load"):
-        compile_contexts(broken, out, SOC)
-    assert out.read_bytes() == b"earlier"
-    assert set(tmp_path.iterdir()) == {broken, out}
+        compile_context(broken, SOC)
+    assert list(tmp_path.iterdir()) == [broken]
 
 
 @needs_qnn
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.tflite"):
-        compile_contexts(tmp_path / "absent.tflite", tmp_path / "out.tflite", SOC)
+        compile_context(tmp_path / "absent.tflite", SOC)
 
 
 @needs_qnn
-def test_an_unknown_soc_is_refused(folder, tmp_path):
+def test_an_unknown_soc_is_refused(folder):
     with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: 'SM8550', 'SM8650'"):
-        compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
+        compile_context(folder / "one.tflite", "SM8250")
 
 
 @needs_qnn
-def test_only_compiled_files_are_emulated(folder):
+def test_only_compiled_files_have_contexts(folder):
     with pytest.raises(ValueError, match="ops that are not compiled"):
-        Emulator(folder / "one.tflite")
+        read_context(folder / "one.tflite")
     (folder / "text.tflite").write_text("neither")
     with pytest.raises(ValueError, match=r"is no \.tflite file"):
         read_context(folder / "text.tflite")
@@ -359,14 +355,13 @@ def test_only_compiled_files_are_emulated(folder):
 )
 def test_inputs_have_to_fit(inputs, message, one_compiled):
     with pytest.raises(ValueError, match=message):
-        Emulator(one_compiled.path).run(inputs)
+        Emulator(one_compiled.context).run(inputs)
 
 
 ENTRIES = {
     "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
-    "compile_contexts": lambda: compile_contexts("a.tflite", "b.tflite", SOC),
+    "compile_context": lambda: compile_context("a.tflite", SOC),
     "read_context": lambda: read_context("a.tflite"),
-    "Emulator": lambda: Emulator("a.tflite"),
 }
 
 

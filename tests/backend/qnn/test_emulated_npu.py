@@ -178,7 +178,7 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             lj.export("tiny", tmp_path / "phone", settings)
     assert not (tmp_path / "phone").exists()
-    monkeypatch.setattr(phone_contexts, "compile_contexts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(phone_contexts, "compile_context", lambda *_, **__: 1 / 0)
     manifest = lj.export("tiny", tmp_path / "phone", settings)
     assert len(manifest.contexts) == 1
 
