@@ -77,17 +77,13 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
                 yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
 
 
-def prompt_of(model: lj.Model, config: HotPathsConfig) -> jax.Array:
-    """Returns random ids without the special ones at the vocabulary's ends."""
-    key = jax.random.key(config.seed)
-    low, high = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
-    return jax.random.randint(key, (1, config.prompt_length), low, high)
-
-
 def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[Comparison]:
     """Compares windows with equal forwards; and block-wise, many prompts at a time with one after
     the other, both loops, and the backends that are installed."""
-    prompt, blockwise = prompt_of(model, config), config.sampler.replace(cache="blockwise")
+    # Without the special ids at the vocabulary's ends.
+    ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
+    prompt = jax.random.randint(jax.random.key(config.seed), (1, config.prompt_length), *ids)
+    blockwise = config.sampler.replace(cache="blockwise")
     prompts = jnp.tile(prompt, (BATCH, 1))
     host = partial(lj.generate, model, prompt, blockwise, loop="host")
     compiled = partial(lj.generate, model, loop="compiled")

@@ -96,14 +96,12 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
     bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
     bias[:rows, :cache] = inputs["bias"][:rows, :cache]
     bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
-    out: dict[str, np.ndarray] = {"bias": bias}
-    for name in ("hidden", "cos", "sin"):
-        out[name] = padded(inputs[name][:rows], bucket.rows)
+    out = {name: padded(inputs[name][:rows], bucket.rows) for name in ("hidden", "cos", "sin")}
     for name, array in inputs.items():
         if name.startswith(("keys_", "values_")):
             out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
             out[name][:, :cache] = array[:, :cache]
-    return out
+    return out | {"bias": bias}
 
 
 def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:

@@ -20,7 +20,7 @@ from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.unfinished import UnfinishedExport
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.qnn.compiler import Compilation, compile_context
-from llada_jax.backend.qnn.context import Tensor, require_qnn
+from llada_jax.backend.qnn.context import Tensor
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
@@ -30,15 +30,10 @@ _A16_BROKEN_ROWS = 16
 
 
 def check_phones(export: Export) -> None:
-    """Raises ValueError, or the error of `require_qnn`, for what cannot be compiled."""
-    require_qnn()
+    """Raises the errors of `EmulatedNpu`, and ValueError for what cannot be compiled."""
     precision, shards = export.settings.phones.precision, float32_shards(export.model)
     static = precision in STATIC_PRECISIONS
-    require(
-        not static or bool(export.samples),
-        f"precision is {precision!r}, which needs recorded forwards; allowed: fp16 and int8 "
-        "without",
-    )
+    EmulatedNpu(precision=precision, samples=export.samples)
     require(
         not static or len(shards) == 1,
         f"precision is {precision!r}, but the layers take {len(shards)} contexts; allowed: fp16 "

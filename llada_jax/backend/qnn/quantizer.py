@@ -25,7 +25,7 @@ from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, sig
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
 from llada_jax.backend.steps import bucket_of, resized
-from llada_jax.config import STATIC_PRECISIONS, Precision, require, require_choice
+from llada_jax.config import STATIC_PRECISIONS, Precision, require
 
 Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Recorded values of all inputs, by signature and name."""
@@ -49,7 +49,6 @@ def quantize(
     Raises ImportError without the extra.
     """
     require_qnn()
-    require_choice("precision", precision, Precision)
     with atomic.new_file(out) as part:
         if precision == "fp16":
             shutil.copyfile(tflite, part)

@@ -246,12 +246,6 @@ def test_fp16_needs_no_quantization(folder, tmp_path):
     assert (tmp_path / "out.tflite").read_bytes() == (folder / "one.tflite").read_bytes()
 
 
-@needs_qnn
-def test_precision_has_to_be_known(folder, tmp_path):
-    with pytest.raises(ValueError, match="precision is 'int3'; allowed: 'fp16'"):
-        quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")
-
-
 def move_constants_out(tflite: bytes) -> bytes:
     """The same file with its constants after the flatbuffer, each at a multiple of 64."""
     import flatbuffers

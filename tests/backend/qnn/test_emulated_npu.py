@@ -186,8 +186,8 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("phones", "rows", "message"),
     [
-        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (32,), "needs recorded forwards"),
-        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (16, 32), "needs recorded|rows has 16"),
+        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (32,), "is 'a16w8' without samples"),
+        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (16, 32), "without samples|rows has 16"),
     ],
 )
 @needs_qnn
