@@ -21,12 +21,11 @@ from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.protocol import Bucket, Step
-from llada_jax.backend.qnn.context import SOCS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.steps import body_step, bucket_of, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import PhoneConfig, Precision, SamplerConfig, require, require_counts
+from llada_jax.config import Precision, SamplerConfig, Soc, require, require_counts
 from llada_jax.evaluation.task import Item, Split
 from llada_jax.evaluation.tasks import word_problems
 
@@ -42,14 +41,12 @@ class EmulateConfig:
     items: int = 100
     difficulty: int = 0
     recorded_forwards: int = 64
-    socs: tuple[str, ...] = tuple(SOCS)
-    precisions: tuple[str, ...] = get_args(Precision)
+    socs: tuple[Soc, ...] = get_args(Soc)
+    precisions: tuple[Precision, ...] = get_args(Precision)
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
         require_counts(self, "items", "recorded_forwards")
-        for precision in self.precisions:
-            PhoneConfig(socs=self.socs, precision=precision)  # pyright: ignore
 
     def problems(self, split: Split, count: int) -> list[Item]:
         items = word_problems.TASK.items(self.seed, split, difficulty=self.difficulty)

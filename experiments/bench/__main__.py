@@ -23,7 +23,7 @@ from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
 Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision"]
@@ -39,10 +39,6 @@ class BenchConfig(HotPathsConfig):
     llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("suite", self.suite, Suite)
 
 
 def bench(config: BenchConfig, run: Run) -> None:

@@ -61,13 +61,12 @@ class Comparison(NamedTuple):
 
 def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
     """Yields the milliseconds of each way, and how many times faster than the baseline it is."""
-    comparisons = [
-        *decoding(model, config),
-        forwards(model, config),
-        Comparison(
-            "import", "jax", {name: partial(_import, name) for name in ("jax", "llada_jax")}
-        ),
-    ]
+    imports = {
+        name: partial(subprocess.run, [sys.executable, "-c", f"import {name}"], check=True)
+        for name in ("jax", "llada_jax")
+    }
+    comparisons = [*decoding(model, config), forwards(model, config)]
+    comparisons.append(Comparison("import", "jax", imports))
     for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
         times = best_times(candidates, config.repeats)
         for candidate, seconds in times.items():
@@ -130,7 +129,3 @@ def forward_of(model: lj.Model, positions: Int[Array, " R"], cached: int) -> Cal
 
 
 _forward = jax.jit(forward_rows, static_argnums=1)
-
-
-def _import(module: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)

@@ -6,6 +6,7 @@ peak of int8 arithmetic.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ from experiments.harness.timers import best_times
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.resources import available_cores, require_disk, require_memory
-from llada_jax.config import ExportConfig, ModelConfig, ascending_counts, require
+from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
 from llada_jax.model.params import abstract_params, init_params, param_count
 from llada_jax.model.quantize import quantize
 
@@ -42,15 +43,13 @@ class StepBenchConfig:
     """What the suite times. The comments are in conf/bench.yaml."""
 
     rows: tuple[int, ...] = (32, 128)
-    quants: tuple[str, ...] = ("int8", "int4_block32", "int4_block128")
+    quants: tuple[Quant, ...] = ("int8", "int4_block32", "int4_block128")
     scratch: str = "outputs/llada8b_step"
     torch_python: str | None = None
     tokens_per_step: int = 4
 
     def __post_init__(self) -> None:
         ascending_counts("rows", self.rows)
-        for quant in self.quants:
-            ExportConfig(quant=quant)  # pyright: ignore[reportArgumentType]
         require(
             0 < self.tokens_per_step and BLOCK_LENGTH % self.tokens_per_step == 0,
             f"tokens_per_step is {self.tokens_per_step}; allowed: a divisor of {BLOCK_LENGTH}",
@@ -74,18 +73,15 @@ def time_llada8b(model: ModelConfig, config: StepBenchConfig, repeats: int) -> I
 
 
 def _exported(
-    model: ModelConfig, config: StepBenchConfig, quant: str, peak: Int8Peak | None
+    model: ModelConfig, config: StepBenchConfig, quant: Quant, peak: Int8Peak | None
 ) -> Iterator[ResultRow]:
     folder = Path(config.scratch) / quant
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        settings = ExportConfig(
-            quant=quant,  # pyright: ignore[reportArgumentType]
-            rows=tuple(sorted({32, 64, 128, *config.rows})),
-            caches=(CACHE,),
-        )
-        weights = RandomWeights(model, settings.quant)
-        write_export(folder, Export(model, weights, settings, "random weights", verify=False))
+        sizes = tuple(sorted({32, 64, 128, *config.rows}))
+        settings = ExportConfig(quant=quant, rows=sizes, caches=(CACHE,))
+        random = RandomWeights(model, quant)
+        write_export(folder, Export(model, random, settings, "random weights", verify=False))
         in_own_process(time_steps, folder, [32])  # packs the weights for this CPU
         times = in_own_process(time_steps, folder, config.rows)
         for rows, parts in times.items():
@@ -94,21 +90,14 @@ def _exported(
             yield ResultRow(f"head/{name}", parts["head"], "s")
             yield ResultRow(f"layer/{name}", parts["layers"] / model.n_layers, "s")
         if quant == "int8" and 128 in times and peak is not None:
-            operations = 2 * 128 * _layer_weights(model) * model.n_layers
+            specs = jax.tree.leaves(abstract_params(model).layers)
+            weights = sum(math.prod(spec.shape) for spec in specs if spec.quantizable)
+            operations = 2 * 128 * weights
             share = operations / times[128]["layers"] / peak.ops_per_second
             yield ResultRow("peak_share/int8/128", share, "of the int8 peak")
         yield from _generation(folder, config, quant)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _layer_weights(model: ModelConfig) -> int:
-    """Counts the numbers in the matrices of one layer."""
-    return sum(
-        spec.shape[0] * spec.shape[1]
-        for spec in jax.tree.leaves(abstract_params(model).layers[0])
-        if spec.quantizable
-    )
 
 
 def _generation(folder: Path, config: StepBenchConfig, quant: str) -> Iterator[ResultRow]:

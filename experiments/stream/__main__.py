@@ -6,14 +6,13 @@
     python -m experiments.stream architecture=llada_8b sampler.gen_length=4 \
         sampler.block_length=4 sampler.steps=4
 
-First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then,
-for each share, the plan runs, and its tokens, memory and stalls are compared with what they should
-be. A model of some architecture has random int8 weights, which are never in memory twice.
+First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then
+each share runs by its plan, in a process of its own, against what its tokens, memory and stalls
+should be. A model of some architecture has random int8 weights, which are never in memory twice.
 
-Each share runs in a process of its own, which compiles first. `memory` is the bytes that hold
-layers, by count, beside what the plan says; `peak` is measured: the most that the process held in
-its memory while it decoded, less what it held when all was compiled and no layer was there. What is
-in `peak` and not in `memory` are the arrays of a forward, XLA's own included.
+`memory` is the bytes that hold layers, by count. `peak` is measured: the most that the process held
+while it decoded, less what it held when all was compiled and no layer was there; what it has beyond
+`memory` are the arrays of a forward, XLA's own included.
 """
 
 import time

@@ -61,7 +61,9 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
             *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
         )
     module = exported.mlir_module_serialized
-    results = [TensorType(a.shape, _ELEMENTS.get(a.dtype.name, a.dtype.name)) for a in exported.out_avals]
+    results = [
+        TensorType(a.shape, _ELEMENTS.get(a.dtype.name, a.dtype.name)) for a in exported.out_avals
+    ]
     return Lowered(
         name=step.name,
         module=module,

@@ -10,7 +10,7 @@ not there, because what it hands out are JAX arrays.
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -162,9 +162,9 @@ class StreamedWeights:
         first = next(iter(uses))
 
         def free() -> bool:
-            places = self._live.values()
             waits = not self._staging.prefetch and self._due != first
-            return not waits and not any(_overlap(a, b) for a in uses.values() for b in places)
+            pairs = product(uses.values(), self._live.values())
+            return not waits and not any(a.start < b.stop and b.start < a.stop for a, b in pairs)
 
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or free())
@@ -178,10 +178,6 @@ class StreamedWeights:
         with self._changed:
             self._ready.update(staged)
             self._changed.notify_all()
-
-
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
 
 
 def _aligned(size: int) -> np.ndarray:
