@@ -61,7 +61,7 @@ ALLOWED = {
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
     "experts_decoding": {"experts", "model", *DATA},
-    "tasks": {"config"},
+    "tasks": {"config_files", "config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "build": EVERYTHING,

@@ -9,11 +9,13 @@ choices: no such question of the test split occurs in training.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered, sentence, sentences
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered_item, sentence, sentences
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
@@ -21,27 +23,9 @@ NEAR = 5  # a wrong number is at most so far from the right one
 DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
-DEVICES = ("magnet", "robot", "crane", "machine")
-MATERIALS = ("iron", "wood", "glass", "paper", "stone", "gold", "wool", "rubber")
-OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "pen", "ring", "spoon", "toy")
-RANGES = (
-    ("the bridge is for trucks of {low} to {high} tons", "How heavy a truck may cross it?", "tons"),
-    ("the lift starts with {low} to {high} people", "How many may use it?", "people"),
-    ("the shelf is for {low} to {high} books", "How many may stand on it?", "books"),
-    ("the game is for {low} to {high} players", "How many may play it?", "players"),
-    ("the prize is for {low} to {high} points", "How many points win it?", "points"),
-)
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
-SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
-ACTIONS = (
-    *("stop", "jump", "sit", "turn", "run", "sing", "wait", "clap"),
-    *("kneel", "wave", "stand", "nod", "dance", "hide", "point", "call"),
-)
-INVENTED = ("mip", "dax", "wug", "lor")
-SIZES = ("big", "small", "long", "short")
-SHADES = ("red", "blue", "green", "white")
-GOODS = ("pen", "cup", "hat", "book", "lamp", "ball", "ring", "toy")
+WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Puzzle(NamedTuple):
@@ -55,8 +39,8 @@ class Puzzle(NamedTuple):
 
 def material(rng: Random, difficulty: int) -> Puzzle:
     """A device lifts things of one material only."""
-    device = rng.choice(DEVICES)
-    things, materials = rng.sample(OBJECTS, 4), rng.sample(MATERIALS, 4)
+    device = rng.choice(WORDS["devices"])
+    things, materials = rng.sample(WORDS["objects"], 4), rng.sample(WORDS["materials"], 4)
     made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
     rule = f"the {device} lifts only {materials[0]}"
     return Puzzle(
@@ -69,7 +53,7 @@ def material(rng: Random, difficulty: int) -> Puzzle:
 
 def within(rng: Random, difficulty: int) -> Puzzle:
     """Only one of four numbers lies within a range: any of them, by their order."""
-    rule, ask, unit = rng.choice(RANGES)
+    rule, ask, unit = rng.choice(WORDS["ranges"])
     numbers, ranges = _numbers_with_ranges(rng, LARGEST_VALUE[difficulty])
     place = rng.randrange(4)
     low, high = rng.choice(ranges[place])
@@ -160,7 +144,11 @@ def day(rng: Random, difficulty: int) -> Puzzle:
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
     """Tells a code of four signals."""
-    who, colors, actions = rng.choice(PEOPLE), rng.sample(SIGNALS, 4), rng.sample(ACTIONS, 4)
+    who, colors, actions = (
+        rng.choice(PEOPLE),
+        rng.sample(WORDS["signals"], 4),
+        rng.sample(WORDS["actions"], 4),
+    )
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
     return Puzzle(
         [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"],
@@ -172,10 +160,10 @@ def signal(rng: Random, difficulty: int) -> Puzzle:
 
 def definition(rng: Random, difficulty: int) -> Puzzle:
     """An invented word stands for two properties; the choices have both, either or none."""
-    word = rng.choice(INVENTED)
-    size, other_size = rng.sample(SIZES, 2)
-    shade, other_shade = rng.sample(SHADES, 2)
-    thing = rng.choice(OBJECTS)
+    word = rng.choice(WORDS["invented"])
+    size, other_size = rng.sample(WORDS["sizes"], 2)
+    shade, other_shade = rng.sample(WORDS["shades"], 2)
+    thing = rng.choice(WORDS["objects"])
     rule = f"a {word} is {size} and {shade}"
     pairs = ((size, shade), (size, other_shade), (other_size, shade), (other_size, other_shade))
     return Puzzle(
@@ -185,7 +173,7 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
 
 def price(rng: Random, difficulty: int) -> Puzzle:
     """Asks for the cheapest or the dearest of four goods."""
-    who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
+    who, goods = rng.choice(PEOPLE), rng.sample(WORDS["goods"], 4)
     prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
     if relation == "dearest":
@@ -216,13 +204,15 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
-    right, *_ = puzzle.choices
-    facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
+    idle = (
+        f"{rng.choice(PEOPLE)} likes {rng.choice(WORDS['signals'])}",
+        f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
+        f"{rng.choice(PEOPLE)} is at home",
+    )
+    facts = [*rng.sample(idle, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
-    letter = LETTERS[choices.index(right)]
-    question = f"{sentences(facts)} {puzzle.ask}{lettered(choices)}"
-    answer = f"{sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
-    return Item(question, answer, letter, tuple(choices))
+    told = f"{sentences(facts)} {puzzle.ask}"
+    return lettered_item(told, choices, puzzle.choices[0], sentence(puzzle.reason))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -237,15 +227,6 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     target = " ".join(letters)
     question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
     return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
-
-
-def _distractions(rng: Random, count: int) -> list[str]:
-    kinds = (
-        f"{rng.choice(PEOPLE)} likes {rng.choice(SIGNALS)}",
-        f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
-        f"{rng.choice(PEOPLE)} is at home",
-    )
-    return rng.sample(kinds, count)
 
 
 TASK = Task(

@@ -10,9 +10,11 @@ occurs in training, whatever facts stand around it.
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
 from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, sentence, sentences
 
@@ -20,15 +22,7 @@ FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
 LATEST_HOUR = {0: 9, 1: 23, 2: 23}
 DRILLED_QUESTIONS = 3
-
-MOVES = ("{who} went to the {place}", "{who} walked to the {place}", "{who} ran to the {place}")
-OBJECTS = ("ball", "book", "key", "lamp", "map", "phone", "hat", "cup")
-COMPARISONS = ("taller", "older", "faster", "stronger")
-ANIMALS = ("cat", "dog", "horse", "bird", "cow", "sheep", "rabbit", "duck", "pig")
-COLORS = ("black", "white", "red", "green", "blue", "brown", "yellow", "gray", "pink")
-FRUITS = ("apples", "pears", "plums", "nuts", "lemons", "melons", "grapes", "figs", "dates")
-SHOPS = ("bakery", "library", "museum", "bank", "market", "school", "office", "hotel", "zoo")
-HOBBIES = ("chess", "tennis", "cards", "football", "golf", "hockey", "rugby", "darts")
+WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Passage(NamedTuple):
@@ -51,7 +45,7 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     for _ in range(FACTS[difficulty]):
         who = told.choice(people)
         places[who] = told.choice([place for place in PLACES if place != places[who]])
-        facts.append(told.choice(MOVES).format(who=who, place=places[who]))
+        facts.append(told.choice(WORDS["moves"]).format(who=who, place=places[who]))
         last[who] = facts[-1]
     who = rng.choice(list(last))
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
@@ -64,7 +58,7 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
 def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Objects change hands; the last owner of an object decides."""
     people = told.sample(PEOPLE, 4)
-    objects = told.sample(OBJECTS, 2)
+    objects = told.sample(WORDS["objects"], 2)
     owner = dict(zip(objects, people, strict=False))
     facts = [f"{who} had the {thing}" for thing, who in owner.items()]
     last = dict(zip(objects, facts, strict=True))
@@ -82,7 +76,7 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Tells a chain of comparisons in any order; the links between two people decide."""
-    relation = told.choice(COMPARISONS)
+    relation = told.choice(WORDS["comparisons"])
     people = told.sample(PEOPLE, FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
     shuffled = told.sample(links, len(links))
@@ -101,7 +95,7 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """What holds for all animals of a kind holds for the one that is named."""
     count = (FACTS[difficulty] + 1) // 2
-    animals, colors = told.sample(ANIMALS, count), told.sample(COLORS, count)
+    animals, colors = told.sample(WORDS["animals"], count), told.sample(WORDS["colors"], count)
     rules = [
         f"all {animal}s are {color}" if animal != "sheep" else f"all sheep are {color}"
         for animal, color in zip(animals, colors, strict=True)
@@ -122,7 +116,7 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
 def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Two of several numbers are compared."""
     count = FACTS[difficulty]
-    things = told.sample(FRUITS, count)
+    things = told.sample(WORDS["fruits"], count)
     numbers = told.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
     word = told.choice(("box", "bag", "basket"))
     facts = [
@@ -146,7 +140,7 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
     Each shop has the hour at which it would be asked for, before it is known whether it is open.
     """
     count, latest = FACTS[difficulty], LATEST_HOUR[difficulty]
-    shops, facts, asked = told.sample(SHOPS, count), [], []
+    shops, facts, asked = told.sample(WORDS["shops"], count), [], []
     is_open = told.sample([True, False, *told.choices((True, False), k=count - 2)], count)
     for shop, now in zip(shops, is_open, strict=True):
         hour = told.randint(2, latest - 2)
@@ -170,7 +164,7 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
     """Each day has its own game."""
     count = min(FACTS[difficulty], len(DAYS))
     who = told.choice(PEOPLE)
-    days, games = told.sample(DAYS, count), told.sample(HOBBIES, count)
+    days, games = told.sample(DAYS, count), told.sample(WORDS["hobbies"], count)
     facts = [f"on {day} {who} plays {game}" for day, game in zip(days, games, strict=True)]
     asked = rng.randrange(count)
     game = games[asked] if truth else rng.choice(games[:asked] + games[asked + 1 :])
