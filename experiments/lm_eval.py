@@ -17,13 +17,11 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int
 from omegaconf import OmegaConf
 
 import llada_jax as lj
@@ -54,7 +52,6 @@ class LmEvalConfig:
     backend: str = "xla"
     batch_size: int = 16
     mc_num: int = 128
-    check_greedy: bool = False
 
     def __post_init__(self) -> None:
         known = sorted(path.stem for path in TASKS.glob("*.yaml"))
@@ -73,16 +70,12 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
     files = {task: data_files(task, Path(config.data)) for task in config.tasks}
     model = lj.load(config.model, config.dtype)
-    decode = partial(_decode, model, config.backend)
     harness_model = LmEvalModel(
-        model.config,
-        model.params,
-        model.tokenizer,
-        decode,
+        model,
         config.sampler,
+        backend=config.backend,
         mc_num=config.mc_num,
         batch_size=config.batch_size,
-        check_greedy=config.check_greedy,
         seed=config.seed,
     )
     run.begin()
@@ -94,16 +87,6 @@ def score(config: LmEvalConfig, run: Run) -> None:
             run.record({"task": task, **scores_of(sample)})
     run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
     run.finish([row for task in config.tasks for row in rows_of(task, found["samples"][task])])
-
-
-def _decode(
-    model: lj.Model,
-    backend: str,
-    prompts: list[list[int]],
-    sampler: SamplerConfig,
-    seeds: list[int],
-) -> Sequence[Int[np.ndarray, " G"]]:
-    return lj.generate(model, prompts, sampler, backend=backend, seed=seeds).generated
 
 
 def evaluate(

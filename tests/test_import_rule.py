@@ -91,7 +91,8 @@ ROOM_OF_MODULE = {
     "llada_jax.experts.decoding": "experts_decoding",
     # They lower steps, which takes JAX.
     **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},
-    **{f"llada_jax.evaluation.{name}": "build" for name in ("answers", "harness")},  # decode
+    # They decode.
+    **{f"llada_jax.evaluation.{name}": "build" for name in ("answers", "harness", "lm_eval_model")},
 }
 """Files and folders of one room that belong to another one."""
 

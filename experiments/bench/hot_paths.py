@@ -17,7 +17,7 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
 from llada_jax.config import ModelConfig, SamplerConfig, require_counts
-from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
+from llada_jax.evaluation.likelihood import Masked, log_likelihoods
 from llada_jax.model.forward import cache_for, forward, forward_rows
 from llada_jax.model.head import ScoreRules, logits_of, score_rows
 from llada_jax.rows import make_rows
@@ -180,12 +180,12 @@ def likelihoods(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
     alone, against all logits of the canvases."""
     prompt = prompt_of(model, config)[0]
     pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
+    streamed = partial(
+        log_likelihoods, model.params, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH
+    )
     candidates = {
-        name: partial(bounds, score, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH)
-        for name, score in (
-            ("all logits", partial(_masked_of_all_logits, model)),
-            ("masked tokens", model_scorer(model.params, model.config)),
-        )
+        "all logits": partial(streamed, score=partial(_masked_of_all_logits, model)),
+        "masked tokens": streamed,
     }
     yield from against(best_times(candidates, config.repeats), "all logits", "likelihood")
 
