@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.decoder import CELLS
+from experiments.evaluate.config import CELLS
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.stored import require_object, stored_object

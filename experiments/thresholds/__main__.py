@@ -20,16 +20,15 @@ from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
-from experiments.evaluate.decoder import CELLS, TrialConfig
+from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import tally_rows
 from experiments.evaluate.score_table import NUMBERS, score_cells
-from experiments.evaluate.suite import DecoderConfig
 from experiments.harness.pictures import ScorePoint, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import fingerprint
+from llada_jax.evaluation.harness import Trial, fingerprint, lengthened
 from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import (
     Found,
@@ -73,7 +72,7 @@ class ThresholdsConfig:
         require(not twice, f"{twice[:1]} is there twice; allowed: each name once")
         for items in self.validation:
             for setting in self.settings:
-                _ = _lengthened(setting, items)  # which checks both
+                _ = lengthened(setting.sampler, items.task)  # which checks both
 
     @property
     def settings(self) -> list[Setting]:
@@ -140,21 +139,15 @@ def _decoded(config: ThresholdsConfig, model: lj.Model, run: Run) -> Iterator[Fo
 def _evaluated(
     config: ThresholdsConfig, setting: Setting, items: ValidationItems, model: lj.Model, run: Run
 ) -> Evaluation:
-    trial = TrialConfig(
-        model=config.model,
+    trial = Trial(
+        model=model,
         dtype=config.dtype,
         items=items,
         sampler_name=setting.name,
-        sampler=_lengthened(setting, items),
+        sampler=lengthened(setting.sampler, items.task),
         batch_size=config.batch_size,
-    ).trial(model)
-    return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
-
-
-def _lengthened(setting: Setting, items: ValidationItems) -> SamplerConfig:
-    return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(
-        items.task.gen_length
     )
+    return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
 
 
 def _refreshed(parts: Sequence[Evaluation]) -> float:
