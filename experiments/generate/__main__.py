@@ -26,7 +26,7 @@ import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.live_canvas import CanvasPage, printable, watcher_for
+from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
@@ -95,7 +95,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
     )
     result, speed = None, []
     if config.loop != "compiled":
-        with watcher_for(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
+        with watching(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
             result = decode(loop="host", on_step=watcher)
         speed += host_speed(result)
     if config.loop == "both" and config.host_loop_alone:
