@@ -8,6 +8,7 @@ from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 
 MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
+DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
 NUMBERS = (MATCH, FORWARDS, TOKENS)
 """Columns of numbers, which are aligned to the right."""
 
@@ -24,6 +25,14 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
         FORWARDS: f"{rows[f'{name}/nfe'].value:.2f}",
         TOKENS: f"{rows[f'{name}/tpf'].value:.2f}",
     }
+
+
+def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
+    """Gives the cells of a difference to a baseline; none without rows."""
+    found = {row.name.rpartition("/")[2]: row for row in rows}
+    if not found:
+        return {}
+    return {DIFFERENCE: _points(found["difference"]), P_VALUE: f"{found['p_value'].value:.2g}"}
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:
@@ -52,7 +61,7 @@ def suite_tables(
             "decoder": name,
             "thresholds": thresholds_of(sampler),
             **score_cells(rows, f"{suite}/{name}"),
-            against: _difference(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
+            against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
             **{soc: f"{rows[_phone(suite, name) + soc].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
@@ -84,7 +93,7 @@ def _match(rows: Mapping[str, ResultRow], name: str) -> float:
     return rows[f"{name}/exact_match"].value
 
 
-def _difference(row: ResultRow | None) -> str:
+def _points(row: ResultRow | None) -> str:
     """Writes a difference in points."""
     return "" if row is None else f"{100 * row.value:+.1f} ({_interval(row, '+.1f')})"
 

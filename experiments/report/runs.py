@@ -1,10 +1,11 @@
 """Runs that a report shows: where they are, what they hold, and what they are compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.evaluate.result_rows import score_rows
+from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import ScorePoint
 from experiments.report.environments import environment_file
 from llada_jax.config import require
@@ -22,27 +23,33 @@ class DecoderRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.found = Evaluation.load(folder)
-        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.found)}
+        self.settings = self.found.settings
+        self.sampler: str = self.settings["sampler_name"]
+        self.rows = {row.name: row for row in score_rows(self.found)}
 
     @property
     def task(self) -> str:
+        """Returns its name with what else decides its items."""
         task = self.settings["task"]
         parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
         return ", ".join([task["name"], *parts])
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        return self.found.settings
-
-    @property
-    def sampler(self) -> str:
-        return self.settings["sampler_name"]
+    def cells(self) -> dict[str, str]:
+        """Returns its line of a table."""
+        match, speed = self.rows[f"{self.found.name}/exact_match"], list(self.rows.values())[-1]
+        compiling = "" if speed.name.endswith("second") else " (compiling)"
+        return {
+            "items": str(match.items),
+            "questions": str(match.n),
+            **score_cells(self.rows, self.found.name),
+            "tokens/s": f"{speed.value:.0f}{compiling}",
+        }
 
     @property
     def share(self) -> ScorePoint:
-        row = self.rows["exact_match"]
-        assert row.interval is not None
-        return ScorePoint(self.rows["tpf"].value, row.value, *row.interval)
+        """Returns its exact match at its tokens per forward."""
+        return ScorePoint(self.found.tpf, self.found.score, *self.found.interval)
 
 
 def baseline_of(
