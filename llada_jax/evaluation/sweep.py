@@ -14,23 +14,15 @@ import numpy as np
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.tally import Tally
 
-_SETTINGS = {
-    name: hint
-    for name, hint in SamplerConfig.setting_types().items()
-    if name not in ("gen_length", "steps")  # which a task sets
-}
-_RULES = {
-    *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
-    *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
-    *("refresh", "refresh_rows", "end_steps"),
-}
-"""Settings of what accepts and revises tokens; the others say what it works on."""
-
 
 class Axes(
     make_dataclass(
         "Values",
-        [(name, tuple[hint, ...], field(default=())) for name, hint in _SETTINGS.items()],
+        [
+            (name, tuple[hint, ...], field(default=()))
+            for name, hint in SamplerConfig.setting_types().items()
+            if name not in ("gen_length", "steps")  # which a task sets
+        ],
         frozen=True,
         kw_only=True,
     )
@@ -151,7 +143,8 @@ def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
 
 
 def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
+    names = {each.name for each in fields(SamplerConfig)} - {"rule", "gen_length", "steps"}
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:
