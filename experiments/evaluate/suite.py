@@ -151,10 +151,7 @@ def _difference(
     name: str, before: Sequence[Evaluation], after: Sequence[Evaluation]
 ) -> tuple[ResultRow, ResultRow]:
     """Gives the difference of exact match on the same questions, and whether it could be chance."""
-    pairs = [
-        (old.right[index], right)
-        for old, new in zip(before, after, strict=True)
-        for index, right in new.counted.items()
-    ]
-    result = paired(*map(list, zip(*pairs, strict=True)))
-    return difference_rows(name, result, len(pairs), sum(len(part.right) for part in after))
+    counted = [each.counted for each in after]
+    old = [part.right[i] for part, new in zip(before, counted, strict=True) for i in new]
+    result = paired(old, [right for new in counted for right in new.values()])
+    return difference_rows(name, result, sum(len(part.right) for part in after))

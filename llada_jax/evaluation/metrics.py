@@ -28,6 +28,7 @@ class Paired(NamedTuple):
       gained: items that only the second got right.
       lost: items that only the first got right.
       p_value: of McNemar's exact test.
+      n: how many items.
     """
 
     difference: float
@@ -35,6 +36,7 @@ class Paired(NamedTuple):
     gained: int
     lost: int
     p_value: float
+    n: int
 
 
 class Point(NamedTuple):
@@ -84,7 +86,7 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     variance = (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
     half = Z * math.sqrt(variance)
     interval = Interval(max(-1.0, middle - half), min(1.0, middle + half))
-    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost))
+    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost), n)
 
 
 def area_under_parallelism(points: Sequence[Point], best: float | None = None) -> float:
