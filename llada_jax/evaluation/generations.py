@@ -74,33 +74,6 @@ class GenerationBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GenerationMemory:
-    """Generations of one decoder on one sequence of items, in memory alone.
-
-    Attributes:
-      settings: everything that the generations depend on, as plain JSON.
-    """
-
-    settings: Mapping[str, Any]
-    _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
-
-    def __str__(self) -> str:
-        return "memory"
-
-    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
-        """Keeps a batch, and what decoding it did."""
-        self._added.append((batch, trace))
-
-    def batches(self) -> list[GenerationBatch]:
-        """Returns all batches, in the order of their items."""
-        return [batch for batch, _ in self._added]
-
-    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
-        """Yields the batches that have a trace; the batch row of a generation is its place."""
-        return ((batch, trace) for batch, trace in self._added if trace is not None)
-
-
-@dataclass(frozen=True)
 class GenerationStore:
     """The folder of one decoder on one sequence of items.
 
@@ -186,6 +159,26 @@ class GenerationStore:
     def generations(self) -> list[Generation]:
         """Reads all generations, in the order of their items."""
         return [generation for batch in self.batches() for generation in batch.generations]
+
+
+@dataclass(frozen=True)
+class GenerationMemory:
+    """As a `GenerationStore`, in memory alone."""
+
+    settings: Mapping[str, Any]
+    _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
+        self._added.append((batch, trace))
+
+    def batches(self) -> list[GenerationBatch]:
+        return [batch for batch, _ in self._added]
+
+    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
+        return ((batch, trace) for batch, trace in self._added if trace is not None)
 
 
 def _read(path: Path) -> GenerationBatch:

@@ -6,12 +6,14 @@ found.score, found.interval, found.nfe, found.tpf
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.monitoring
 import numpy as np
 from tqdm import tqdm
 
@@ -19,13 +21,19 @@ from llada_jax import build
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig, require
-from llada_jax.evaluation.answers import answer_items
-from llada_jax.evaluation.generations import GenerationMemory, GenerationStore
+from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.generations import (
+    Generation,
+    GenerationBatch,
+    GenerationMemory,
+    GenerationStore,
+)
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.revision.tiles import Tiles
+from llada_jax.sampler.trace import Trace
 
 
 def evaluate(
@@ -161,19 +169,35 @@ class Trial:
             disable=not progress,
         ) as bar:
             for start in range(0, len(missing), self.batch_size):
-                indices = missing[start : start + self.batch_size]
-                answers = answer_items(
-                    self.model,
-                    {index: self.items.item(index) for index in indices},
-                    self.sampler,
-                    backend=self.backend,
-                    seed=self.seed,
-                    loop=self.loop,
-                    refresh_on=self.refresh_on,
-                )
-                store.add(*answers)
-                bar.update(len(indices))
+                places = missing[start : start + self.batch_size]
+                store.add(*self.answer(places))
+                bar.update(len(places))
         return graded(store, self.items.task, self.items.count)
+
+    def answer(self, places: Sequence[int]) -> tuple[GenerationBatch, Trace]:
+        """Decodes items at once. An answer ends with its first token that ends a text or a turn."""
+        assert self.model.tokenizer is not None
+        items = [self.items.item(place) for place in places]
+        chats = [[{"role": "user", "content": item.question}] for item in items]
+        compiled_before = len(_compilations())
+        found = build.generate(
+            self.model,
+            [self.model.tokenizer.encode_chat(chat) for chat in chats],
+            self.sampler,
+            backend=self.backend,
+            seed=[self.seed + place for place in places],
+            trace=True,
+            loop=self.loop,
+            refresh_on=self.refresh_on,
+        )
+        assert found.trace is not None
+        columns = (places, items, found.text, found.generated, found.answers, found.nfe)
+        generations = [  # the length of an answer counts the token that ends it
+            Generation(place, item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))
+            for place, item, text, ids, answer, nfe in zip(*columns, strict=True)
+        ]
+        compiled = len(_compilations()) > compiled_before
+        return GenerationBatch(generations, found.seconds, compiled, environment()), found.trace
 
     def compared(
         self,
@@ -189,6 +213,19 @@ class Trial:
         store = GenerationMemory(self.settings) if folder is None else self.store(Path(folder))
         found = self.run(store, progress)
         return found if baseline is None else found.compared_with(baseline)
+
+
+@cache
+def _compilations() -> list[str]:
+    """Returns a list that grows with each program that JAX compiles, or reads from its cache."""
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return found
 
 
 def fingerprint(model: Model) -> str:

@@ -122,14 +122,14 @@ def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, ran
 def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
     folder, decoded = tmp_path / "run", []
 
-    def interrupted(model, items, *arguments, **settings):
+    def interrupted(trial, places):
         if len(decoded) == 1:
             raise KeyboardInterrupt
-        decoded.append(list(items))
-        return answer_items(model, items, *arguments, **settings)
+        decoded.append(places)
+        return answer(trial, places)
 
-    answer_items = harness.answer_items
-    monkeypatch.setattr(harness, "answer_items", interrupted)
+    answer = harness.Trial.answer
+    monkeypatch.setattr(harness.Trial, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
