@@ -55,21 +55,25 @@ def suite_tables(
     rows = {row.name: row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
-    phones = [name.rpartition("/")[2] for name in rows if name.startswith(_phone(suite, baseline))]
+    here = f"{suite}/{baseline}/phone/"
+    phones = [name.removeprefix(here) for name in rows if name.startswith(here)]
     over_all = [
         {
             "decoder": name,
             "thresholds": thresholds_of(sampler),
             **score_cells(rows, f"{suite}/{name}"),
             against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
-            **{soc: f"{rows[_phone(suite, name) + soc].value:.2f} s" for soc in phones},
+            **{soc: f"{rows[f'{suite}/{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
     ]
     by_task = [
         {
             "decoder": name,
-            **{task: f"{100 * _match(rows, f'{suite}/{name}/{task}'):.1f} %" for task in tasks},
+            **{
+                task: f"{100 * rows[f'{suite}/{name}/{task}/exact_match'].value:.1f} %"
+                for task in tasks
+            },
         }
         for name in decoders
     ]
@@ -83,14 +87,6 @@ def suite_tables(
         questions = ", ".join(f"{task} {n}" for task, n in found.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
     return "\n".join([*parts, *traces(results)])
-
-
-def _phone(suite: str, decoder: str) -> str:
-    return f"{suite}/{decoder}/phone/"
-
-
-def _match(rows: Mapping[str, ResultRow], name: str) -> float:
-    return rows[f"{name}/exact_match"].value
 
 
 def _points(row: ResultRow | None) -> str:

@@ -15,9 +15,7 @@ def plain_sampler_here(
     """Yields its seconds on this machine: those of one forward, measured, for each token."""
     canvas = prompt_length + sampler.gen_length
     forward = lj.latency_table(model, [canvas], canvas=canvas, repeats=REPEATS)
-    yield ResultRow(
-        name=HERE, value=forward.ms[0] / 1000 * sampler.gen_length, unit="s", kind="modelled"
-    )
+    yield ResultRow(HERE, forward.ms[0] / 1000 * sampler.gen_length, "s", kind="modelled")
 
 
 def side_by_side(rows: Sequence[ResultRow]) -> str:

@@ -10,7 +10,7 @@ from experiments.harness.pictures import ScorePoint
 from experiments.report.environments import environment_file
 from llada_jax.config import require
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
-from llada_jax.evaluation.stored import parsed, parsed_object, require_object, stored_text
+from llada_jax.evaluation.stored import parsed, require_object, stored_text
 
 _RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
 _WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
@@ -64,10 +64,10 @@ def baseline_of(
       ValueError: it could be any of several.
     """
     found = [each for each in decoders if each.sampler == sampler]
-    for setting in _WEIGHTS:
-        found = _agreeing(found, decoder, setting)
-    for setting in _SURROUNDINGS:
-        found = _agreeing(found, decoder, setting) or found
+    for setting in (*_WEIGHTS, *_SURROUNDINGS):
+        value = decoder.settings.get(setting)
+        agreeing = [each for each in found if each.settings.get(setting) == value]
+        found = agreeing if setting in _WEIGHTS else agreeing or found
     require(
         len(found) <= 1,
         f"baseline {sampler!r} of {decoder.folder} could be any of "
@@ -77,15 +77,8 @@ def baseline_of(
     return found[0] if found else None
 
 
-def _agreeing(
-    decoders: Sequence[DecoderRun], decoder: DecoderRun, setting: str
-) -> list[DecoderRun]:
-    """Returns those with which a decoder has a setting in common."""
-    value = decoder.settings.get(setting)
-    return [each for each in decoders if each.settings.get(setting) == value]
-
-
 def runs_in(folder: Path) -> list[Path]:
+    """Returns the folder where it is a run; else those in it, in the order of their names."""
     if _is_run(folder):
         return [folder]
     jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
@@ -103,7 +96,7 @@ def is_evaluation(folder: Path) -> bool:
 def training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
     lines = stored_text(path).splitlines() if path.is_file() else []
-    rows = [parsed_object(line, path, {}) for line in lines]
+    rows = [require_object(parsed(line, path), path, {}) for line in lines]
     return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
 
 

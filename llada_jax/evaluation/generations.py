@@ -17,7 +17,7 @@ from llada_jax import atomic
 from llada_jax.config import require
 from llada_jax.evaluation.stored import (
     first_difference,
-    parsed_object,
+    parsed,
     require_object,
     stored_in_format,
     stored_lines,
@@ -125,13 +125,8 @@ class GenerationStore:
             content = {"format": FORMAT, "settings": self.settings}
             atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
-        header = {
-            "count": len(lines),
-            "sha256": _sha256(lines),
-            "seconds": batch.seconds,
-            "compiled": batch.compiled,
-            "environment": batch.environment,
-        }
+        told = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
+        header = {"count": len(lines), "sha256": _sha256(lines), **told}
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
@@ -183,19 +178,16 @@ class GenerationMemory:
 
 def _read(path: Path) -> GenerationBatch:
     first, *lines = stored_lines(path) or [""]
-    header = require_object({"environment": None} | parsed_object(first, path, {}), path, _BATCH)
+    told = require_object(parsed(first, path), path, {})
+    header = require_object({"environment": None} | told, path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
     require(
         whole,
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )
-    return GenerationBatch(
-        [_generation(json.loads(line)) for line in lines],
-        header["seconds"],
-        header["compiled"],
-        header["environment"],
-    )
+    generations = [_generation(json.loads(line)) for line in lines]
+    return GenerationBatch(generations, *(header[key] for key in GenerationBatch._fields[1:]))
 
 
 def _generation(line: dict[str, Any]) -> Generation:

@@ -80,10 +80,14 @@ def log_likelihoods(
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
     score = score or model_scorer(params, config)
-    pieces = sorted(_pieces(config, pairs), key=_canvas_length)
+
+    def canvas(piece: Piece) -> int:
+        return padded(len(piece.ids))
+
+    pieces = sorted(_pieces(config, pairs), key=canvas)
     sums = np.zeros(len(pairs))
     with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as shown:
-        for length, group in groupby(shown, _canvas_length):
+        for length, group in groupby(shown, canvas):
             samples = _samples(group, mc_num, seed)
             while batch := list(islice(samples, batch_size)):
                 log_p, masked = _run(score, batch, length, batch_size, config.mask_id)
@@ -137,10 +141,6 @@ def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
         cuts = range((first // block + 1) * block, len(ids), block) if block else ()
         for start, stop in pairwise([first, *cuts, len(ids)]):
             yield Piece(index, ids[:stop], start)
-
-
-def _canvas_length(piece: Piece) -> int:
-    return padded(len(piece.ids))
 
 
 def padded(length: int) -> int:

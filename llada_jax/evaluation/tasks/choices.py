@@ -187,16 +187,8 @@ def price(rng: Random, difficulty: int) -> Puzzle:
     )
 
 
-KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
-    material,
-    within,
-    sequence,
-    turning,
-    day,
-    signal,
-    definition,
-    price,
-)
+Kind = Callable[[Random, int], Puzzle]
+KINDS: tuple[Kind, ...] = material, within, sequence, turning, day, signal, definition, price
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:

@@ -98,15 +98,8 @@ def shopping(rng: Random) -> Story:
 fetch, handed_over, weather, present, travel = (
     partial(told, template) for template in _FILE["stories"].values()
 )
-KINDS: tuple[Callable[[Random], Story], ...] = (
-    fetch,
-    handed_over,
-    weather,
-    leftovers,
-    shopping,
-    present,
-    travel,
-)
+Kind = Callable[[Random], Story]
+KINDS: tuple[Kind, ...] = fetch, handed_over, weather, leftovers, shopping, present, travel
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:

@@ -177,13 +177,8 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
 
 
 KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
-    whereabouts,
-    owners,
-    order,
-    colors_of_kinds,
-    amounts,
-    opening_hours,
-    timetable,
+    *(whereabouts, owners, order, colors_of_kinds),
+    *(amounts, opening_hours, timetable),
 )
 
 
