@@ -9,6 +9,7 @@ choices: no such question of the test split occurs in training.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -43,12 +44,8 @@ def material(rng: Random, difficulty: int) -> Puzzle:
     things, materials = rng.sample(WORDS["objects"], 4), rng.sample(WORDS["materials"], 4)
     made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
     rule = f"the {device} lifts only {materials[0]}"
-    return Puzzle(
-        [rule, *rng.sample(made, 4)],
-        f"What does the {device} lift?",
-        [f"the {thing}" for thing in things],
-        f"{rule} and {made[0]}",
-    )
+    facts, choices = [rule, *rng.sample(made, 4)], [f"the {thing}" for thing in things]
+    return Puzzle(facts, f"What does the {device} lift?", choices, f"{rule} and {made[0]}")
 
 
 def within(rng: Random, difficulty: int) -> Puzzle:
@@ -58,12 +55,9 @@ def within(rng: Random, difficulty: int) -> Puzzle:
     place = rng.randrange(4)
     low, high = rng.choice(ranges[place])
     right, *wrong = numbers[place], *numbers[:place], *numbers[place + 1 :]
-    return Puzzle(
-        [rule.format(low=low, high=high)],
-        ask,
-        [f"{number} {unit}" for number in (right, *wrong)],
-        f"{right} is from {low} to {high}",
-    )
+    choices = [f"{number} {unit}" for number in (right, *wrong)]
+    reason = f"{right} is from {low} to {high}"
+    return Puzzle([rule.format(low=low, high=high)], ask, choices, reason)
 
 
 def _numbers_with_ranges(
@@ -103,15 +97,10 @@ def sequence(rng: Random, difficulty: int) -> Puzzle:
     )
     count = rng.randrange(4)
     wrong = rng.sample(smaller, count) + rng.sample(larger, 3 - count)
-    return Puzzle(
-        [
-            f"each number is {step} {relation} than the one before",
-            f"the numbers are {', '.join(map(str, shown))}",
-        ],
-        "Which number comes next?",
-        [str(number) for number in (right, *wrong)],
-        f"{shown[-1]}{symbol}{step}={right}",
-    )
+    rule = f"each number is {step} {relation} than the one before"
+    facts = [rule, f"the numbers are {', '.join(map(str, shown))}"]
+    choices = [str(number) for number in (right, *wrong)]
+    return Puzzle(facts, "Which number comes next?", choices, f"{shown[-1]}{symbol}{step}={right}")
 
 
 def turning(rng: Random, difficulty: int) -> Puzzle:
@@ -124,9 +113,8 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
         facts.append(f"{who} turns {turn}")
         reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[place]}")
     wrong = [direction for direction in COMPASS if direction != COMPASS[place]]
-    return Puzzle(
-        facts, f"Where does {who} face now?", [COMPASS[place], *wrong], " and ".join(reasons)
-    )
+    choices = [COMPASS[place], *wrong]
+    return Puzzle(facts, f"Where does {who} face now?", choices, " and ".join(reasons))
 
 
 def day(rng: Random, difficulty: int) -> Puzzle:
@@ -137,9 +125,8 @@ def day(rng: Random, difficulty: int) -> Puzzle:
     verb = "will it be" if direction > 0 else "was it"
     wrong = rng.sample([name for name in DAYS if name != path[-1]], 3)
     told = rng.choice(("today is {}", "it is {} today")).format(DAYS[today])
-    return Puzzle(
-        [told], f"Which day {verb} {when}?", [path[-1], *wrong], f"the days are {', '.join(path)}"
-    )
+    reason = f"the days are {', '.join(path)}"
+    return Puzzle([told], f"Which day {verb} {when}?", [path[-1], *wrong], reason)
 
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
@@ -150,12 +137,8 @@ def signal(rng: Random, difficulty: int) -> Puzzle:
         rng.sample(WORDS["actions"], 4),
     )
     code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
-    return Puzzle(
-        [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"],
-        f"What must {who} do?",
-        actions,
-        code[0],
-    )
+    facts = [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"]
+    return Puzzle(facts, f"What must {who} do?", actions, code[0])
 
 
 def definition(rng: Random, difficulty: int) -> Puzzle:
@@ -165,10 +148,8 @@ def definition(rng: Random, difficulty: int) -> Puzzle:
     shade, other_shade = rng.sample(WORDS["shades"], 2)
     thing = rng.choice(WORDS["objects"])
     rule = f"a {word} is {size} and {shade}"
-    pairs = ((size, shade), (size, other_shade), (other_size, shade), (other_size, other_shade))
-    return Puzzle(
-        [rule], f"Which {thing} is a {word}?", [f"{big} {red}" for big, red in pairs], rule
-    )
+    choices = map(" ".join, product((size, other_size), (shade, other_shade)))
+    return Puzzle([rule], f"Which {thing} is a {word}?", list(choices), rule)
 
 
 def price(rng: Random, difficulty: int) -> Puzzle:
@@ -179,12 +160,9 @@ def price(rng: Random, difficulty: int) -> Puzzle:
     if relation == "dearest":
         prices.reverse()
     told = [f"the {good} costs {cost} dollars" for good, cost in zip(goods, prices, strict=True)]
-    return Puzzle(
-        [*rng.sample(told, 4), f"{who} buys the {relation} thing"],
-        f"What does {who} buy?",
-        [f"the {good}" for good in goods],
-        f"{told[0]} and is {relation}",
-    )
+    facts = [*rng.sample(told, 4), f"{who} buys the {relation} thing"]
+    choices = [f"the {good}" for good in goods]
+    return Puzzle(facts, f"What does {who} buy?", choices, f"{told[0]} and is {relation}")
 
 
 Kind = Callable[[Random, int], Puzzle]

@@ -50,9 +50,8 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     who = rng.choice(list(last))
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
     place = places[who] if truth else rng.choice(sorted(others))
-    return Passage(
-        facts, f"Is {who} in the {place} now?", [last[who]], _compared(places[who], place)
-    )
+    question = f"Is {who} in the {place} now?"
+    return Passage(facts, question, [last[who]], _compared(places[who], place))
 
 
 def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -84,12 +83,8 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     first = rng.randint(0, len(links) - steps)
     asked = (people[first], people[first + steps])
     who, other = asked if truth else reversed(asked)
-    return Passage(
-        shuffled,
-        f"Is {who} {relation} than {other}?",
-        links[first : first + steps],
-        _compared(people[first], who),
-    )
+    question, reasons = f"Is {who} {relation} than {other}?", links[first : first + steps]
+    return Passage(shuffled, question, reasons, _compared(people[first], who))
 
 
 def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -100,17 +95,14 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
         f"all {animal}s are {color}" if animal != "sheep" else f"all sheep are {color}"
         for animal, color in zip(animals, colors, strict=True)
     ]
-    pets = [
-        f"{who} is a {animal}"
-        for who, animal in zip(told.sample(PEOPLE, count), animals, strict=True)
-    ]
+    people = told.sample(PEOPLE, count)
+    pets = [f"{who} is a {animal}" for who, animal in zip(people, animals, strict=True)]
     facts = told.sample(rules + pets, 2 * count)
     asked = rng.randrange(count)
     who = pets[asked].partition(" ")[0]
     color = colors[asked] if truth else rng.choice(colors[:asked] + colors[asked + 1 :])
-    return Passage(
-        facts, f"Is {who} {color}?", [pets[asked], rules[asked]], _compared(colors[asked], color)
-    )
+    reasons = [pets[asked], rules[asked]]
+    return Passage(facts, f"Is {who} {color}?", reasons, _compared(colors[asked], color))
 
 
 def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -119,19 +111,11 @@ def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     things = told.sample(WORDS["fruits"], count)
     numbers = told.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
     word = told.choice(("box", "bag", "basket"))
-    facts = [
-        f"the {word} has {number} {thing}" for number, thing in zip(numbers, things, strict=True)
-    ]
-    pair = rng.sample(range(count), 2)
-    pair.sort(key=lambda place: numbers[place], reverse=truth)
-    first, second = pair
-    sign = ">" if numbers[first] > numbers[second] else "<"
-    return Passage(
-        facts,
-        f"Does the {word} have more {things[first]} than {things[second]}?",
-        [facts[first], facts[second]],
-        f"{numbers[first]}{sign}{numbers[second]}",
-    )
+    facts = [f"the {word} has {n} {thing}" for n, thing in zip(numbers, things, strict=True)]
+    first, second = sorted(rng.sample(range(count), 2), key=numbers.__getitem__, reverse=truth)
+    compared = f"{numbers[first]}{'>' if truth else '<'}{numbers[second]}"
+    question = f"Does the {word} have more {things[first]} than {things[second]}?"
+    return Passage(facts, question, [facts[first], facts[second]], compared)
 
 
 def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -145,16 +129,13 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
     for shop, now in zip(shops, is_open, strict=True):
         hour = told.randint(2, latest - 2)
         early, late = range(hour), range(hour + 1, latest + 1)
-        opens, closes = (
-            (told.choice(early), told.choice(late))
-            if now
-            else sorted(told.sample(told.choice((early, late)), 2))
-        )
+        if now:
+            opens, closes = told.choice(early), told.choice(late)
+        else:
+            opens, closes = sorted(told.sample(told.choice((early, late)), 2))
         facts.append(f"the {shop} is open from {opens} to {closes}")
-        signs = " and ".join(
-            f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)
-        )
-        asked.append((f"Is the {shop} open at {hour}?", signs))
+        signs = [f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)]
+        asked.append((f"Is the {shop} open at {hour}?", " and ".join(signs)))
     place = rng.choice([place for place, now in enumerate(is_open) if now == truth])
     question, signs = asked[place]
     return Passage(facts, question, [facts[place], signs], f"it is {'open' if truth else 'closed'}")
@@ -168,12 +149,8 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
     facts = [f"on {day} {who} plays {game}" for day, game in zip(days, games, strict=True)]
     asked = rng.randrange(count)
     game = games[asked] if truth else rng.choice(games[:asked] + games[asked + 1 :])
-    return Passage(
-        facts,
-        f"Is {game} what {who} plays on {days[asked]}?",
-        [facts[asked]],
-        _compared(games[asked], game),
-    )
+    question = f"Is {game} what {who} plays on {days[asked]}?"
+    return Passage(facts, question, [facts[asked]], _compared(games[asked], game))
 
 
 KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
@@ -188,9 +165,9 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
         return None
-    facts = sentences(passage.facts)
     target, answer = _worked(passage, truth)
-    return Item(f"{facts} {passage.question}", f"{answer}\n#### {target}", target)
+    question = f"{sentences(passage.facts)} {passage.question}"
+    return Item(question, f"{answer}\n#### {target}", target)
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -215,8 +192,7 @@ def _key(passage: Passage) -> str:
 
 def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
     """Yes or no, and how one comes to it."""
-    reasons = sentences(passage.reasons)
-    return "yes" if truth else "no", f"{reasons} So {passage.conclusion}."
+    return "yes" if truth else "no", f"{sentences(passage.reasons)} So {passage.conclusion}."
 
 
 def _compared(found: str, asked: str) -> str:
