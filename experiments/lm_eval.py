@@ -126,22 +126,22 @@ def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
         chosen = [] if sample["filter"] == "none" else [sample["filter"]]
         for metric in sample["metrics"]:
             values["/".join([task, metric, *chosen])].append(float(sample[metric]))
-    return [_row(name, scores) for name, scores in values.items()]
-
-
-def _row(name: str, scores: Sequence[float]) -> ResultRow:
-    require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
-    right, n = int(sum(scores)), len(scores)
-    return ResultRow(name, right / n, "of items", n=n, interval=wilson_interval(right, n))
+    rows = []
+    for name, scores in values.items():
+        require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
+        right, n = int(sum(scores)), len(scores)
+        interval = wilson_interval(right, n)
+        rows.append(ResultRow(name, right / n, "of items", n=n, interval=interval))
+    return rows
 
 
 def _json_line(content: Any) -> str:
-    return json.dumps(content, default=_plain, ensure_ascii=False) + "\n"
+    """Writes also NumPy's numbers, and what else the harness puts into its results."""
 
+    def plain(value: Any) -> Any:
+        return value.item() if isinstance(value, np.generic) else str(value)
 
-def _plain(value: Any) -> Any:
-    """Converts NumPy's numbers, and what else the harness puts into its results."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+    return json.dumps(content, default=plain, ensure_ascii=False) + "\n"
 
 
 def data_files(name: str, data: Path) -> dict[str, str]:

@@ -20,7 +20,6 @@ and pictures from many runs.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -30,7 +29,6 @@ from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require
-from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
 
 
@@ -48,8 +46,9 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     rows += comparison_rows(baseline, found) if baseline else []
     if config.rescore:
         run.begin()
-    for generation in found.generations:
-        run.record(_line(generation, found.right[generation.index]))
+    for index, item, _, _, length, nfe in found.generations:
+        line = {"right": found.right[index], "target": item.target, "length": length, "nfe": nfe}
+        run.record({"index": index, **line})
     run.finish(rows)
 
 
@@ -119,23 +118,9 @@ def sampler_name() -> str:
     With a colon, since Hydra's values hold no equals sign, and reports are given the name.
     """
     chosen = HydraConfig.get()
-    changes = [
-        each.removeprefix("sampler.").replace("=", ":")
-        for each in chosen.overrides.task
-        if each.startswith("sampler.")
-    ]
-    name = chosen.runtime.choices["sampler"]
-    return "@".join([name, *sorted(changes)])
-
-
-def _line(generation: Generation, is_right: bool) -> dict[str, Any]:
-    return {
-        "index": generation.index,
-        "right": is_right,
-        "target": generation.item.target,
-        "length": generation.length,
-        "nfe": generation.nfe,
-    }
+    changes = [each for each in chosen.overrides.task if each.startswith("sampler.")]
+    shown = sorted(each.removeprefix("sampler.").replace("=", ":") for each in changes)
+    return "@".join([chosen.runtime.choices["sampler"], *shown])
 
 
 main = entry_point("evaluate", evaluate, EvaluateConfig)

@@ -12,11 +12,6 @@ from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.phone.workload import Workload
 
 
-def score_rows(found: Evaluation) -> list[ResultRow]:
-    """Gives quality and speed of one decoder on one task."""
-    return decoder_rows(found.name, [found])
-
-
 def decoder_rows(
     name: str, parts: Sequence[Evaluation], socs: Sequence[str] = ()
 ) -> list[ResultRow]:

@@ -38,7 +38,12 @@ def watching(page: CanvasPage, stream: TextIO, pause: float = 0.0) -> Iterator[O
     with NO_COLOR, as a plain line every few steps."""
     console = Console(file=stream)
     if not console.is_terminal or console.is_dumb_terminal or console.no_color:
-        yield lambda view: _print_line(view, stream)
+
+        def print_some(view: StepView) -> None:
+            if view.step % PLAIN_EVERY == 0 or not (view.state[0] == MASKED).any():
+                print(status(view), file=stream, flush=True)
+
+        yield print_some
         return
     with Live(Text("compiling the first step", "dim"), console=console, auto_refresh=False) as live:
 
@@ -47,11 +52,6 @@ def watching(page: CanvasPage, stream: TextIO, pause: float = 0.0) -> Iterator[O
             time.sleep(pause)
 
         yield draw
-
-
-def _print_line(view: StepView, stream: TextIO) -> None:
-    if view.step % PLAIN_EVERY == 0 or not (view.state[0] == MASKED).any():
-        print(status(view), file=stream, flush=True)
 
 
 def status(view: StepView) -> str:

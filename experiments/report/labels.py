@@ -61,15 +61,15 @@ def _told_apart(
 
 def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns keys, the first ones that suffice, by which as many are told apart as by all."""
+
+    def kinds(keys: Sequence[str]) -> int:
+        return len({tuple(repr(each.get(key)) for key in keys) for each in group})
+
     kept: list[str] = []
     for key in dict.fromkeys(key for each in group for key in each):
-        if _kinds(group, [*kept, key]) > _kinds(group, kept):
+        if kinds([*kept, key]) > kinds(kept):
             kept.append(key)
     return kept
-
-
-def _kinds(group: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
-    return len({tuple(repr(each.get(key)) for key in keys) for each in group})
 
 
 def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:

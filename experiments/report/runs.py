@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.result_rows import score_rows
+from experiments.evaluate.result_rows import decoder_rows
 from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import ScorePoint
 from experiments.report.environments import environment_file
@@ -25,7 +25,7 @@ class DecoderRun:
         self.found = Evaluation.load(folder)
         self.settings = self.found.settings
         self.sampler: str = self.settings["sampler_name"]
-        self.rows = {row.name: row for row in score_rows(self.found)}
+        self.rows = {row.name: row for row in decoder_rows(self.found.name, [self.found])}
 
     @property
     def task(self) -> str:

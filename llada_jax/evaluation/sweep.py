@@ -133,12 +133,13 @@ def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
     pairs = []
     for staged in found:
         sampler = staged.setting.sampler
-        if sampler.accept != "staged":
-            continue
-        alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
-        for hasty in alike:
-            if hasty.setting.sampler.threshold == sampler.theta_visible:
-                pairs.append(_revision(staged, hasty, alike, slowest))
+        if sampler.accept == "staged":
+            alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
+            pairs += [
+                _revision(staged, hasty, alike, slowest)
+                for hasty in alike
+                if hasty.setting.sampler.threshold == sampler.theta_visible
+            ]
     return pairs
 
 
