@@ -20,17 +20,9 @@ CELLS = "cells"
 
 # `task=<name>` for every task that there is.
 for _task in map(load_task, task_names()):
-    ConfigStore.instance().store(
-        _task.name,
-        {
-            "name": _task.name,
-            "seed": 0,
-            "items": 500,
-            "difficulty": _task.default_difficulty,
-            "gen_length": _task.gen_length,
-        },
-        group="task",
-    )
+    _items = {"seed": 0, "items": 500, "difficulty": _task.default_difficulty}
+    _settings = {"name": _task.name, **_items, "gen_length": _task.gen_length}
+    ConfigStore.instance().store(_task.name, _settings, group="task")
 
 
 @dataclass(frozen=True, kw_only=True)

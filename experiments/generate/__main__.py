@@ -160,14 +160,12 @@ def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
 def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
     """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
+    counts = ("live_rows", "head_rows", "cache_length", "block")
     for step, seconds in enumerate(trace.seconds):
         yield {
             "step": step,
             "rows": int(trace.rows[step]),
-            "live_rows": int(trace.live_rows[step, 0]),
-            "head_rows": int(trace.head_rows[step, 0]),
-            "cache_length": int(trace.cache_length[step, 0]),
-            "block": int(trace.block[step, 0]),
+            **{name: int(getattr(trace, name)[step, 0]) for name in counts},
             "committed": int((commits == step).sum()),
             "seconds": None if np.isnan(seconds) else float(seconds),
         }

@@ -103,8 +103,7 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     model = lj.load(config.model, config.dtype)
     run.begin()
     found = {each.setting.name: each for each in _decoded(config, model, run)}
-    everything = [found[setting.name] for setting in config.settings]
-    plain, slowest, *swept = everything
+    plain, slowest, *swept = everything = [found[setting.name] for setting in config.settings]
     by_sweep = {
         sweep.name: [found[setting.name] for setting in sweep.settings] for sweep in config.sweeps
     }

@@ -131,8 +131,7 @@ class Evaluation:
           ValueError: as `Trajectory`.
         """
         for batch, trace in self.store.traces():
-            lengths = np.array([each.length for each in batch.generations])
-            yield Trajectory(trace, lengths)
+            yield Trajectory(trace, np.array([each.length for each in batch.generations]))
 
     def compared_with(self, baseline: "Evaluation") -> "Evaluation":
         """Returns this evaluation with its difference to a baseline, question by question.

@@ -6,6 +6,7 @@ vocabulary: no logits [B, L, V] exist.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice, pairwise
 from typing import NamedTuple, Protocol
 
@@ -79,7 +80,7 @@ def log_likelihoods(
     )
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
-    score = score or model_scorer(params, config)
+    score = score or partial(score_masked, params, config)
 
     def canvas(piece: Piece) -> int:
         return padded(len(piece.ids))
@@ -178,20 +179,20 @@ def _run(
     return score(tokens, live, masked), masked
 
 
-def model_scorer(params: ModelParams, config: ModelConfig) -> ScoreMasked:
-    """Returns body and head of a model as a `ScoreMasked`."""
-
-    def score(
-        tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked
-    ) -> Float[np.ndarray, " M"]:
-        states = _states(params, config, tokens, live)
-        filled = padded(len(masked.row)) - len(masked.row)
-        row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
-        predicting = np.maximum(position - int(config.shift_logits), 0)
-        log_p = _log_probabilities(params, states, row, predicting, token)
-        return np.asarray(log_p, np.float64)[: len(masked.row)]
-
-    return score
+def score_masked(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[np.ndarray, "B L"],
+    live: Bool[np.ndarray, "B L"],
+    masked: Masked,
+) -> Float[np.ndarray, " M"]:
+    """Runs body and head of a model, as a `ScoreMasked` of its parameters and configuration."""
+    states = _states(params, config, tokens, live)
+    filled = padded(len(masked.row)) - len(masked.row)
+    row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
+    predicting = np.maximum(position - int(config.shift_logits), 0)
+    log_p = _log_probabilities(params, states, row, predicting, token)
+    return np.asarray(log_p, np.float64)[: len(masked.row)]
 
 
 _states = jax.jit(hidden_states, static_argnums=1)

@@ -74,8 +74,8 @@ class LmEvalModel(LM):
         require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
         self._model, self._tokenizer = model, model.tokenizer
         self._sampler, self._backend = sampler, backend
-        self._mc_num, self._batch_size = mc_num, batch_size
-        self._seed, self._progress = seed, progress
+        self._mc_num, self._batch_size, self._seed = mc_num, batch_size, seed
+        self._progress = progress
         encoded = self._tokenizer.encode("", add_special_tokens=True)
         self._opening = encoded[:1] if encoded[:1] == [self._tokenizer.bos_id] else []
 

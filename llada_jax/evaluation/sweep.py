@@ -31,8 +31,7 @@ class Axes(
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields all of them, less those whose theta_visible is above theta_stable."""
-        axes = {each.name: getattr(self, each.name) for each in fields(self)}
-        axes = {name: values for name, values in axes.items() if values}
+        axes = {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
         for values in itertools.product(*axes.values()):
             combination: dict[str, Any] = dict(zip(axes, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))

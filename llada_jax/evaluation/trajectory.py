@@ -120,14 +120,14 @@ class Trajectory:
         total = np.bincount(place, weights=taken, minlength=self.block_length)
         return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
-    def _events(self, *kinds: Event) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _events(self, *kinds: Event) -> tuple[np.ndarray, ...]:
         """Returns row, place in the answer, forward and confidence of an answer's events, in
         order."""
         trace = self.trace
         place = trace.event_position - trace.prompt_lengths[trace.event_row]
         chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
-        row, step, confidence = trace.event_row, trace.event_step, trace.event_confidence
-        return row[chosen], place[chosen], step[chosen], confidence[chosen]
+        columns = trace.event_row, place, trace.event_step, trace.event_confidence
+        return tuple(column[chosen] for column in columns)
 
     def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
         """Returns, of the forwards that begin with masks in their block, the share with at most 1,

@@ -3,6 +3,7 @@
 import itertools
 import math
 import zlib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,8 +17,8 @@ import llada_jax as lj
 from llada_jax.evaluation.likelihood import (
     Masked,
     log_likelihoods,
-    model_scorer,
     padded,
+    score_masked,
 )
 from llada_jax.evaluation.mask_patterns import mask_counts
 from llada_jax.model.head import VOCAB_CHUNK, log_probabilities
@@ -160,7 +161,7 @@ def test_a_pair_gets_what_it_gets_alone(tiny, together):
 
 
 def test_padding_changes_nothing(tiny):
-    score = model_scorer(tiny.params, tiny.config)
+    score = partial(score_masked, tiny.params, tiny.config)
     masked = Masked(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
     tokens = np.array([[20, tiny.config.mask_id, 40, 50, tiny.config.mask_id]], np.int32)
     live = np.ones((1, 5), bool)
