@@ -58,7 +58,7 @@ def evaluate(
     Args:
       model: loaded, or what `llada_jax.load` takes.
       task: a name of `llada_jax.evaluation.tasks.task_names()`, or a task of one's own.
-      sampler: a preset by name, `lengthened` for the task; or a configuration, taken as it is.
+      sampler: a preset, which gets the task's answer length; or a configuration, taken as it is.
       items, seed: how many of whose sequence; of those that ask the same question, one counts.
       difficulty: default: the task's.
       folder: where answers and traces are stored. The same call goes on where it was interrupted,

@@ -96,14 +96,12 @@ class Trajectory:
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:
-        """Counts masks of the current block when each forward begins; also of what pads an
-        answer."""
+        """Counts masks of the current block when each forward begins, padding included."""
         return (self._states == MASKED).sum(axis=2)
 
     @property
     def open_decisions(self) -> Int[np.ndarray, "S B"]:
-        """Positions of the current block that each forward decides on: masked or visible ones, also
-        of what pads an answer."""
+        """Counts positions of the current block that each forward decides on: masked or visible."""
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
@@ -121,8 +119,7 @@ class Trajectory:
         return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
     def _events(self, *kinds: Event) -> tuple[np.ndarray, ...]:
-        """Returns row, place in the answer, forward and confidence of an answer's events, in
-        order."""
+        """Returns row, place in the answer, forward and confidence of the answers' events."""
         trace = self.trace
         place = trace.event_position - trace.prompt_lengths[trace.event_row]
         chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])

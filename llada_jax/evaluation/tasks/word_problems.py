@@ -107,17 +107,11 @@ def _write(rng: Random, draft: Draft) -> Item:
     is_he = rng.random() < 0.5
     # Name and friend differ in pronoun, so that "he" and "she" can only mean the first.
     (name, third), (friend, fourth) = (boys, girls) if is_he else (girls, boys)
+    he, him = ("he", "him") if is_he else ("she", "her")
     things = rng.choice(draft.things)
-    words = {
-        "name": name,
-        "he": "he" if is_he else "she",
-        "him": "him" if is_he else "her",
-        "friend": friend,
-        "third": third,
-        "fourth": fourth,
-        "things": things,
-        "others": rng.choice([other for other in THINGS if other != things]),
-    }
+    others = rng.choice([other for other in THINGS if other != things])
+    people = {"name": name, "friend": friend, "third": third, "fourth": fourth}
+    words = {**people, "he": he, "him": him, "things": things, "others": others}
     question = f"{_retell(draft.facts, words)} {draft.ask.format(**words)}"
     answer = f"{_retell(draft.working, words)}\n#### {draft.value}"
     return Item(question, answer, str(draft.value))
