@@ -63,11 +63,7 @@ class TaskShare:
         """Draws from the training split a place's first item that has what it must."""
         task = load_task(self.name)
         for place in count(index, FURTHER):
-            item = (
-                task.drill_item(seed, place, difficulty=difficulty)
-                if drill
-                else task.item(seed, place, "train", difficulty=difficulty)
-            )
+            item = task.item(seed, place, "train", difficulty=difficulty, drill=drill)
             if self.containing is None or self.containing in item.question:
                 return item
         raise AssertionError("a count has no end")
