@@ -49,7 +49,7 @@ class Kernel:
             features=llvm.get_host_cpu_features().flatten(),
             opt=3,
         )
-        module = llvm.parse_assembly(str(function_for(kind, n_rows)))
+        module = llvm.parse_assembly(str(Emitter(kind, n_rows).module))
         self._engine = llvm.create_mcjit_compiler(module, machine)  # the code lives as long as this
         self._engine.finalize_object()
         address = self._engine.get_function_address(_SYMBOL)
@@ -72,13 +72,8 @@ def kernel_for(kind: Kind, n_rows: int) -> Kernel:
     return Kernel(kind, n_rows)
 
 
-def function_for(kind: Kind, n_rows: int) -> ir.Module:
-    """Returns a module of one function, which calls nothing and decodes into registers."""
-    return _Emitter(kind, n_rows).module
-
-
-class _Emitter:
-    """One function in LLVM's terms."""
+class Emitter:
+    """Writes a module of one function, which calls nothing and decodes into registers."""
 
     def __init__(self, kind: Kind, n_rows: int):
         self._n_rows = n_rows

@@ -19,8 +19,9 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision import tiled_forward
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
+from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import empty_cache, make_rows
+from tests.revision.test_tiles import unpack_float16
 from tests.revision.test_worker import Held
 
 pytest.importorskip("llvmlite")
