@@ -26,12 +26,7 @@ class TrainState(train_state.TrainState):
 
     def arrays(self) -> dict[str, Any]:
         """Returns what a checkpoint holds."""
-        return {
-            "step": self.step,
-            "params": self.params,
-            "opt_state": self.opt_state,
-            "average": self.average,
-        }
+        return {name: getattr(self, name) for name in ("step", "params", "opt_state", "average")}
 
     @property
     def best_params(self) -> Params:
@@ -49,20 +44,19 @@ def create_state(
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
-    # A copy of the parent's: the step gives its buffers away.
-    params = _first_params(model, config) if parent is None else jax.tree.map(jnp.copy, parent)
+    if parent is not None:
+        params = jax.tree.map(jnp.copy, parent)  # the step gives its buffers away
+    else:
+        params = init_params(model, jax.random.key(config.seed))
+        if config.start == "copying":
+            params = with_copying_heads(params, model, config.seed)
     return TrainState.create(
         apply_fn=partial(forward, config=model),
         params=params,
         tx=make_optimizer(config),
-        # A copy: the step gives its buffers away, and no buffer can be given twice.
+        # A copy: no buffer can be given away twice.
         average=None if config.ema_decay is None else jax.tree.map(jnp.copy, params),
     ).replace(step=jnp.zeros((), jnp.int32))
-
-
-def _first_params(model: ModelConfig, config: TrainConfig) -> ModelParams:
-    params = init_params(model, jax.random.key(config.seed))
-    return with_copying_heads(params, model, config.seed) if config.start == "copying" else params
 
 
 def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:

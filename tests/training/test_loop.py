@@ -191,16 +191,6 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, uninterrupted):
     assert metrics(folder) == before
 
 
-def test_parameters_are_read_back_from_the_last_checkpoint(uninterrupted):
-    folder, arrays = uninterrupted
-    assert_same_bits(loop.load_params(folder, MODEL, CONFIG), arrays["average"])
-
-
-def test_a_folder_without_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="holds no checkpoint"):
-        loop.load_params(tmp_path, MODEL, CONFIG)
-
-
 def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):
     shorter = CONFIG.replace(steps=8)
     with pytest.raises(ValueError, match="steps is 8; allowed: 12 or more"):
