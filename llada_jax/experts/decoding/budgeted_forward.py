@@ -18,7 +18,7 @@ from llada_jax.experts.decoding.expert_store import ExpertStore
 from llada_jax.experts.decoding.recorded_forward import foreseen
 from llada_jax.model.forward import LayerHooks, forward_rows
 from llada_jax.model.layers import feed_forward
-from llada_jax.model.moe import ChosenExperts, route, router_scores
+from llada_jax.model.moe import Chosen, route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.model.quantize import linear
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -90,7 +90,7 @@ _dense = jax.jit(feed_forward)
 @partial(jax.jit, static_argnums=(2, 3))
 def _router(
     params: ModelParams, x: Float[Array, "B R D"], config: ModelConfig, index: int
-) -> tuple[ChosenExperts, Float[Array, "T E"], Int[Array, "A T k"]]:
+) -> tuple[Chosen, Float[Array, "T E"], Int[Array, "A T k"]]:
     """Returns the routing of a layer's rows, its scores, and what the next gates foresee."""
     ffn, moe = params.layers[index].ffn, config.moe
     assert isinstance(ffn, Experts) and moe is not None
@@ -112,7 +112,7 @@ def _run_experts(
     store: ExpertStore,
     layer: int,
     x: Float[Array, "B R D"],
-    routing: ChosenExperts,
+    routing: Chosen,
     placement: ExpertPlacement,
 ) -> Float[Array, "B R D"]:
     """Returns the experts' share of a layer's output; leaves the store as the plan wants it."""

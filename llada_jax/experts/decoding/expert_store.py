@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.moe import ChosenExperts, weighted_experts
+from llada_jax.model.moe import Chosen, weighted_experts
 from llada_jax.model.params import Experts, ModelParams
 from llada_jax.model.quantize import QuantArray
 
@@ -87,13 +87,13 @@ class ExpertStore:
         self._device[layer] = _written(self._device[layer], matrices, slot)
 
     def from_slots(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: ChosenExperts, experts: set[int]
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, experts: set[int]
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of some resident experts in the layer's output, run in one batch."""
         return self._run(layer, x, routing, {e: self._slot_of[layer][e] for e in experts})
 
     def passing_through(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: ChosenExperts, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that is staged for this one use."""
         self._write(layer, expert, self.slots)
@@ -103,7 +103,7 @@ class ExpertStore:
         self,
         layer: int,
         x: Float[np.ndarray, "T D"],
-        routing: ChosenExperts,
+        routing: Chosen,
         slot_of: dict[int, int],
     ) -> Float[np.ndarray, "T D"]:
         n_experts = self._host[layer][0].shape[0]
@@ -116,7 +116,7 @@ class ExpertStore:
         return np.asarray(out, np.float32)
 
     def on_host(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: ChosenExperts, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that the host runs, on the rows that want it."""
         chosen, weights = np.asarray(routing.experts), np.asarray(routing.weights)
@@ -139,4 +139,4 @@ def _written(slots: tuple[Array, ...], expert: tuple[Array, ...], slot: int) -> 
 def _slots_product(x, slots, weights, gate, up, down):
     experts = Experts(router=gate[:, 0], selection_bias=None, gate=gate, up=up, down=down,
                       shared=None)  # fmt: skip
-    return weighted_experts(x, ChosenExperts(slots, weights), experts)
+    return weighted_experts(x, Chosen(slots, weights), experts)
