@@ -24,10 +24,10 @@ class TileMultiplier:
     def __init__(self, threads: int):
         require(threads > 0, f"threads is {threads}; allowed: 1 or more")
         try:
-            from llada_jax.revision import kernel
+            from llada_jax.revision.kernel import MAX_ROWS, kernel_for
         except ImportError as error:
             raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
-        self._kernels = kernel
+        self._kernel_for, self._most_rows = kernel_for, MAX_ROWS
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
 
@@ -41,9 +41,9 @@ class TileMultiplier:
         )
         rows = x.reshape(-1, inputs)
         result = np.empty((len(rows), out), np.float32)
-        largest = self._kernels.MAX_ROWS
-        for start in range(0, len(rows), largest):
-            self._multiply(rows[start : start + largest], tiles, result[start : start + largest])
+        for start in range(0, len(rows), self._most_rows):
+            some = slice(start, start + self._most_rows)
+            self._multiply(rows[some], tiles, result[some])
         return result.reshape(*x.shape[:-1], out)
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class TileMultiplier:
     def _multiply(
         self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
     ) -> None:
-        kernel = self._kernels.kernel_for(tiles.kind, len(rows))
+        kernel = self._kernel_for(tiles.kind, len(rows))
         inputs = np.ascontiguousarray(rows.T)
         columns = len(tiles.blocks)
         sums = np.empty((columns, len(rows), TILE), np.float32)
