@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.training.train_state import TrainState
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import TrainState, create_state, make_train_step
+from llada_jax.training.state import create_state, make_train_step
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -60,7 +61,7 @@ def train(
     ) as checkpointer:
         state = create_state(model, config, parent)
         if checkpointer.latest is not None:
-            state = state.replace(**checkpointer.load(abstract_state=state.arrays()))
+            state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         metrics = MetricsFile(folder / METRICS_FILE, start)
         train_step = make_train_step(model, config)
@@ -80,13 +81,18 @@ def train(
                 row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(state.best_params)
+                    row |= evaluate(state.params)
                     began = time.perf_counter()
                 metrics.append(row)
                 recent.clear()
             if _due(step, config.checkpoint_every, config.steps):
-                checkpointer.save(step, state.arrays())
+                checkpointer.save(step, arrays_of(state))
     return state
+
+
+def arrays_of(state: TrainState) -> dict[str, Any]:
+    """Returns what a checkpoint holds."""
+    return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
 
 
 def require_steps(folder: str | Path, config: TrainConfig) -> None:

@@ -91,11 +91,8 @@ def body_matrices(config: ModelConfig) -> tuple[Matrix, ...]:
         for name, spec in specs.items():
             *copies, outputs, inputs = spec.shape
             reads = tuple(prefix + each for each in _READS.get(name, ()) if each in specs)
-            found.append(
-                Matrix(
-                    prefix + name, layer, outputs, inputs, math.prod(copies), bool(copies), reads
-                )
-            )
+            copied = math.prod(copies), bool(copies)
+            found.append(Matrix(prefix + name, layer, outputs, inputs, *copied, reads))
     return tuple(found)
 
 
