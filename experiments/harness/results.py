@@ -131,5 +131,5 @@ def _shown(value: float | None) -> str:
 
 
 def _decimals(value: float) -> int:
-    """Digits after the point that make four significant ones."""
+    """Counts the digits after the point that make four significant ones."""
     return max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0

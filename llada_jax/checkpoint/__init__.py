@@ -3,7 +3,7 @@
 from os import PathLike
 from pathlib import Path
 
-from llada_jax.checkpoint.bundled import bundled_folder, bundled_names, model_path
+from llada_jax.checkpoint.bundled import bundled_names, model_path
 from llada_jax.checkpoint.gguf import open_gguf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
@@ -14,7 +14,6 @@ from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import ModelParams
 
 __all__ = [
-    "bundled_folder",
     "bundled_names",
     "load_params",
     "model_path",

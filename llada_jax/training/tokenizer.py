@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from llada_jax.checkpoint import bundled_folder
+from llada_jax.checkpoint import model_path
 
 CONFIG_FILE = "tokenizer_config.json"
 CHAT_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -29,7 +29,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Tokenizer:
     Raises:
       ValueError: `vocab_size` has no room for the special tokens and the alphabet.
     """
-    roles = json.loads((bundled_folder("tiny") / CONFIG_FILE).read_text(encoding="utf-8"))
+    roles = json.loads((model_path("tiny") / CONFIG_FILE).read_text(encoding="utf-8"))
     named = [roles[f"{role}_token"] for role in ("pad", "eos", "bos", "unk", "mask")]
     special_tokens = list(dict.fromkeys((*named, *CHAT_TOKENS)))
     smallest = len(special_tokens) + len(ALPHABET)
@@ -62,4 +62,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = tokenizer.to_str(pretty=True) + "\n"
     (folder / "tokenizer.json").write_bytes(content.encode())
-    (folder / CONFIG_FILE).write_bytes((bundled_folder("tiny") / CONFIG_FILE).read_bytes())
+    (folder / CONFIG_FILE).write_bytes((model_path("tiny") / CONFIG_FILE).read_bytes())

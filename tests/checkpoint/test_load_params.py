@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from llada_jax import checkpoint
-from llada_jax.checkpoint import bundled, bundled_folder, load_params, save_orbax
+from llada_jax.checkpoint import bundled, bundled_names, load_params, model_path, save_orbax
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -26,7 +26,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tensors = {k: v.astype(jnp.bfloat16) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path / "assets" / "tiny", golden_config("llada-gqa"), tensors)
     (folder / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(bundled, "_assets", lambda: tmp_path / "assets")
+    monkeypatch.setattr(bundled, "_ASSETS", tmp_path / "assets")
     return folder
 
 
@@ -39,13 +39,13 @@ def test_a_bundled_model_loads_as_float32(bundle: Path) -> None:
 
 
 def test_bundled_names_are_listed(bundle: Path) -> None:
-    assert bundled_folder("tiny") == bundle
-    with pytest.raises(ValueError, match=r"bundled model is 'huge'; allowed: 'tiny'"):
-        bundled_folder("huge")
+    assert bundled_names() == ("tiny",)
+    assert model_path("tiny") == bundle
+    assert model_path("huge") == Path("huge")
 
 
 def test_the_package_bundles_tiny() -> None:
-    assert (bundled_folder("tiny") / "tokenizer.json").is_file()
+    assert (model_path("tiny") / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])

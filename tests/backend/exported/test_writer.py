@@ -27,7 +27,7 @@ from llada_jax.backend.exported.contents import (
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
-from llada_jax.checkpoint import bundled_folder, save_huggingface, save_orbax
+from llada_jax.checkpoint import model_path, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
@@ -501,7 +501,7 @@ def test_a_file_that_computes_something_else_is_not_shipped(
 
 def test_the_tokenizer_comes_along(exported_tiny: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        expected = (bundled_folder("tiny") / name).read_bytes()
+        expected = (model_path("tiny") / name).read_bytes()
         assert (exported_tiny / name).read_bytes() == expected
 
 
