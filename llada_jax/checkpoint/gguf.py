@@ -16,7 +16,6 @@ from llada_jax.checkpoint.sources import (
     StoredTensor,
     checked,
     param_sources,
-    plain_numbers,
 )
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.families.family import families
@@ -79,7 +78,6 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
     shape = tuple(int(length) for length in reversed(tensor.shape))
     kind = tensor.tensor_type.name
-    blocks = partial(gguf.dequantize, qtype=tensor.tensor_type)
     return StoredTensor(
         path,
         offset=int(tensor.data_offset),
@@ -87,7 +85,7 @@ def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
         row_bytes=int(tensor.n_bytes) // shape[0],
         kind=kind,
         dtype=_KINDS.get(kind),
-        decode=plain_numbers(kind) if kind in FLOATS else blocks,
+        blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.tensor_type),
         int4=_q4_0 if kind == "Q4_0" else None,
     )
 

@@ -19,7 +19,6 @@ from llada_jax.checkpoint.sources import (
     StoredTensor,
     checked,
     param_sources,
-    plain_numbers,
 )
 from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig, require, require_choice
@@ -115,7 +114,6 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> Store
         row_bytes=(end - begin) // max(rows, 1),
         kind=entry["dtype"],
         dtype=dtype,
-        decode=plain_numbers(entry["dtype"]),
     )
 
 

@@ -40,8 +40,8 @@ class StoredTensor:
     """The format's own name of the number type."""
     dtype: np.dtype | None
     """What it loads as where no dtype is asked for; None where the kind is not supported."""
-    decode: Callable[[np.ndarray], np.ndarray]
-    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]."""
+    blocks: Callable[[np.ndarray], np.ndarray] | None = None
+    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]; None where they are floats."""
     int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     """Rows of raw bytes to int4 and scales, for kinds that are the int4 of `quantize` already."""
 
@@ -51,17 +51,15 @@ class StoredTensor:
         data = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * self.row_bytes)
         return data.reshape(stop - start, self.row_bytes)
 
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        """Returns rows of raw bytes as floats [rows, columns]."""
+        return raw.view(self.dtype) if self.blocks is None else self.blocks(raw)
+
     def pieces(self, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         """Reads rows `start` to `stop` as `raw` does, in pieces of about so many numbers."""
         step = max(1, elements // max(1, math.prod(self.shape[1:])))
         for first in range(start, stop, step):
             yield self.raw(first, min(first + step, stop))
-
-
-def plain_numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns `StoredTensor.decode` of a kind of `FLOATS`."""
-    dtype = FLOATS.get(kind)
-    return lambda raw: raw if dtype is None else raw.view(dtype)
 
 
 class ParamSource(NamedTuple):
