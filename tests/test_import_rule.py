@@ -50,7 +50,7 @@ ALLOWED = {
     "text": {"config"},
     "archive": {"config"},
     "model": {"config_files", *DATA},
-    "checkpoint": {"model", *DATA},
+    "checkpoint": {"model", "config_files", *DATA},
     "sampler": {"archive", *DATA},
     "revision": {"model", *DATA},
     "lowered": {"config"},

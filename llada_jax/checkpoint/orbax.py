@@ -13,7 +13,8 @@ from jax.sharding import SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.huggingface import read_json
-from llada_jax.config import ModelConfig, MoEConfig, require
+from llada_jax.config import ModelConfig, require
+from llada_jax.config_files import checked_dataclass
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 
@@ -57,20 +58,16 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
     if not (folder / _TREE_FOLDER).is_dir():
         raise FileNotFoundError(f"no {_TREE_FOLDER} in {folder}")
     try:
-        config = _config(description["config"])
-        dtypes = description["dtypes"]
-    except (KeyError, TypeError) as error:
+        config = checked_dataclass(ModelConfig, description.get("config", {}))
+    except ValueError as error:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
+    dtypes = description.get("dtypes")
+    require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
     return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
 
 
 def _dtype_name(leaf: Any) -> str:
     return (leaf.values if isinstance(leaf, QuantArray) else leaf).dtype.name
-
-
-def _config(fields: Mapping[str, Any]) -> ModelConfig:
-    moe = fields["moe"]
-    return ModelConfig(**{**fields, "moe": None if moe is None else MoEConfig(**moe)})
 
 
 def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path) -> ModelParams:
