@@ -38,12 +38,15 @@ class Tokenizer:
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             config["chat_template"] = _parsed(template_file, str)
+        template = config.get("chat_template")
+        if isinstance(template, list):  # of several the one that is named so
+            template = {each["name"]: each["template"] for each in template}.get("default")
         if not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
         return cls(
             _parsed(folder / "tokenizer.json", tokenizers.Tokenizer.from_str),
             _special_tokens(config),
-            _default_template(config.get("chat_template")),
+            template,
         )
 
     @property
@@ -151,10 +154,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if role.endswith("_token")
     }
     return {role: token for role, token in spelled.items() if isinstance(token, str)}
-
-
-def _default_template(template: str | Sequence[Mapping[str, str]] | None) -> str | None:
-    """Returns the template itself, or the one named `default` where a config lists several."""
-    if template is None or isinstance(template, str):
-        return template
-    return {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -125,43 +125,37 @@ def save_huggingface(
 ) -> None:
     """Writes `config.json`, in the family's own spelling, and `model.safetensors`.
 
-    A new folder appears only when it is complete; in an existing one the two files are resources,
+    A new folder appears only when it is complete; in an existing one the two files are replaced,
     each at once, and other files stay. Raises ValueError for quantized parameters, for parameters
     that do not fit `config`, and for a `config` that the family cannot spell.
     """
     require_choice("dtype", dtype, SaveDtype)
     hf = {**config_to_hf(config), "torch_dtype": dtype}
     sources = param_sources(config, families()[config.family].names)
-    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
-    _check_leaves(sources, leaves)
-    tensors = _tensors(sources, leaves, np.dtype(dtype))
+    tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder), replace=False) as part:
         save_file(tensors, part / _SINGLE_FILE, metadata={"format": "pt"})
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
 
 
-def _check_leaves(sources: Sequence[ParamSource], leaves: Sequence[Any]) -> None:
+def _tensors(
+    sources: Sequence[ParamSource], leaves: Sequence[Any], dtype: np.dtype
+) -> dict[str, np.ndarray]:
     require(
         len(sources) == len(leaves),
         f"the parameters have {len(leaves)} arrays, the configuration {len(sources)}",
     )
-    for source, leaf in zip(sources, leaves, strict=True):
-        require(
-            not is_quantized(leaf),
-            f"{source.tensors[0]} is quantized; allowed: floats (save_orbax keeps quantized ones)",
-        )
-        require(
-            leaf.shape == source.spec.shape,
-            f"{source.tensors[0]}: the parameter is {list(leaf.shape)}, expected "
-            f"{list(source.spec.shape)}",
-        )
-
-
-def _tensors(
-    sources: Sequence[ParamSource], leaves: Sequence[Any], dtype: np.dtype
-) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {}
     for source, leaf in zip(sources, leaves, strict=True):
+        name, shape = source.tensors[0], source.spec.shape
+        require(
+            not is_quantized(leaf),
+            f"{name} is quantized; allowed: floats (save_orbax keeps quantized ones)",
+        )
+        require(
+            leaf.shape == shape,
+            f"{name}: the parameter is {list(leaf.shape)}, expected {list(shape)}",
+        )
         array = np.asarray(leaf).astype(kept_dtype(source.last_name, leaf.dtype, dtype))
         array = array.reshape(len(source.tensors), *source.part)
         for name, part in zip(source.tensors, array, strict=True):
