@@ -19,30 +19,21 @@ from jaxtyping import Array, Float
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import Attention, FeedForward, Layer, ModelParams
 
-CONSTANT, IS_MASK = 0, 1
-"""Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone."""
-STREAM = 0.5
-"""Scale of what the first layers write into the residual stream."""
-CONSTANT_SHARE = 1 / 8
-"""Of a token's energy after the norm."""
+# Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone; and the
+# first one's share of a token's energy after the norm.
+CONSTANT, IS_MASK, CONSTANT_SHARE = 0, 1, 1 / 8
+# A place some tokens away scores `NEIGHBOUR_SCORE`, for frequencies of weight one. The highest ones
+# of RoPE tell one place from the next; without the very highest, several places come into view.
 NEIGHBOUR_SCORE = 7.5
-"""Score of the place that a neighbour head looks at, for frequencies of weight one."""
-NEIGHBOUR_FREQUENCIES = (2.0, 1.0, 1.0)
-"""Weights of RoPE's highest frequencies, which tell one place from the next."""
-AHEAD = 2.7
-"""Places after a letter and its bracket where the middle of what they stand for is."""
-AHEAD_FREQUENCIES = (0.0, 1.0, 1.0, 1.0)
-"""As above, without the highest: several places come into view."""
-FIRST_SLOW_FREQUENCY = 6
-"""RoPE's frequencies from here on turn little over a canvas, and can compare content."""
-MATCH, MATCH_BRACKET, MATCH_AHEAD = 2.2, 1.5, 4.5
-"""Sharpness of comparing neighbours; a letter's bracket; what stands ahead of it."""
-BROUGHT, READ_OUT = 1.5, 1.5
-"""Scales of what is brought and of the head's rows."""
-NOT_MASKED = 16.0
-"""How much less a place scores that is masked itself, where what stands ahead is compared."""
-REST = 0.3
-"""Scale of what all other random weights write."""
+NEIGHBOUR_FREQUENCIES, AHEAD_FREQUENCIES = (2.0, 1.0, 1.0), (0.0, 1.0, 1.0, 1.0)
+AHEAD = 2.7  # places from a letter and its bracket to the middle of what they stand for
+FIRST_SLOW_FREQUENCY = 6  # from here on they turn little over a canvas, and can compare content
+# Sharpness of comparing neighbours, a letter's bracket, and what stands ahead of it; and how much
+# less a place scores that is masked itself, where what stands ahead is compared.
+MATCH, MATCH_BRACKET, MATCH_AHEAD, NOT_MASKED = 2.2, 1.5, 4.5, 16.0
+# Scales of what the first layers write, of what is brought, of the head's rows, and of what all
+# other random weights write.
+STREAM, BROUGHT, READ_OUT, REST = 0.5, 1.5, 1.5, 0.3
 
 
 class _Stream(NamedTuple):
