@@ -111,7 +111,3 @@ def _prompts(model: lj.Model, recording: RecordingConfig) -> Sequence[Sequence[i
 
 
 main = entry_point("export", export, ExportRunConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -97,7 +97,3 @@ def measured(config: LatencyTableConfig) -> Growth:
 
 
 main = entry_point("latency_table", tabulate, LatencyTableConfig)
-
-
-if __name__ == "__main__":
-    main()

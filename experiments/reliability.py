@@ -170,7 +170,3 @@ def _most_likely(
 
 
 main = entry_point("reliability", measure, ReliabilityConfig)
-
-
-if __name__ == "__main__":
-    main()

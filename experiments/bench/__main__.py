@@ -93,7 +93,3 @@ def model_of(config: BenchConfig) -> lj.Model:
 
 
 main = entry_point("bench", bench, BenchConfig)
-
-
-if __name__ == "__main__":
-    main()

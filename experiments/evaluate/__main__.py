@@ -248,7 +248,3 @@ def _line(generation: Generation, is_right: bool) -> dict[str, Any]:
 
 
 main = entry_point("evaluate", evaluate, EvaluateConfig)
-
-
-if __name__ == "__main__":
-    main()

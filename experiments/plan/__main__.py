@@ -168,7 +168,3 @@ def table_of(plans: Sequence[CheckedPlan], bound_ns: int, steps: int) -> str:
 
 
 main = entry_point("plan", plan, PlanConfig)
-
-
-if __name__ == "__main__":
-    main()

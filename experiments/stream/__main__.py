@@ -250,7 +250,3 @@ def _expected_memory(graph: Graph, plan: Plan) -> int:
 
 
 main = entry_point("stream", stream, StreamConfig)
-
-
-if __name__ == "__main__":
-    main()

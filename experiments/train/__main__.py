@@ -197,7 +197,3 @@ def _command() -> str:
 
 
 main = entry_point("train", train_and_export, RunConfig)
-
-
-if __name__ == "__main__":
-    main()
