@@ -122,7 +122,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
-    model = Model(model_config, state.best_params, tokenizer)
+    model = Model(model_config, state.params, tokenizer)
     finish(config, run, model, folder, training.commands)
 
 
@@ -197,7 +197,3 @@ def _command() -> str:
 
 
 main = entry_point("train", train_and_export, RunConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,17 +14,15 @@ import numpy as np
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.tally import Tally
 
-_SETTINGS = {
-    name: hint
-    for name, hint in SamplerConfig.setting_types().items()
-    if name not in ("gen_length", "steps")  # which a task sets
-}
-
 
 class Axes(
     make_dataclass(
         "Values",
-        [(name, tuple[hint, ...], field(default=())) for name, hint in _SETTINGS.items()],
+        [
+            (name, tuple[hint, ...], field(default=()))
+            for name, hint in SamplerConfig.setting_types().items()
+            if name not in ("gen_length", "steps")  # which a task sets
+        ],
         frozen=True,
         kw_only=True,
     )
@@ -33,8 +31,7 @@ class Axes(
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields all of them, less those whose theta_visible is above theta_stable."""
-        axes = {each.name: getattr(self, each.name) for each in fields(self)}
-        axes = {name: values for name, values in axes.items() if values}
+        axes = {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
         for values in itertools.product(*axes.values()):
             combination: dict[str, Any] = dict(zip(axes, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
@@ -137,9 +134,11 @@ def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
         rule = sampler.rule.at_once()
         others = (each for each in found if isinstance(each.setting.sampler.rule, type(rule)))
         alike = [each for each in others if _alike(each.setting.sampler, sampler)]
-        for hasty in alike:
-            if hasty.setting.sampler.rule == rule:
-                pairs.append(_revision(staged, hasty, alike, slowest))
+        pairs += [
+            _revision(staged, hasty, alike, slowest)
+            for hasty in alike
+            if hasty.setting.sampler.rule == rule
+        ]
     return pairs
 
 

@@ -23,7 +23,7 @@ from llada_jax.model.families.family import families
 PROCESS = """
 import json, re, sys
 import jax, jax.numpy as jnp
-from llada_jax.checkpoint import load_huggingface
+from llada_jax.checkpoint import load_params
 from llada_jax.model.quantize import quantize
 import numpy as np
 
@@ -33,7 +33,7 @@ def status(key):
 quantize(np.ones((2, 32), np.float32), 8).values.block_until_ready()
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 before = status("VmRSS")
-_, params = load_huggingface(sys.argv[1], sys.argv[2])
+_, params, _ = load_params(sys.argv[1], sys.argv[2])
 print(json.dumps({
     "grown": status("VmHWM") - before,
     "final": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),

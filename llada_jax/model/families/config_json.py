@@ -1,6 +1,6 @@
 """Configurations of Hugging Face folders: `config.json`, read and written as a family spells it."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -70,26 +70,20 @@ def _spell(key: str, value: Any, config: ModelConfig) -> Any:
 
 def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Family) -> None:
     for name in names:
-        require(
-            name in found,
-            f"the model's configuration lacks {' or '.join(map(repr, _spellings(name, family)))}",
-        )
+        keys = " or ".join(map(repr, _spellings(name, family)))
+        require(name in found, f"the model's configuration lacks {keys}")
 
 
-def _spellings(name: str, family: Family) -> Iterator[str]:
+def _spellings(name: str, family: Family) -> list[str]:
     """Returns the keys of a field: the family's own, then those of the other families."""
     rows = (family, *families().values())
-    return iter(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
+    return list(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
 
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
-    found = {}
-    for name in (f.name for f in fields(record)):
-        for key in _spellings(name, family):
-            if hf.get(key) is not None:
-                found[name] = _number(hf, key)
-                break
-    return found
+    keys = {f.name: _spellings(f.name, family) for f in fields(record)}
+    given = {name: [key for key in each if hf.get(key) is not None] for name, each in keys.items()}
+    return {name: _number(hf, each[0]) for name, each in given.items() if each}
 
 
 def _number(hf: Mapping[str, Any], key: str) -> Any:

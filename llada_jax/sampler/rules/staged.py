@@ -202,7 +202,7 @@ def _repeated_eos(canvas: Canvas, config: SamplerConfig, after: int) -> Bool[Arr
         return jnp.zeros(canvas.state.shape, bool)
     eos = (canvas.tokens == config.eos_id) & (canvas.state >= VISIBLE)
     first = eos & (canvas.state >= after)
-    behind = jnp.cumsum(first, axis=1) > first
+    behind = jnp.cumsum(first, axis=1) > first.astype(jnp.int32)
     return behind & eos & (canvas.state == VISIBLE)
 
 

@@ -119,7 +119,7 @@ class MultiBlock(Window):
         rows += _refreshing_rows(canvas, config)
         room = self._room(rows, self._late(canvas, config), config, shift)
         behind = in_span(canvas, stop, canvas.end)
-        cost = jnp.cumsum(jnp.where(behind, 1 + shadows, 0), axis=1, dtype=stop.dtype)
+        cost = jnp.cumsum(jnp.where(behind, jnp.where(shadows, 2, 1), 0), axis=1, dtype=stop.dtype)
         grown = (behind & (cost <= room[:, None])).sum(axis=1, dtype=stop.dtype)
         return Span(canvas.settled, stop + grown)
 

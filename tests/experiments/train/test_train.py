@@ -76,11 +76,11 @@ def test_a_shape_without_room_for_copying_heads_is_refused_before_the_run():
 def test_overrides_reach_the_configuration():
     overrides = (
         "train.seed=7",
-        "train.ema_decay=0.99",
+        "train.clip_norm=0.5",
         "data.tasks=[{name: word_problems, weight: 2}]",
     )
     run = read_config(entry.RunConfig, composed(*overrides))
-    assert (run.train.seed, run.train.ema_decay) == (7, 0.99)
+    assert (run.train.seed, run.train.clip_norm) == (7, 0.5)
     assert run.data.tasks == (TaskShare(name="word_problems", weight=2.0),)
 
 
