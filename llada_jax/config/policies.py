@@ -53,7 +53,8 @@ def policy_settings() -> dict[str, Any]:
 
 def policy_types(accept: object = None) -> dict[str, Any]:
     """Returns the type of each of those names, and of those of the rule that `accept` names."""
-    types: dict[str, Any] = {}
+    own = own_rule(accept)
+    types = {each.name: get_type_hints(own)[each.name] for each in fields(own)} if own else {}
     for kind, choices in CHOICES.items():
         for name in choices:
             types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _chosen_by(kind))]
@@ -62,8 +63,7 @@ def policy_types(accept: object = None) -> dict[str, Any]:
             for field in fields(policy):
                 required = field.default is MISSING
                 types[field.name] = hints[field.name] | None if required else hints[field.name]
-    own = own_rule(accept)
-    return {**types, **(get_type_hints(own) if own else {}), "accept": str, "lossless": bool}
+    return {**types, "accept": str, "lossless": bool}
 
 
 def own_rule(accept: object) -> Any:
@@ -106,8 +106,11 @@ def take_policy(kind: str, settings: dict[str, Any]) -> Any:
         policy, current = type(given), _values(given)
     else:
         policy, current = _choose(kind, choices, settings), {}
-    names = [field.name for field in fields(policy)]
-    return policy(**{**current, **{name: settings.pop(name) for name in names if name in settings}})
+    names = [field.name for field in fields(policy) if field.name in settings]
+    found = {name: settings.pop(name) for name in names}
+    if ":" in policy.chosen_by.get("accept", ""):  # None: as the settings of no rule have it
+        found = {name: value for name, value in found.items() if value is not None}
+    return policy(**{**current, **found})
 
 
 def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
