@@ -70,7 +70,8 @@ class Setup:
         config, window = self.config, self.window
         most_rows = window.most_rows(config, length)
         asked = most_rows if window.drafts else config.block_length
-        asked = length if self.needs("drafts") else asked
+        if self.needs("drafts") and window.chosen_by["cache"] in ("none", "prefix"):
+            asked = length  # of these windows, later blocks are a part
         asked += self.rule.revises * most_rows
         asked += config.refreshes * self.rule.refresh_rows
         branches = window.branches or self.rule.branches
