@@ -35,7 +35,7 @@ def decide_by_own_rule(
     seen = seen_of(setup, canvas, plan, candidates, scores)
     positions = seen.position
     decision, state = rule.decide(seen, memory.state)
-    full = _completed(rule, decision, seen, canvas.tokens.shape)
+    full: Any = _completed(rule, decision, seen, canvas.tokens.shape)
     _require_same_state(rule, memory.state, state)
     keep = partial(choose, canvas.done)
     state = jax.tree.map(keep, memory.state, state)

@@ -56,10 +56,12 @@ def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask
     name = type(rule).__name__
     require(isinstance(ask, Ask), f"rule {name} asks {ask!r}; allowed: lj.Ask")
     listed, added, class_of = ask
-    if "listed" in rule.needs:
+    if "listed" not in rule.needs:
+        listed = added = None
+    else:
         rule.require("listed", listed, jnp.integer, *block, None)
-    if added is not None:
-        rule.require("added", added, jnp.floating, *jnp.shape(listed))
+    if added is not None and listed is not None:
+        rule.require("added", added, jnp.floating, *listed.shape)
         require(
             "divergence" not in rule.needs,
             f"rule {name} needs divergence and adds to logits; allowed: one of the two",
@@ -67,13 +69,14 @@ def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask
     if "classes" in rule.needs:
         rule.require("class_of", class_of, jnp.integer, vocab)
         require(rule.n_classes > 0, f"rule {name}: n_classes is 0; allowed: 1 or more")
-    return Ask(*(each if "listed" in rule.needs else None for each in (listed, added)), class_of)
+    return Ask(listed, added, class_of)
 
 
 def to_block(
-    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"], length: int
+    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"] | None, length: int
 ) -> Float[Array, "B C ..."]:
     """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
+    assert start is not None  # which is only None where nothing is asked
     offset = at - start[:, None]
     slots = jnp.where((offset >= 0) & (offset < length), offset, length)
     batch = jnp.arange(at.shape[0])[:, None]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import llada_jax as lj
-from llada_jax.checkpoint.bundled import bundled_folder
+from llada_jax.checkpoint.bundled import model_path
 from llada_jax.model.families.family import Family, add_family, families
 
 LLADA = families()["llada"]
@@ -25,7 +25,7 @@ MINE = replace(
 def checkpoint(tmp_path):
     """The bundled model, in the spelling of a family of one's own."""
     folder = tmp_path / "mine"
-    shutil.copytree(bundled_folder("tiny"), folder)
+    shutil.copytree(model_path("tiny"), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "my_dllm"}))
     tensors = load_file(folder / "model.safetensors")
