@@ -194,7 +194,7 @@ def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
             trace.foreseen[step, layer],
             trace.changed[step],
             new_block,
-        )  # fmt: skip
+        )
         for layer in range(trace.n_layers)
     ]
 
