@@ -13,10 +13,9 @@ def table2(world: PublishedTasks) -> Chapter:
     """Compares one denoising step, row by row."""
     phone = load_profile("SM8750")
     rows = [
-        modelled(each.name, each.modelled, "ms", reference=each.published, fitted=True,
-                  source=f"{PAPER}, Table 2")
-        for each in residuals_of(world.figures, world.graphs, phone)
-    ]  # fmt: skip
+        modelled(name, found, "ms", reference=published, fitted=True, source=f"{PAPER}, Table 2")
+        for name, published, found in residuals_of(world.figures, world.graphs, phone)
+    ]
     npu, cpu = phone.npu["llada_cpp"], phone.cpu["plain"]
     return chapter("table2", rows, npu=npu, cpu=cpu, layer_ms=npu.layer_overhead_us / 1e3)
 

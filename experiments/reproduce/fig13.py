@@ -1,6 +1,7 @@
 """Figure 13: when a window looks ahead (a), and what staging takes by resident budget (c)."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
@@ -95,12 +96,11 @@ def fig13c(world: PublishedTasks) -> Chapter:
     ends, inside = world.figures["fig13c_ends_ms"], world.published["fig13c_ms"]
     points = [(b, ms, True) for b, ms in zip(ends["resident_mib"], ends["ms"], strict=True)]
     points += [(b, ms, False) for b, ms in zip(inside["resident_mib"], inside["ms"], strict=True)]
-    profile = load_profile("SM8750")
+    staged = partial(transfers_by_rule, model=world.graphs.model, profile=load_profile("SM8750"))
     rows = [
         modelled(
             f"fig13c/{budget}",
-            1e3 * transfers_by_rule("swap", world.graphs.model, profile.memory, profile.mapping,
-                              resident_budget_mib=budget).seconds,
+            1e3 * staged(System(resident_mib=budget)).seconds,
             "ms", reference=ms, source=f"{PAPER}, Figure 13c", fitted=fitted,
         )
         for budget, ms, fitted in sorted(points, reverse=True)

@@ -5,7 +5,6 @@ from typing import Any
 from experiments.harness.estimates import ratio
 from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
@@ -19,10 +18,10 @@ def fig14(world: PublishedTasks) -> Chapter:
                      for part in (figure["energy_J"], figure["power_W"]))  # fmt: skip
     published = joules[0] / joules[1]
     implied = published * watts[1] / watts[0]
-    profile, prompt = load_profile("SM8750"), world.task("GSM8K").prompt
-    cpu = simulate(blockwise(prompt, 128), world.graphs, profile, System(body="cpu")).energy
+    cached = blockwise(world.task("GSM8K").prompt, 128)
+    cpu = simulate(cached, world.phone("SM8750", System(body="cpu"))).energy
     runs = [
-        simulate(each, world.graphs, profile, System()).energy
+        simulate(each, world.phone("SM8750", System())).energy
         for each in world.workloads("GSM8K", 128, Decoding())
     ]
     above_idle, seconds = [run.above_idle for run in runs], [run.seconds for run in runs]

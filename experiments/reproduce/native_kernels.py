@@ -70,4 +70,4 @@ def _native_pass(graphs: Any, profile: Any, kernels: str, count: int, context: i
     layer = price_on_npu(graphs.layer(count, context - count), chosen, profile.memory)
     head = price_on_npu(graphs.head(count), chosen, profile.memory)
     call = chosen.step_overhead_us * 1e-6
-    return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call

@@ -9,11 +9,9 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import ONE_A_STEP, PAPER, TEXTS, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.memory import Runtime
-from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
-from llada_jax.phone.system import System
+from llada_jax.phone.system import Runtime, System
 from llada_jax.phone.workload import Workload, blockwise, vanilla
 
 
@@ -66,7 +64,7 @@ def table6(world: PublishedTasks) -> Chapter:
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
         )  # fmt: skip
-        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
+        found = simulate(rung.workloads[0], world.phone("SM8750", rung.system))
         parts[rung.name] = found.parts
         why = TEXTS["table6"]["why"][rung.name]
         words.append(f"`{rung.name}`: {why}; {_largest(found.parts)}.")

@@ -1,9 +1,10 @@
 """Table 7: which settings fit into the address space."""
 
 from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
-from llada_jax.phone.memory import Footprint, Runtime, footprint
+from llada_jax.phone.memory import Footprint, footprint
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.system import Runtime, System
 
 ADDRESS_SPACE_MIB = (3840, 4096)
 """What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one
@@ -17,8 +18,9 @@ def table7(world: PublishedTasks) -> Chapter:
     rows, words = [], []
     for setting, batch, target, published in world.published["table7"]["rows"]:
         found = footprint(
-            runtimes[setting], world.graphs.model, memory, canvas=prompt + target, rows=batch
-        )
+            System(runtime=runtimes[setting]), world.graphs.model, memory, canvas=prompt + target,
+            rows=batch,
+        )  # fmt: skip
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
             modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,

@@ -10,7 +10,7 @@ from experiments.reproduce.chapter import Chapter, chapter, modelled
 from experiments.reproduce.fig13 import Curve, told_apart
 from experiments.reproduce.table6 import ladder
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.profile import CpuClass, load_profile
+from llada_jax.phone.profile import CpuClass
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
@@ -25,7 +25,7 @@ def whatif(world: PublishedTasks) -> Chapter:
         seconds[rung.name] = world.seconds("SM8750", rung.system, rung.workloads)
         name = f"vendor_kernels_tuned_cpu/{rung.name}"
         rows.append(_what(name, seconds[rung.name], rung.source))
-        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
+        found = simulate(rung.workloads[0], world.phone("SM8750", rung.system))
         parts[rung.name] = found.parts
     workloads = world.workloads("GSM8K", 128, Decoding())
     vendor = System(kernels="vendor", cpu="tuned")
