@@ -160,5 +160,8 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask
         for events in left.values():
             while events and events[-1].end <= begin:
                 events.pop()
-        running = {lane: events[-1] for lane, events in left.items() if events}
-        yield end - begin, {lane: e for lane, e in running.items() if e.start <= begin}
+        next_ones = {lane: events[-1] for lane, events in left.items() if events}
+        running: dict[Lane, TimedTask] = {
+            lane: event for lane, event in next_ones.items() if event.start <= begin
+        }
+        yield end - begin, running
