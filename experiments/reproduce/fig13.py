@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
-from experiments.reproduce.chapter import PAPER, Chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -32,18 +33,18 @@ def fig13a(world: PublishedTasks) -> Chapter:
                   source=source, fitted=False, trace_source=SOURCE)
         for trigger, seconds in found.items()
     ]  # fmt: skip
-    words = [
-        f"{_met(best, alike, optimum)}. The modelled curve spans "
-        f"{_span(mean_of(seconds).value for seconds in found.values()):.0%}, the published one "
-        f"{_span(published.values()):.0%}. {told_apart(found)}",
-        f"{_traded(world, optimum)}. In the published curve looking ahead at {optimum} saves "
-        f"{1 - published[optimum] / published[0]:.0%}, in the modelled one it takes "
-        f"{difference(found[optimum], found[0])} s more than not to look ahead: either drafts "
-        "settle blocks better than a process fitted to single blocks knows, or the sliding window "
-        "drafts less. The published task is not named, and its points scatter by more than their "
-        "reading error.",
-    ]
-    return Chapter("fig13a", "Figure 13a: when to look ahead", rows, words)
+    return chapter(
+        "fig13a",
+        rows,
+        met=_met(best, alike, optimum),
+        told=told_apart(found),
+        optimum=optimum,
+        span=_span(mean_of(seconds).value for seconds in found.values()),
+        published_span=_span(published.values()),
+        published_gain=1 - published[optimum] / published[0],
+        more=difference(found[optimum], found[0]),
+        **_traded(world, optimum),
+    )
 
 
 Curve = Mapping[int, list[float]]
@@ -78,8 +79,8 @@ def _span(values: Iterable[float]) -> float:
     return max(known) / min(known) - 1
 
 
-def _traded(world: PublishedTasks, trigger: int) -> str:
-    """Says what looking ahead costs in second tiles and saves in forwards."""
+def _traded(world: PublishedTasks, trigger: int) -> dict[str, Any]:
+    """Returns what looking ahead costs in second tiles and saves in forwards, and their seconds."""
     without, with_it = (
         world.workloads("GSM8K", 128, Decoding(trigger=each)) for each in (0, trigger)
     )
@@ -87,10 +88,7 @@ def _traded(world: PublishedTasks, trigger: int) -> str:
     grown = mean_of([sum(f.rows == 64 and f.cache > 0 for f in w.forwards) for w in with_it])
     phone = world.phone("SM8750", System())
     small, large = (phone.step(Forward(n, 128, n // 2)).seconds for n in (32, 64))
-    return (
-        f"Looking ahead at {trigger} masks saves {saved} forwards of {small:.2f} s for {grown} "
-        f"second tiles of {large - small:.2f} s"
-    )
+    return {"saved": saved, "grown": grown, "small": small, "tile": large - small}
 
 
 def fig13c(world: PublishedTasks) -> Chapter:
@@ -107,9 +105,4 @@ def fig13c(world: PublishedTasks) -> Chapter:
         )
         for budget, ms, fitted in sorted(points, reverse=True)
     ]  # fmt: skip
-    words = [
-        "LLaDA-8B's layers are 3,744 MiB in Q4_0: three buffers of 1,024 MiB and one of 672. What "
-        "stays resident is the best set of whole buffers under the budget, which gives the "
-        "plateaus; only the two ends were fitted (bandwidth and a constant)."
-    ]
-    return Chapter("fig13c", "Figure 13c: staging by resident budget", rows, words)
+    return chapter("fig13c", rows)

@@ -1,12 +1,10 @@
-"""`python -m experiments.plan`: table, rows, picture, and the benchmark of the planners."""
+"""`python -m experiments.plan`: table, rows and picture."""
 
 import json
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.bench import __main__ as bench
-from experiments.bench import planner_bench
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan
@@ -67,16 +65,3 @@ def test_bad_input_leaves_no_files(override, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         planned(tmp_path, override)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_benchmark_of_planners_and_prices(tmp_path, monkeypatch):
-    monkeypatch.setattr(planner_bench, "STEP_NS", {"tiny": 1_000_000})
-    monkeypatch.setattr(planner_bench, "PRICED", "tiny")
-    config = composed("bench", "suite=planning", "repeats=1")
-    bench.bench(read_config(bench.BenchConfig, config), Run(tmp_path, config))
-    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
-    assert rows["plan/tiny/steady"]["unit"] == "s"
-    assert rows["plan/tiny/steady/step_over_bound"]["value"] == 1
-    assert rows["price/tiny/operations"]["value"] > 4 * 7  # layers of seven products each
-    assert rows["price/tiny/npu"]["unit"] == "s"
-    assert rows["price/tiny/npu/step"]["kind"] == "modelled"
