@@ -62,7 +62,7 @@ ALLOWED = {
     "experts": {"archive", "config"},
     "experts_decoding": {"experts", "model", *DATA},
     "tasks": {"config"},
-    "training": {"sampler", "model", "text", "checkpoint", *DATA},
+    "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "build": EVERYTHING,
     "testing": EVERYTHING,
