@@ -7,7 +7,6 @@ difficulty and the kind of example are drawn with it.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, count
 from random import Random
 
@@ -65,8 +64,11 @@ class TaskShare:
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
         """Draws from the training split a place's first item that has what it must."""
-        draw = self.task.drill_item if drill else partial(self.task.item, split="train")
-        items = (draw(seed, place, difficulty=difficulty) for place in count(index, FURTHER))
+        task = load_task(self.name)
+        items = (
+            task.item(seed, place, "train", difficulty=difficulty, drill=drill)
+            for place in count(index, FURTHER)
+        )
         return next(item for item in items if (self.containing or "") in item.question)
 
 

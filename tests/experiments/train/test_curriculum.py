@@ -106,7 +106,7 @@ def test_retellings_repeat_sentences_of_the_question(tokenizer):
 def test_drills_are_those_of_the_tasks(tokenizer, name):
     share = TaskShare(name=name, difficulties=(0,))
     example = source(tokenizer, Stage(steps=1, drill_share=1.0, drills=(share,)))(7)
-    item = load_task(name).drill_item(4, 7, difficulty=0)
+    item = load_task(name).item(4, 7, "train", difficulty=0, drill=True)
     assert item.question in tokenizer.decode(example.prompt)
     assert tokenizer.decode(example.answer) == item.answer
     assert example.gen_length is None
