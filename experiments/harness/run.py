@@ -9,7 +9,7 @@ one is there exactly when the run finished.
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -143,6 +143,14 @@ class Run:
         with (self.folder / "metrics.jsonl").open(mode, encoding="utf-8") as file:
             file.write(_json(row))
         self._recorded += 1
+
+    def recorded(self, rows: Iterable[ResultRow]) -> list[ResultRow]:
+        """Returns the rows, each of which is recorded as soon as it is there."""
+        found = []
+        for row in rows:
+            self.record(row.as_dict())
+            found.append(row)
+        return found
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""

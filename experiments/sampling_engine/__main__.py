@@ -28,8 +28,8 @@ from experiments.sampling_engine.modelled import (
 )
 from experiments.sampling_engine.plots import draw
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
-from llada_jax.sampling_engine.assembly import render
 from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.instructions import render
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import reference_sampler

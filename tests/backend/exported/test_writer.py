@@ -144,7 +144,6 @@ def test_what_lies_in_a_folder(exported: Path, source: Path) -> None:
         assert file.check(exported) == exported / file.name
     assert manifest.source == str(source)
     assert manifest.settings == two_shards("float32", (4, 16))
-    assert manifest.quant == "float32"
     assert [(shard.start, shard.stop) for shard in manifest.shards] == [(0, 1), (1, 2)]
     assert manifest.embedding_dtype == "float32"
     assert {"jax", "litert-converter", "ai-edge-litert", "llada_jax"} == manifest.versions.keys()
