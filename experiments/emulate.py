@@ -150,7 +150,3 @@ def _agreement(
 
 
 main = entry_point("emulate", emulate, EmulateConfig)
-
-
-if __name__ == "__main__":
-    main()

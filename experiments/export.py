@@ -92,7 +92,3 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
 
 
 main = entry_point("export", export, ExportRunConfig)
-
-
-if __name__ == "__main__":
-    main()

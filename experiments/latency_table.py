@@ -87,7 +87,3 @@ def timed(config: LatencyTableConfig) -> tuple[LatencyTable, int | None]:
 
 
 main = entry_point("latency_table", tabulate, LatencyTableConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -184,7 +184,3 @@ def _has_fields(item: Any, example: Any) -> bool:
 
 
 main = entry_point("lm_eval", score, LmEvalConfig)
-
-
-if __name__ == "__main__":
-    main()

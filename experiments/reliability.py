@@ -167,7 +167,3 @@ def _most_likely(
 
 
 main = entry_point("reliability", measure, ReliabilityConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -79,7 +79,3 @@ def random_model(shape: ModelConfig, seed: int) -> lj.Model:
 
 
 main = entry_point("bench", bench, BenchConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -124,7 +124,3 @@ def sampler_name() -> str:
 
 
 main = entry_point("evaluate", evaluate, EvaluateConfig)
-
-
-if __name__ == "__main__":
-    main()

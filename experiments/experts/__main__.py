@@ -68,7 +68,3 @@ def experts(config: ExpertsConfig, run: Run) -> None:
 
 
 main = entry_point("experts", experts, ExpertsConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -224,9 +224,6 @@ def _quoted(argument: str) -> str:
     return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
 
 
-main = entry_point("generate", generate, GenerateConfig)
-
-
 if __name__ == "__main__":
     sys.argv[1:] = verbatim_prompt(sys.argv[1:])
-    main()
+main = entry_point("generate", generate, GenerateConfig)

@@ -135,7 +135,3 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
 
 
 main = entry_point("plan", plan, PlanConfig)
-
-
-if __name__ == "__main__":
-    main()

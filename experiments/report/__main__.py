@@ -175,7 +175,3 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 main = entry_point("report", report, ReportConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -121,7 +121,3 @@ def _shown(value: float) -> str:
 
 
 main = entry_point("reproduce", reproduce, ReproduceConfig)
-
-
-if __name__ == "__main__":
-    main()

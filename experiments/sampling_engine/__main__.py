@@ -87,7 +87,3 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
 
 
 main = entry_point("sampling_engine", sampling_engine, SamplingEngineConfig)
-
-
-if __name__ == "__main__":
-    main()

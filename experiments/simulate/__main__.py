@@ -184,7 +184,3 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
 
 
 main = entry_point("simulate", simulate_run, SimulateConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -180,7 +180,3 @@ def _one_share(
 
 
 main = entry_point("stream", stream, StreamConfig)
-
-
-if __name__ == "__main__":
-    main()

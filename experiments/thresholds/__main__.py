@@ -214,7 +214,3 @@ def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
 
 
 main = entry_point("thresholds", choose_thresholds, ThresholdsConfig)
-
-
-if __name__ == "__main__":
-    main()

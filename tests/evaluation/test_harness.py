@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import llada_jax as lj
-from llada_jax.checkpoint import bundled_folder
+from llada_jax.checkpoint import model_path
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
@@ -37,7 +37,7 @@ EVEN = Task(
 
 @pytest.fixture(scope="module")
 def model() -> lj.Model:
-    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    tokenizer = Tokenizer.from_folder(model_path("tiny"))
     config = lj.ModelConfig(
         family="llada", vocab_size=tokenizer.vocab_size, width=16, n_layers=1, n_heads=2,
         n_kv_heads=2, head_dim=8, ffn_width=16, rope_theta=1e4, norm_eps=1e-5, max_length=256,

@@ -17,7 +17,7 @@ from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.model.forward import LayerHooks, forward_rows
 from llada_jax.model.layers import feed_forward
-from llada_jax.model.moe import Routing
+from llada_jax.model.moe import Chosen
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.model.quantize import linear
 from llada_jax.types import KVCache, Rows, RowsOut
@@ -60,7 +60,7 @@ def _run_experts(
     store: ExpertStore,
     layer: int,
     x: Float[Array, "B R D"],
-    routing: Routing,
+    routing: Chosen,
     decision: LayerDecision,
 ) -> Float[Array, "B R D"]:
     """Returns the experts' share of a layer's output; leaves the store as the plan wants it."""

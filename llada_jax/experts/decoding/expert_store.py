@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from llada_jax.config import require
-from llada_jax.model.moe import Routing, weighted_experts
+from llada_jax.model.moe import Chosen, weighted_experts
 from llada_jax.model.params import Experts, ModelParams
 from llada_jax.model.quantize import QuantArray
 
@@ -60,20 +60,24 @@ class ExpertStore:
         self._device[layer] = _written(self._device[layer], matrices, slot)
 
     def from_slots(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, experts: set[int]
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, experts: set[int]
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of some resident experts in the layer's output, run in one batch."""
         return self._run(layer, x, routing, {e: self._slot_of[layer][e] for e in experts})
 
     def passing_through(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that is staged for this one use."""
         self._write(layer, expert, self._slots)
         return self._run(layer, x, routing, {expert: self._slots})
 
     def _run(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, slot_of: dict[int, int]
+        self,
+        layer: int,
+        x: Float[np.ndarray, "T D"],
+        routing: Chosen,
+        slot_of: dict[int, int],
     ) -> Float[np.ndarray, "T D"]:
         table = np.full(len(self._host[layer][0]), -1, np.int32)
         table[list(slot_of)] = list(slot_of.values())
@@ -84,7 +88,7 @@ class ExpertStore:
         return np.asarray(out, np.float32)
 
     def on_host(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that the host runs, on the rows that want it."""
         rows, place = np.nonzero(np.asarray(routing.experts) == expert)
@@ -105,4 +109,4 @@ def _written(slots: tuple[Array, ...], expert: tuple[Array, ...], slot: int) -> 
 def _slots_product(x, slots, weights, gate, up, down):
     experts = Experts(router=gate[:, 0], selection_bias=None, gate=gate, up=up, down=down,
                       shared=None)  # fmt: skip
-    return weighted_experts(x, Routing(slots, weights), experts)
+    return weighted_experts(x, Chosen(slots, weights), experts)

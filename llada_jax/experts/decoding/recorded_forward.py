@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import LayerHooks, forward_rows, plain_feed_forward
-from llada_jax.model.moe import Routing, route, router_scores
+from llada_jax.model.moe import Chosen, route, router_scores
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -50,7 +50,7 @@ recorded = jax.jit(forward_rows_recorded, static_argnums=1)
 
 def routed(
     params: ModelParams, x: Float[Array, "B R D"], config: ModelConfig, index: int
-) -> tuple[Routing, RoutingRecord]:
+) -> tuple[Chosen, RoutingRecord]:
     """Returns the routing of layer `index` for its input, and the record of it.
 
     The experts of the layers after it are foreseen by their own gates on the same input.

@@ -6,21 +6,20 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.checkpoint import load_huggingface
 from llada_jax.experts.decoding.recorded_forward import BEYOND, LOOK_AHEAD, recorded
 from llada_jax.model.forward import LayerHooks, cache_for, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import quantize
 from llada_jax.rows import make_rows
-from tests.checkpoint.folders import GOLDENS, golden_forward
+from tests.checkpoint.folders import GOLDENS, golden_forward, loaded
 
 FAMILIES = ("llada-moe", "llada2-moe")
 
 
 @functools.cache
 def model(family):
-    return load_huggingface(GOLDENS / family, "float32")
+    return loaded(GOLDENS / family, "float32")
 
 
 def rows_of(family):
