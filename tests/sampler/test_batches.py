@@ -13,7 +13,7 @@ from tests.sampler.toy import toy_decode
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llada-gqa"
 OF_GOLDEN = {"mask_id": 319, "eos_id": 318}
-TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 PROMPTS = [[29, 259, 9, 163, 26], [92, 145], [128, 122, 11, 4, 39, 5, 202, 159, 195]]
 SHORTEST = 1  # what a batch pads most
 SHOWN = {
@@ -23,10 +23,6 @@ SHOWN = {
     "llada_cpp": (Event.AHEAD, Event.REPLACE, Event.PROMOTE),
 }
 """What each policy is for, and the row alone must do."""
-COMPILED = [
-    pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
-    for policy in SHOWN
-]
 
 
 def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
@@ -40,7 +36,8 @@ def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
     return SamplerConfig.preset(preset, **lengths, **settings.get(policy, stages))
 
 
-@pytest.mark.parametrize("policy", COMPILED)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", SHOWN)
 def test_the_compiled_loop(policy):
     config = sampler(policy, 0.24, theta_visible=0.2, theta_stable=0.3)
     together = toy_decode(TOY_PROMPTS, config, salt=1, seed=[11, 22, 33], loop="compiled")
@@ -48,7 +45,13 @@ def test_the_compiled_loop(policy):
     check(policy, together, alone)
 
 
-@pytest.mark.parametrize("policy", SHOWN)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
+        for policy in SHOWN
+    ],
+)
 def test_a_model_in_floats(policy):
     check_in_floats(policy, "host")
 

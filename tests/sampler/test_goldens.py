@@ -43,16 +43,36 @@ def first_of_each_kind(cases):
     return list({tuple(case["setting"]): case for case in reversed(cases)}.values())
 
 
+def of_one_program(cases):
+    """All cases that differ in a threshold and a prompt alone, from those with the widest batch."""
+    chosen = max(cases, key=lambda case: ("threshold" in case["setting"], len(case["prompt"])))
+    names = [name for name in chosen["setting"] if name != "threshold"]
+    return [
+        case
+        for case in cases
+        if tuple(case["setting"]) == tuple(chosen["setting"])
+        and all(case["setting"][name] == chosen["setting"][name] for name in names)
+        and len(case["prompt"]) == len(chosen["prompt"])
+    ]
+
+
+def quick_cases(family, cases, loop):
+    """Every kind where the host decodes one family; thresholds where the compiled loop does; of
+    the other family, whose heads alone differ, the original sampler and one of Fast-dLLM's."""
+    if family == FAMILIES[0]:
+        quick = of_one_program(cases)
+        return quick if loop == "compiled" else [*quick, *first_of_each_kind(cases)]
+    chosen = loop == "host" and group_name(cases[0]) in ("llada", "fast-dual")
+    return of_one_program(cases) if chosen else []
+
+
 def parity_cases():
-    """All of one family with the host's loop; of the other, and of the compiled loop, each kind.
-    All of everything where there is time: that compiles hundreds of programs."""
+    """All of everything where there is time: that compiles hundreds of programs."""
     for group in golden_groups():
         family, cases = group.values
-        kinds, first = first_of_each_kind(cases), family == FAMILIES[0]
-        yield pytest.param(family, cases if first else kinds, "host", id=f"{group.id}-host")
-        if first:
-            yield pytest.param(family, kinds, "compiled", id=f"{group.id}-compiled")
         for loop in ("host", "compiled"):
+            if quick := quick_cases(family, cases, loop):
+                yield pytest.param(family, quick, loop, id=f"{group.id}-{loop}")
             yield pytest.param(
                 family, cases, loop, id=f"{group.id}-{loop}-all", marks=pytest.mark.slow
             )

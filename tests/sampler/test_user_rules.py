@@ -30,7 +30,12 @@ def decode(salt=1, loop="host", **settings):
     return toy_decode(PROMPTS, lj.SamplerConfig(**{**LENGTHS, **settings}), salt=salt, loop=loop)
 
 
-@pytest.mark.parametrize("name", RULES)
+def mostly_slow(names, quick):
+    marks = {name: [] if name in quick else pytest.mark.slow for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+@pytest.mark.parametrize("name", mostly_slow(RULES, quick=("klass", "rcr")))
 def test_every_rule_does_what_it_owes(name):
     check_rule(RULES[name], salts=(2,), steps=12)
 
@@ -47,7 +52,7 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("name", mostly_slow(NEUTRAL, quick=("credit", "local_leap")))
 def test_neutral_settings_equal_a_rule_of_the_house(name):
     own, house = NEUTRAL[name]
     for salt in (1, 2, 3):
