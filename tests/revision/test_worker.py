@@ -17,9 +17,9 @@ from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
 from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 
-PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 STAGED = SamplerConfig(
-    gen_length=32, block_length=8, steps=32, cache="blockwise", accept="staged",
+    gen_length=24, block_length=8, steps=24, cache="blockwise", accept="staged",
     window="multi_block", theta_visible=0.2, theta_stable=0.3, refresh="worker", refresh_rows=2,
 )  # fmt: skip
 

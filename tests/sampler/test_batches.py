@@ -42,7 +42,7 @@ def test_the_compiled_loop(policy):
     config = sampler(policy, 0.24, theta_visible=0.2, theta_stable=0.3)
     together = toy_decode(TOY_PROMPTS, config, salt=1, seed=[11, 22, 33], loop="compiled")
     alone = toy_decode([TOY_PROMPTS[SHORTEST]], config, salt=1, seed=[22], loop="compiled")
-    check(policy, together, alone)
+    assert_row_is_alone(policy, together, alone)
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,24 @@ def test_the_compiled_loop(policy):
     ],
 )
 def test_a_model_in_floats(policy):
-    check_in_floats(policy, "host")
+    assert_same_in_floats(policy, "host")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", SHOWN)
 def test_a_model_in_floats_and_the_compiled_loop(policy):
-    check_in_floats(policy, "compiled")
+    assert_same_in_floats(policy, "compiled")
 
 
-def check_in_floats(policy: str, loop: str) -> None:
+def assert_same_in_floats(policy: str, loop: str) -> None:
     config = sampler(policy, 0.4, theta_visible=0.28, theta_stable=0.4).replace(**OF_GOLDEN)
     model = lj.load(GOLDEN)
     together = lj.generate(model, PROMPTS, config, loop=loop, trace=True)
     alone = lj.generate(model, [PROMPTS[SHORTEST]], config, loop=loop, trace=True)
-    check(policy, together, alone)
+    assert_row_is_alone(policy, together, alone)
 
 
-def check(policy: str, together: Result, alone: Result) -> None:
+def assert_row_is_alone(policy: str, together: Result, alone: Result) -> None:
     for event in SHOWN[policy]:
         assert alone.trace.count(event).sum() > 0, f"the case shows no {event.name}"
     np.testing.assert_array_equal(together.generated[SHORTEST], alone.generated[0])

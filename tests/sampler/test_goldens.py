@@ -82,10 +82,10 @@ def parity_cases():
 def test_parity(family, cases, loop):
     model = lj.load(GOLDENS / family)
     for case in cases:
-        check_case(model, case, loop)
+        assert_case(model, case, loop)
 
 
-def check_case(model, case, loop):
+def assert_case(model, case, loop):
     config = sampler_of(case["setting"])
     result = lj.generate(model, case["prompt"], config, loop=loop, trace=True)
     trace = result.trace

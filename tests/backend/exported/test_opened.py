@@ -24,17 +24,20 @@ pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 PROMPT = [5, 20, 31, 7, 9]
 SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+MODEL = GQA.replace(n_layers=1)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("whole"), 0)
+    return exported(tmp_path_factory.mktemp("whole"), 0, (4, 16), (16, 32))
 
 
-def exported(parent: Path, seed: int, rows: tuple[int, ...] = (4, 16)) -> Path:
-    """A folder with buckets of these rows, and 16 and 32 cached positions."""
-    save_huggingface(parent / "source", GQA, random_params(GQA, seed), "bfloat16")
-    settings = ExportConfig(quant="float32", rows=rows, caches=(16, 32))
+def exported(
+    parent: Path, seed: int, rows: tuple[int, ...] = (16,), caches: tuple[int, ...] = (32,)
+) -> Path:
+    """A folder with buckets of these rows and cached positions."""
+    save_huggingface(parent / "source", MODEL, random_params(MODEL, seed), "bfloat16")
+    settings = ExportConfig(quant="float32", rows=rows, caches=caches)
     lj.export(parent / "source", parent / "model", settings, verify=False)
     return parent / "model"
 
@@ -65,7 +68,7 @@ def test_the_smallest_bucket_that_holds_a_forward(
 ) -> None:
     bucket, shards = Exported(whole).body(rows, cache)
     assert bucket == expected
-    assert [shard.layers for shard in shards] == [range(GQA.n_layers)]
+    assert [shard.layers for shard in shards] == [range(MODEL.n_layers)]
 
 
 @pytest.mark.parametrize(("rows", "cache"), [(17, 0), (4, 33), (17, 33)])
@@ -171,7 +174,7 @@ def test_packed_weights_lie_where_they_are_asked_for(
     assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
     assert all(name.endswith(".xnnpack") for name in packed)
     assert not (folder / "packed").exists()
-    assert first.embed(np.array([3])).shape == (1, GQA.width)
+    assert first.embed(np.array([3])).shape == (1, MODEL.width)
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     Exported(folder, packed=tmp_path / "deep" / "packed")
@@ -185,9 +188,9 @@ def test_two_exports_may_share_the_folder_of_packed_weights(tmp_path: Path) -> N
         model = exported(parent, seed)
         for packed in (parent / "own", tmp_path / "shared"):
             program = Exported(model, packed=packed)
-            inputs = {"hidden": np.ones((4, GQA.width), np.float32),
-                      "penalty": np.zeros(GQA.vocab_size, np.float32)}  # fmt: skip
-            found.append(program.head(4)[1]["rows4"].run(inputs)["confidence"].copy())
+            inputs = {"hidden": np.ones((16, MODEL.width), np.float32),
+                      "penalty": np.zeros(MODEL.vocab_size, np.float32)}  # fmt: skip
+            found.append(program.head(16)[1]["rows16"].run(inputs)["confidence"].copy())
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[2], found[3])
 
