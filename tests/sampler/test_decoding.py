@@ -52,9 +52,11 @@ def score_whole_canvas(salt, tokens):
 @pytest.mark.parametrize(
     ("rule", "remasking"),
     [
-        *[(rule, "low_confidence") for rule in RULES],
-        *[({}, remasking) for remasking in ("entropy", "margin")],
-        pytest.param({"factor": 0.9}, "margin", marks=SLOW),
+        *zip(RULES, ("entropy", "low_confidence", "margin", "low_confidence"), strict=True),
+        *[
+            pytest.param(rule, remasking, marks=SLOW)
+            for rule, remasking in product(RULES, ("low_confidence", "entropy", "margin"))
+        ],
     ],
 )
 @settings(max_examples=8)
@@ -85,11 +87,8 @@ def assert_complete(result: Result, prompts: Sequence[Sequence[int]]) -> None:
 @pytest.mark.parametrize(
     ("model", "cache", "rule"),
     [
-        *[(CONFIG, *pair) for pair in zip(WINDOWS, RULES, strict=True)],
-        *[
-            pytest.param(CONFIG, *pair, marks=SLOW)
-            for pair in zip(WINDOWS, RULES[::-1], strict=True)
-        ],
+        *[(CONFIG, *pair) for pair in zip(WINDOWS[2:], RULES[2:], strict=True)],
+        *[pytest.param(CONFIG, *pair, marks=SLOW) for pair in product(WINDOWS, RULES)],
         *[pytest.param(BLOCK_CAUSAL, w, {"remasking": "random"}, marks=SLOW) for w in WINDOWS],
     ],
 )
@@ -124,13 +123,10 @@ def test_both_loops_decode_a_batch_alike(cache, salt, temperature, rule):
         assert host.trace.same_decoding(compiled.trace)
 
 
-QUICK_SCHEDULES = (("none", 3), ("prefix", 12), ("dual", 24), ("blockwise", 48))
-
-
 @pytest.mark.parametrize(
     ("cache", "steps"),
     [
-        pytest.param(*pair, marks=[] if pair in QUICK_SCHEDULES else SLOW)
+        pytest.param(*pair, marks=[] if pair in (("none", 3), ("none", 12)) else SLOW)
         for pair in product(WINDOWS, (3, 6, 12, 24, 48))
     ],
 )
@@ -183,32 +179,33 @@ def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
 
 
 @pytest.mark.parametrize(
-    "rule", [RULES[1], *[pytest.param(rule, marks=SLOW) for rule in RULES if rule != RULES[1]]]
+    "rule", [RULES[0], *[pytest.param(rule, marks=SLOW) for rule in RULES[1:]]]
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(salt=st.integers(0, 100), prompt=SHORT_PROMPTS)
 def test_every_window_is_exact_where_attention_is_block_causal(rule, salt, prompt):
+    """Whichever loop decodes it."""
     runs = [
-        toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt=salt)
-        for cache in WINDOWS
+        toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt, loop=loop)
+        for cache, loop in zip(WINDOWS, ("compiled", "host", "host", "compiled"), strict=True)
     ]
     for run in runs[1:]:
         np.testing.assert_array_equal(run.tokens, runs[0].tokens)
         np.testing.assert_array_equal(run.nfe, runs[0].nfe)
 
 
-def test_shifted_outputs_read_the_row_before():
-    """Every window of a shifted model is exact where attention is block-causal, so that a block's
+@pytest.mark.parametrize(
+    "cache", ["blockwise", *[pytest.param(c, marks=SLOW) for c in WINDOWS[1:3]]]
+)
+def test_shifted_outputs_read_the_row_before(cache):
+    """Windows of a shifted model are exact where attention is block-causal, so that a block's
     first token was indeed predicted by the last row of the block before."""
-    shifted = BLOCK_CAUSAL.replace(shift_logits=True)
-    runs = [
-        toy_decode([PROMPTS[0]], SMALL.replace(cache=cache), shifted, loop=loop)
-        for cache, loop in zip(WINDOWS, LOOPS * 2, strict=True)
-    ]
-    for run in runs[1:]:
-        np.testing.assert_array_equal(run.tokens, runs[0].tokens)
-    unshifted = toy_decode([PROMPTS[0]], SMALL, BLOCK_CAUSAL)
-    assert (runs[0].tokens != unshifted.tokens).any()
+    shifted, prompts = BLOCK_CAUSAL.replace(shift_logits=True), [PROMPTS[0]]
+    whole = toy_decode(prompts, SMALL, shifted)
+    window = toy_decode(prompts, SMALL.replace(cache=cache), shifted, loop="host")
+    np.testing.assert_array_equal(window.tokens, whole.tokens)
+    unshifted = toy_decode(prompts, SMALL, BLOCK_CAUSAL)
+    assert (whole.tokens != unshifted.tokens).any()
 
 
 def test_rows_of_each_window():
@@ -242,10 +239,7 @@ def test_rows_that_are_done_run_no_more():
 
 @pytest.mark.parametrize(
     ("cache", "rule"),
-    [
-        *[pytest.param(*pair, marks=SLOW) for pair in zip(WINDOWS[:2], RULES[:2], strict=True)],
-        *zip(WINDOWS[2:], RULES[2:], strict=True),
-    ],
+    [("dual", RULES[0]), *[pytest.param(*pair, marks=SLOW) for pair in product(WINDOWS, RULES)]],
 )
 @settings(max_examples=6)
 @given(
@@ -264,7 +258,7 @@ def test_infilling_fills_the_holes_and_nothing_else(cache, rule, holes, salt):
 
 
 @pytest.mark.parametrize(
-    "cache", ["prefix", *[pytest.param(c, marks=SLOW) for c in WINDOWS if c != "prefix"]]
+    "cache", ["dual", *[pytest.param(c, marks=SLOW) for c in WINDOWS if c != "dual"]]
 )
 def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone(cache):
     canvases = [[1, MASK, 3, MASK, MASK], [MASK] * 11, [4, 5, 6]]
@@ -313,27 +307,23 @@ DETAILS: list[dict[str, Any]] = [
     {"strict_threshold": True},
     {"confidence_dtype": "float64"},
     {"temperature": 0.5, "noise_dtype": "float64"},
-    {"predict_mask": True},
     {"forced_progress": "quota"},
+    {"predict_mask": True},
 ]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {name: value for detail in DETAILS for name, value in detail.items()},
+        {name: value for detail in DETAILS[:-1] for name, value in detail.items()},
         *[pytest.param(detail, marks=SLOW) for detail in DETAILS],
     ],
 )
 def test_both_loops_agree_on_what_samplers_disagree_on(options):
-    config = SMALL.replace(threshold=1.0, **options)
+    config = SMALL.replace(threshold=1.0, steps=3, **options)
     host, compiled = (toy_decode(PROMPTS, config, loop=loop) for loop in LOOPS)
     assert host.trace.same_decoding(compiled.trace)
-
-
-def test_the_quota_forces_progress():
-    config = SMALL.replace(threshold=1.0, forced_progress="quota", steps=3)
-    assert (toy_decode(PROMPTS, config, loop="host").nfe == 3).all()
+    assert (host.nfe == 3).all() == ("forced_progress" in options)
 
 
 def test_a_predicted_mask_stays_masked():
