@@ -24,6 +24,8 @@ pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 PROMPT = [5, 20, 31, 7, 9]
 SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+IN_CHUNKS = SHORT.replace(remasking="margin")
+"""Needs the logits of a head, which it gives in chunks."""
 MODEL = GQA.replace(n_layers=1)
 
 
@@ -199,9 +201,9 @@ def test_a_folder_that_was_exported_anew(tmp_path: Path) -> None:
     results = []
     for seed in (0, 1):
         model = lj.load(exported(tmp_path, seed))
-        results.append(lj.generate(model, [PROMPT], SHORT, backend="litert").generated[0])
+        results.append(lj.generate(model, [PROMPT], IN_CHUNKS, backend="litert").generated[0])
         expected = lj.load(tmp_path / "source", "float32")
-        theirs = lj.generate(expected, [PROMPT], SHORT, loop="host").generated[0]
+        theirs = lj.generate(expected, [PROMPT], IN_CHUNKS, loop="host").generated[0]
         np.testing.assert_array_equal(results[-1], theirs)
         shutil.rmtree(tmp_path / "model")
 
@@ -213,9 +215,9 @@ def test_chunks_of_the_head_are_those_of_the_folder(
     with monkeypatch.context() as patch:
         patch.setattr("llada_jax.backend.steps.HEAD_CHUNK", 40)
         model = lj.load(exported(tmp_path, 0))
-    config = SHORT.replace(remasking="margin")
-    expected = lj.generate(lj.load(tmp_path / "source", "float32"), [PROMPT], config, loop="host")
-    found = lj.generate(model, [PROMPT], config, backend="litert")
+    plain = lj.load(tmp_path / "source", "float32")
+    expected = lj.generate(plain, [PROMPT], IN_CHUNKS, loop="host")
+    found = lj.generate(model, [PROMPT], IN_CHUNKS, backend="litert")
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 

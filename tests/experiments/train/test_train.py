@@ -35,7 +35,7 @@ TINY = [
     "model.head_dim=4",
     "model.ffn_width=16",
     "tokenizer.vocab_size=400",
-    "data.tasks=[{name: yes_no, weight: 2, difficulties: [0]}, {name: choices}]",
+    "data.tasks=[{name: yes_no, weight: 2, difficulties: [0]}, {name: countdown}]",
     "data.stages=[{steps: 1, retell_share: 1.0}, "
     "{steps: 1, drill_share: 0.5, drills: [{name: choices}]}]",
     "score.items=3",
@@ -44,7 +44,7 @@ TINY = [
     "train.evaluate_every=4",
 ]
 
-SCORES = [(task, name) for task in ("yes_no", "choices") for name in ("llada", "blockwise")]
+SCORES = [(task, name) for task in ("yes_no", "countdown") for name in ("llada", "blockwise")]
 """Tasks and samplers that a run is scored with at its end."""
 
 
@@ -153,7 +153,7 @@ def test_the_card_tells_how_to_repeat_it(finished):
     assert "python -m experiments.train train.steps=4" in card and "Start: random weights" in card
     assert not re.search(r"\{[a-z_.]+\}", card)  # nothing left to fill in
     assert "Exact match by step, of 3 items of seed 3" in card
-    assert re.search(r"\| step \| yes_no \| choices \|", card)
+    assert re.search(r"\| step \| yes_no \| countdown \|", card)
     [training] = stated_trainings(folder)
     assert recipe(training.arguments) == read_config(entry.RunConfig, composed(*TINY))
     assert not outdated_tasks(folder)
