@@ -193,7 +193,7 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
     "config",
     [
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
-        pytest.param(SLIDING, id="sliding"),
+        pytest.param(SLIDING.replace(refresh_rows=2), id="sliding"),
         pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
         pytest.param(
             SLIDING.replace(rescore="token", cfg_scale=0.5),
