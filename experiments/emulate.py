@@ -10,7 +10,7 @@ not decoded again: it would give the same tokens. The result says so by `same_bi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -20,13 +20,12 @@ import llada_jax as lj
 from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn.context import SOCS
+from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Inputs
-from llada_jax.backend.steps import body_step, resized
+from llada_jax.backend.steps import body_step, bucket_of, resized
 from llada_jax.backend.weights import InMemory
-from llada_jax.config import Precision, SamplerConfig, require, require_choice, require_counts
+from llada_jax.config import Precision, SamplerConfig, Soc, require, require_counts
 from llada_jax.evaluation.task import Item, Split
 from llada_jax.evaluation.tasks import word_problems
 
@@ -42,23 +41,24 @@ class EmulateConfig:
     items: int = 100
     difficulty: int = 0
     recorded_forwards: int = 64
-    socs: tuple[str, ...] = tuple(SOCS)
-    precisions: tuple[str, ...] = get_args(Precision)
+    socs: tuple[Soc, ...] = get_args(Soc)
+    precisions: tuple[Precision, ...] = get_args(Precision)
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
         require_counts(self, "items", "recorded_forwards")
-        for soc in self.socs:
-            require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
-        for precision in self.precisions:
-            require_choice("precision", precision, Precision)
+
+    def problems(self, split: Split, count: int) -> list[Item]:
+        items = word_problems.TASK.items(self.seed, split, difficulty=self.difficulty)
+        return list(islice(items, count))
 
 
 class DecodedProblems(NamedTuple):
     """What became of the problems."""
 
     tokens: list[np.ndarray]
-    right: int
+    right: float
+    """Share of the problems."""
 
 
 def emulate(config: EmulateConfig, run: Run) -> None:
@@ -66,40 +66,14 @@ def emulate(config: EmulateConfig, run: Run) -> None:
     model = lj.load(config.model)
     require(model.tokenizer is not None, f"{config.model} has no tokenizer")
     run.begin()
-    samples = record(model, config)
+    problems = config.problems("train", config.recorded_forwards // 4 + 1)
+    questions = [problem.question for problem in problems]
+    samples = record_forwards(model, questions, config.sampler, config.recorded_forwards)
     wanted = _decode(model, config, "litert", "float32")
-    rows = [
-        ResultRow("float32/exact_match", wanted.right / config.items, "of problems",
-                  n=config.items)
-    ]  # fmt: skip
+    rows = [ResultRow("float32/exact_match", wanted.right, "of problems", n=config.items)]
     for precision in config.precisions:
-        for row in _one_precision(model, config, precision, samples, wanted):
-            run.record(row.as_dict())
-            rows.append(row)
+        rows += run.recorded(_one_precision(model, config, precision, samples, wanted))
     run.finish(rows)
-
-
-def record(model: lj.Model, config: EmulateConfig) -> list[Inputs]:
-    """Records inputs of float32 forwards on problems of the training split."""
-    prompts = _prompts(model, config, "train", range(config.recorded_forwards // 4 + 1))
-    return record_forwards(model, prompts, config.sampler, config.recorded_forwards)
-
-
-def _prompts(
-    model: lj.Model, config: EmulateConfig, split: Split, indices: Sequence[int]
-) -> list[list[int]]:
-    assert model.tokenizer is not None
-    return [
-        model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])
-        for problem in _problems(config, split, indices)
-    ]
-
-
-def _problems(config: EmulateConfig, split: Split, indices: Sequence[int]) -> list[Item]:
-    return [
-        word_problems.TASK.item(config.seed, index, split, difficulty=config.difficulty)
-        for index in indices
-    ]
 
 
 def _one_precision(
@@ -109,68 +83,57 @@ def _one_precision(
     samples: Sequence[Inputs],
     wanted: DecodedProblems,
 ) -> Iterator[ResultRow]:
+    rows, width = samples[0]["bias"].shape
+    bucket = Bucket(_COMPARED_ROWS, width - rows)
+    step = body_step(model.config, range(model.config.n_layers), bucket)
     seen: dict[str, tuple[list[np.ndarray], DecodedProblems]] = {}
     for soc in config.socs:
         npu = EmulatedNpu(soc, precision, samples)
-        bits = _forwards(model, npu, samples)
-        same = next((other for other, (theirs, _) in seen.items() if _equal(theirs, bits)), None)
+        bits = _forwards(model, npu, step, samples)
+        equal = (other for other, (b, _) in seen.items() if all(map(np.array_equal, b, bits)))
+        same = next(equal, None)
         done = seen[same][1] if same else _decode(model, config, npu, f"{soc} {precision}")
         seen[soc] = bits, done
         name = f"qnn/{soc}/{precision}"
         note = f"same_bits_as/{same}" if same else "decoded"
-        yield ResultRow(
-            f"{name}/token_agreement",
-            _agreement(wanted.tokens, done.tokens, model.config.eos_id),
-            "of tokens",
-            n=config.items,
-        )
+        agreement = _agreement(wanted.tokens, done.tokens, model.config.eos_id)
+        yield ResultRow(f"{name}/token_agreement", agreement, "of tokens", n=config.items)
         yield ResultRow(
             f"{name}/exact_match",
-            done.right / config.items,
+            done.right,
             "of problems",
             n=config.items,
-            reference=wanted.right / config.items,
+            reference=wanted.right,
             source="the same problems in float32 on LiteRT",
         )
         yield ResultRow(f"{name}/{note}", len(bits), "forwards compared")
-        (traffic,) = npu.compiled[_compared_step(model, samples).name].traffic.values()
+        (traffic,) = npu.compiled[step.name].traffic.values()
         yield ResultRow(f"{name}/ddr_read", traffic.read / 1e6, "MB", kind="modelled")
 
 
-def _compared_step(model: lj.Model, samples: Sequence[Inputs]):
-    cache = samples[0]["bias"].shape[1] - len(samples[0]["bias"])
-    return body_step(model.config, range(model.config.n_layers), Bucket(_COMPARED_ROWS, cache))
-
-
-def _forwards(model: lj.Model, npu: EmulatedNpu, samples: Sequence[Inputs]) -> list[np.ndarray]:
+def _forwards(
+    model: lj.Model, npu: EmulatedNpu, step: Step, samples: Sequence[Inputs]
+) -> list[np.ndarray]:
     """Returns all outputs of some recorded forwards."""
-    step = _compared_step(model, samples)
     executable = npu.compile([step], InMemory(model.params))[step.name]
-    rows, width = step.inputs["bias"]
-    bucket = Bucket(rows, width - rows)
-    chosen = samples[:: max(1, len(samples) // 8)]
+    chosen = (resized(each, bucket_of(step)) for each in samples[:: max(1, len(samples) // 8)])
     return [
-        np.concatenate([output.ravel() for output in executable.run(resized(s, bucket)).values()])
-        for s in chosen
+        np.concatenate([output.ravel() for output in executable.run(inputs).values()])
+        for inputs in chosen
     ]
-
-
-def _equal(theirs: list[np.ndarray], ours: list[np.ndarray]) -> bool:
-    return all(map(np.array_equal, theirs, ours))
 
 
 def _decode(
     model: lj.Model, config: EmulateConfig, backend: str | EmulatedNpu, label: str
 ) -> DecodedProblems:
     assert model.tokenizer is not None
-    prompts = _prompts(model, config, "test", range(config.items))
-    generate = partial(lj.generate, model, config=config.sampler, backend=backend)
-    tokens = [
-        generate([prompt]).generated[0] for prompt in tqdm(prompts, desc=label, unit="problem")
-    ]
-    problems = _problems(config, "test", range(config.items))
-    texts = map(model.tokenizer.decode, tokens)
-    return DecodedProblems(tokens, sum(map(word_problems.verify, problems, texts)))
+    problems, tokens, right = config.problems("test", config.items), [], 0
+    for problem in tqdm(problems, desc=label, unit="problem"):
+        prompt = model.tokenizer.encode_chat([{"role": "user", "content": problem.question}])
+        (found,) = lj.generate(model, [prompt], config.sampler, backend=backend).generated
+        tokens.append(found)
+        right += word_problems.verify(problem, model.tokenizer.decode(found))
+    return DecodedProblems(tokens, right / config.items)
 
 
 def _agreement(
@@ -187,7 +150,3 @@ def _agreement(
 
 
 main = entry_point("emulate", emulate, EmulateConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@
 An export that was interrupted goes on with the same command.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 
 import llada_jax as lj
@@ -19,7 +19,6 @@ from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import (
     STATIC_PRECISIONS,
     ExportConfig,
-    PhoneConfig,
     SamplerConfig,
     require,
     require_counts,
@@ -40,78 +39,56 @@ class RecordingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportRunConfig:
+class ExportRunConfig(ExportConfig):
     """What to export, and how. The comments are in conf/export.yaml."""
 
     model: str
     out: str
-    quant: str = "int8"
-    rows: tuple[int, ...] = ExportConfig().rows
-    caches: tuple[int, ...] = ExportConfig().caches
-    shard_bytes: int = ExportConfig().shard_bytes
-    phones: PhoneConfig = field(default_factory=PhoneConfig)
     recording: RecordingConfig
     verify: bool = True
 
     @property
     def settings(self) -> ExportConfig:
         return ExportConfig(
-            quant=self.quant,  # pyright: ignore[reportArgumentType]
-            rows=self.rows,
-            caches=self.caches,
-            shard_bytes=self.shard_bytes,
-            phones=self.phones,
+            **{each.name: getattr(self, each.name) for each in fields(ExportConfig)}
         )
 
 
 def export(config: ExportRunConfig, run: Run) -> None:
     """Writes the folder, and says what is in it."""
-    settings = config.settings
     run.begin()
     samples = _samples(config) if config.phones.socs else []
-    manifest = lj.export(config.model, config.out, settings, verify=config.verify, samples=samples)
+    manifest = lj.export(
+        config.model, config.out, config.settings, verify=config.verify, samples=samples
+    )
     rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
-    for file in dict.fromkeys(check["file"] for check in manifest.checks):
-        error = max(check["error"] for check in manifest.checks if check["file"] == file)
+    errors: dict[str, float] = {}
+    for check in manifest.checks:
+        errors[check["file"]] = max(check["error"], errors.get(check["file"], 0))
+    for file, error in errors.items():
         rows.append(ResultRow(f"error/{file}", error, "relative RMS against JAX"))
     for context in manifest.contexts:
-        if context["emulated_error"] is not None:
-            rows.append(
-                ResultRow(
-                    f"error/{context['file']}",
-                    context["emulated_error"],
-                    "relative RMS against JAX, emulated",
-                )
-            )
+        error = context["emulated_error"]
+        if error is not None:
+            unit = "relative RMS against JAX, emulated"
+            rows.append(ResultRow(f"error/{context['file']}", error, unit))
     run.finish(rows)
     print(f"\n{Path(config.out).absolute()} is complete; PUSH.md there says how to use it.")
 
 
 def _samples(config: ExportRunConfig) -> list[Inputs]:
+    """Records forwards of one prompt a line of the file, or of word problems to train on."""
     if config.phones.precision not in STATIC_PRECISIONS:
         return []
-    model = lj.load(config.model, "float32")
     recording = config.recording
-    prompts = _prompts(model, recording)
+    if recording.prompts is None:
+        problems = word_problems.TASK.items(0, "train")
+        prompts = [item.question for item in islice(problems, recording.forwards // 4 + 1)]
+    else:
+        prompts = [line for line in Path(recording.prompts).read_text().splitlines() if line]
+        require(bool(prompts), f"{recording.prompts} has no prompts; allowed: one a line")
+    model = lj.load(config.model, "float32")
     return record_forwards(model, prompts, recording.sampler, recording.forwards)
 
 
-def _prompts(model: lj.Model, recording: RecordingConfig) -> Sequence[Sequence[int]]:
-    """Returns one prompt a line of the file, or word problems of the training split."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise ValueError("the model has no tokenizer; allowed: phones.precision fp16 or int8")
-    if recording.prompts is not None:
-        texts = [line for line in Path(recording.prompts).read_text().splitlines() if line]
-        require(bool(texts), f"{recording.prompts} has no prompts; allowed: one a line")
-    else:
-        count = recording.forwards // 4 + 1
-        texts = [word_problems.TASK.item(0, i, "train").question for i in range(count)]
-    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
-
-
 main = entry_point("export", export, ExportRunConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ budget of rows, as settings of a sampler on the command line of any experiment t
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import llada_jax as lj
 from experiments.harness.results import Kind, ResultRow
@@ -46,58 +46,44 @@ class LatencyTableConfig:
             _ = load_profile(self.phone), architecture(self.shape)
 
 
-class Growth(NamedTuple):
-    """What a sampler is told of the machine."""
-
-    table: LatencyTable
-    budget: int | None
-    kind: Kind
-
-    @property
-    def overrides(self) -> str:
-        """Settings of a sampler, without quotes and spaces, so that a shell passes them on."""
-        rows = ",".join(map(str, self.table.rows))
-        ms = ",".join(f"{each:.4g}" for each in self.table.ms)
-        table = f"sampler.latency_table={{rows:[{rows}],ms:[{ms}]}}"
-        return table if self.budget is None else f"{table} sampler.row_budget={self.budget}"
-
-
 def tabulate(config: LatencyTableConfig, run: Run) -> None:
     """Times every bucket, prints the table, and says how to use it."""
-    found = measured(config) if config.phone is None else modelled(config, config.phone)
+    kind: Kind = "measured" if config.phone is None else "modelled"
+    table, budget = timed(config)
     run.begin()
-    run.write("overrides.txt", found.overrides + "\n")
+    settings = overrides(table, budget)
+    run.write("overrides.txt", settings + "\n")
     rows = [
-        ResultRow(name=f"latency_table/rows{n}", value=ms, unit="ms", kind=found.kind)
-        for n, ms in zip(found.table.rows, found.table.ms, strict=True)
+        ResultRow(name=f"latency_table/rows{n}", value=ms, unit="ms", kind=kind)
+        for n, ms in zip(table.rows, table.ms, strict=True)
     ]
-    if found.budget is not None:
-        rows.append(ResultRow(name="row_budget", value=found.budget, unit="rows", kind=found.kind))
+    if budget is not None:
+        rows.append(ResultRow(name="row_budget", value=budget, unit="rows", kind=kind))
     run.finish(rows)
-    print(f"\n{found.overrides}")
+    print(f"\n{settings}")
 
 
-def modelled(config: LatencyTableConfig, soc: str) -> Growth:
-    """Models the table and the budget of a phone."""
-    phone = lj.Phone(load_profile(soc), config.system, config.quant)
-    table = phone.latency_table(config.shape, config.rows, canvas=config.canvas)
-    return Growth(table, phone.row_budget(config.shape, canvas=config.canvas), "modelled")
+def overrides(table: LatencyTable, budget: int | None) -> str:
+    """Returns settings of a sampler, without quotes and spaces, so that a shell passes them on."""
+    rows = ",".join(map(str, table.rows))
+    ms = ",".join(f"{each:.4g}" for each in table.ms)
+    setting = f"sampler.latency_table={{rows:[{rows}],ms:[{ms}]}}"
+    return setting if budget is None else f"{setting} sampler.row_budget={budget}"
 
 
-def measured(config: LatencyTableConfig) -> Growth:
-    """Measures the table on this machine, which says nothing of a budget."""
-    table = lj.latency_table(
-        lj.load(config.model, config.dtype),
-        config.rows,
-        canvas=config.canvas,
-        backend=config.backend,
-        repeats=config.repeats,
-    )
-    return Growth(table, None, "measured")
+def timed(config: LatencyTableConfig) -> tuple[LatencyTable, int | None]:
+    """Models the table and the budget of rows of a phone, or measures the table on this machine,
+    which says nothing of a budget."""
+    rows, canvas = config.rows, config.canvas
+    if config.phone is None:
+        model = lj.load(config.model, config.dtype)
+        table = lj.latency_table(
+            model, rows, canvas=canvas, backend=config.backend, repeats=config.repeats
+        )
+        return table, None
+    phone = lj.Phone(load_profile(config.phone), config.system, config.quant)
+    table = phone.latency_table(config.shape, rows, canvas=canvas)
+    return table, phone.row_budget(config.shape, canvas=canvas)
 
 
 main = entry_point("latency_table", tabulate, LatencyTableConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,15 +15,14 @@ score) and `lm_eval.json` (the harness's version, its results, and the tasks' se
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int
 from omegaconf import OmegaConf
 
 import llada_jax as lj
@@ -54,7 +53,6 @@ class LmEvalConfig:
     backend: str = "xla"
     batch_size: int = 16
     mc_num: int = 128
-    check_greedy: bool = False
 
     def __post_init__(self) -> None:
         known = sorted(path.stem for path in TASKS.glob("*.yaml"))
@@ -73,37 +71,27 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
     files = {task: data_files(task, Path(config.data)) for task in config.tasks}
     model = lj.load(config.model, config.dtype)
-    decode = partial(_decode, model, config.backend)
     harness_model = LmEvalModel(
-        model.config,
-        model.params,
-        model.tokenizer,
-        decode,
+        model,
         config.sampler,
+        backend=config.backend,
         mc_num=config.mc_num,
         batch_size=config.batch_size,
-        check_greedy=config.check_greedy,
         seed=config.seed,
     )
     run.begin()
     found = evaluate(harness_model, files, limit=config.limit, chat=config.chat)
-    for task, samples in found["samples"].items():
-        run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
+    rows: list[ResultRow] = []
     for task in config.tasks:
-        for sample in found["samples"][task]:
-            run.record({"task": task, **scores_of(sample)})
+        samples = found["samples"][task]
+        run.write(f"samples_{task}.jsonl", "".join(map(_json_line, samples)))
+        for sample in samples:
+            metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
+            whose = {"task": task, "item": sample["doc_id"], "filter": sample["filter"]}
+            run.record(whose | metrics)
+        rows += rows_of(task, samples)
     run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
-    run.finish([row for task in config.tasks for row in rows_of(task, found["samples"][task])])
-
-
-def _decode(
-    model: lj.Model,
-    backend: str,
-    prompts: list[list[int]],
-    sampler: SamplerConfig,
-    seeds: list[int],
-) -> Sequence[Int[np.ndarray, " G"]]:
-    return lj.generate(model, prompts, sampler, backend=backend, seed=seeds).generated
+    run.finish(rows)
 
 
 def evaluate(
@@ -131,39 +119,29 @@ def evaluate(
     return found
 
 
-def scores_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `metrics.jsonl` says of one item under one filter of its response."""
-    metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
-    return {"item": sample["doc_id"], "filter": sample["filter"], **metrics}
-
-
 def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
     """Returns a row for each metric, and filter of the responses where there are several."""
-    values: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
+        chosen = [] if sample["filter"] == "none" else [sample["filter"]]
         for metric in sample["metrics"]:
-            parts = (
-                [task, metric] if sample["filter"] == "none" else [task, metric, sample["filter"]]
-            )
-            values.setdefault("/".join(parts), []).append(float(sample[metric]))
-    return [_row(name, scores) for name, scores in values.items()]
-
-
-def _row(name: str, scores: Sequence[float]) -> ResultRow:
-    require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
-    right, n = int(sum(scores)), len(scores)
-    return ResultRow(
-        name=name, value=right / n, unit="of items", n=n, interval=wilson_interval(right, n)
-    )
+            values["/".join([task, metric, *chosen])].append(float(sample[metric]))
+    rows = []
+    for name, scores in values.items():
+        require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
+        right, n = int(sum(scores)), len(scores)
+        interval = wilson_interval(right, n)
+        rows.append(ResultRow(name, right / n, "of items", n=n, interval=interval))
+    return rows
 
 
 def _json_line(content: Any) -> str:
-    return json.dumps(content, default=_plain, ensure_ascii=False) + "\n"
+    """Writes also NumPy's numbers, and what else the harness puts into its results."""
 
+    def plain(value: Any) -> Any:
+        return value.item() if isinstance(value, np.generic) else str(value)
 
-def _plain(value: Any) -> Any:
-    """Converts NumPy's numbers, and what else the harness puts into its results."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+    return json.dumps(content, default=plain, ensure_ascii=False) + "\n"
 
 
 def data_files(name: str, data: Path) -> dict[str, str]:
@@ -185,18 +163,15 @@ def data_files(name: str, data: Path) -> dict[str, str]:
 def check_lines(path: Path, wanted: str) -> None:
     """Raises ValueError unless each line is an object with the fields of `wanted`, an example."""
     example, _ = json.JSONDecoder().raw_decode(wanted)
-    with path.open(encoding="utf-8") as lines:
-        number = 0
-        for number, line in enumerate(lines, 1):
-            require(_is_like(line, example), f"{path}, line {number}, is not like {wanted}")
-    require(number > 0, f"{path} is empty; allowed: lines of {wanted}")
-
-
-def _is_like(line: str, example: Any) -> bool:
-    try:
-        return _has_fields(json.loads(line), example)
-    except ValueError:
-        return False
+    with path.open(encoding="utf-8") as file:
+        lines = list(file)
+    require(len(lines) > 0, f"{path} is empty; allowed: lines of {wanted}")
+    for number, line in enumerate(lines, 1):
+        try:
+            is_like = _has_fields(json.loads(line), example)
+        except ValueError:
+            is_like = False
+        require(is_like, f"{path}, line {number}, is not like {wanted}")
 
 
 def _has_fields(item: Any, example: Any) -> bool:
@@ -209,7 +184,3 @@ def _has_fields(item: Any, example: Any) -> bool:
 
 
 main = entry_point("lm_eval", score, LmEvalConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ masked, its end among them; the padding after it is too easy to count. The run f
 `reliability.png` beside what every run writes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -75,22 +75,18 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
     )
     run.begin()
     diagrams = reliability_by_task(model, config)
-    for name, diagram in diagrams.items():
-        bins = ("counts", "confidence", "accuracy")
-        run.record({"name": name} | {key: _plain(getattr(diagram, key)) for key in bins})
-    save(draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES}),
-         run.folder / "reliability.png")  # fmt: skip
-    run.finish(
-        [
-            ResultRow(
-                name=f"{name}/expected_calibration_error",
-                value=100 * diagram.expected_calibration_error,
-                unit="points",
-                n=int(diagram.counts.sum()),
-            )
-            for name, diagram in diagrams.items()
-        ]
-    )
+    for name, found in diagrams.items():
+        bins = zip(("counts", "confidence", "accuracy"), found[1:], strict=True)
+        run.record({"name": name} | {key: _plain(values) for key, values in bins})
+    drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
+    save(drawn, run.folder / "reliability.png")
+    run.finish([
+        ResultRow(
+            f"{name}/expected_calibration_error", 100 * found.expected_calibration_error, "points",
+            n=int(found.counts.sum()),
+        )
+        for name, found in diagrams.items()
+    ])  # fmt: skip
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
@@ -103,8 +99,12 @@ def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str,
     }
     for canvas in CANVASES:
         parts = [each for name, each in found.items() if name.endswith(f"/{canvas}")]
-        found[f"all/{canvas}"] = Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+        found[f"all/{canvas}"] = _joined(parts)
     return {name: reliability(*each, config.bins) for name, each in found.items()}
+
+
+def _joined(parts: Iterable[Predictions]) -> Predictions:
+    return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
@@ -115,11 +115,9 @@ def _plain(values: np.ndarray) -> list[float | None]:
 def _predictions(
     model: lj.Model, task: Task, block_share: float, config: ReliabilityConfig
 ) -> Predictions:
-    batches = _batches(model, task, block_share, config)
-    predict = partial(_predict, model.params, model.config)
     masks = jax.random.key(config.seed)
-    parts = [predict(jax.random.fold_in(masks, step), batch) for step, batch in enumerate(batches)]
-    return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+    batches = enumerate(_batches(model, task, block_share, config))
+    return _joined(_predict(model, jax.random.fold_in(masks, step), b) for step, b in batches)
 
 
 def _batches(
@@ -150,15 +148,14 @@ def _batches(
     return (batch_at(example, canvases, model.config.eos_id, step) for step in range(steps))
 
 
-def _predict(
-    params: ModelParams, model: ModelConfig, key: jax.Array, batch: TrainingBatch
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns confidence of the masked answer tokens' predictions, and which are right."""
-    assert model.mask_id is not None
-    corruption = corrupt(key, batch, model.mask_id, TrainConfig.min_mask_probability)
-    token, confidence = _most_likely(params, model, corruption.tokens, batch.live)
-    counted = np.asarray(corruption.masked & (batch.tokens != model.eos_id))
-    return np.asarray(confidence)[counted], np.asarray(token == batch.tokens)[counted]
+def _predict(model: lj.Model, key: jax.Array, batch: TrainingBatch) -> Predictions:
+    """Returns the predictions of masked answer tokens."""
+    assert model.config.mask_id is not None
+    corruption = corrupt(key, batch, model.config.mask_id, TrainConfig.min_mask_probability)
+    token, confidence = _most_likely(model.params, model.config, corruption.tokens, batch.live)
+    counted = np.asarray(corruption.masked & (batch.tokens != model.config.eos_id))
+    right = np.asarray(token == batch.tokens)
+    return Predictions(np.asarray(confidence)[counted], right[counted])
 
 
 @partial(jax.jit, static_argnums=1)
@@ -170,7 +167,3 @@ def _most_likely(
 
 
 main = entry_point("reliability", measure, ReliabilityConfig)
-
-
-if __name__ == "__main__":
-    main()

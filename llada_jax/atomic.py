@@ -27,7 +27,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray) -> None:
+def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray | memoryview) -> None:
     """Writes bytes."""
     with new_file(path) as part:
         part.write_bytes(content)

@@ -4,18 +4,9 @@ The record needs neither JAX nor a converter to be read, so that the device mode
 on any machine.
 """
 
-import base64
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from os import PathLike
-from pathlib import Path
-
-from llada_jax import atomic
-from llada_jax.config import require
-
-FORMAT = 1
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -98,43 +89,3 @@ class Lowered:
     def weight_bytes(self) -> int:
         """Bytes of the weights' numbers, without their scales."""
         return sum(math.prod(w.shape) * w.bits // 8 for w in self.weights.values())
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the record as JSON; the file appears once it is complete."""
-        record = {"format": FORMAT, **asdict(self)}
-        record["module"] = base64.b64encode(self.module).decode()
-        atomic.write_text(path, json.dumps(record))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> "Lowered":
-        """Reads what `save` wrote. Raises ValueError where the file is something else."""
-        try:
-            record = json.loads(Path(path).read_text())
-            found = record["format"]
-            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
-            return cls._read(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no saved Lowered: {error!r}") from error
-
-    @classmethod
-    def _read(cls, record: dict) -> "Lowered":
-        return cls(
-            name=record["name"],
-            module=base64.b64decode(record["module"]),
-            weights={
-                name: LoweredWeight(tuple(w["shape"]), w["bits"], w["group"])
-                for name, w in record["weights"].items()
-            },
-            inputs={name: _tensor(t) for name, t in record["inputs"].items()},
-            outputs={name: _tensor(t) for name, t in record["outputs"].items()},
-            operations=tuple(_operation(operation) for operation in record["operations"]),
-        )
-
-
-def _tensor(record: dict) -> TensorType:
-    return TensorType(tuple(record["shape"]), record["dtype"])
-
-
-def _operation(record: dict) -> Operation:
-    tensors = {name: tuple(map(_tensor, record[name])) for name in ("inputs", "outputs")}
-    return Operation(**{**record, **tensors})

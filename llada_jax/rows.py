@@ -6,7 +6,7 @@ sees positions of its own order and of lower ones.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, DTypeLike, Int
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.types import KVCache, Rows, RowsOut
 
@@ -38,14 +38,6 @@ def make_rows(
         jnp.broadcast_to(sees_cache, (batch, n_rows, cached.shape[1])),
         jnp.broadcast_to(sees_rows, (batch, n_rows, n_rows)),
     )
-
-
-def empty_cache(
-    n_layers: int, batch: int, length: int, n_kv_heads: int, head_dim: int, dtype: DTypeLike
-) -> KVCache:
-    """Returns a cache of zeros, [N, B, L, K, Dh] twice."""
-    shape = (n_layers, batch, length, n_kv_heads, head_dim)
-    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 def write_rows(cache: KVCache, rows: Rows, out: RowsOut) -> KVCache:

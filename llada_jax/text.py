@@ -15,16 +15,13 @@ Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer with its special tokens and chat template.
-
-    Attributes:
-        special_tokens: by role (`"eos_token"`), as the checkpoint names them.
-        chat_template: Jinja source, or None where the checkpoint has none.
-    """
+    """A tokenizer with its special tokens and chat template."""
 
     backend: tokenizers.Tokenizer
     special_tokens: Mapping[str, str]
+    """By role (`"eos_token"`), as the checkpoint names them."""
     chat_template: str | None = None
+    """Jinja source; None where the checkpoint has none."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
@@ -33,20 +30,23 @@ class Tokenizer:
         Of two places that say the same, `tokenizer_config.json` wins over
         `special_tokens_map.json`, and `chat_template.jinja` wins over both.
 
-        Raises:
-            FileNotFoundError: no `tokenizer.json`.
-            ValueError: a file that cannot be parsed.
+        Raises FileNotFoundError without `tokenizer.json`, ValueError for what cannot be parsed.
         """
         folder = Path(folder)
         config = _read_json(folder / "special_tokens_map.json")
         config |= _read_json(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            config["chat_template"] = _read_text(template_file)
+            config["chat_template"] = _parsed(template_file, str)
+        template = config.get("chat_template")
+        if isinstance(template, list):  # of several the one that is named so
+            template = {each["name"]: each["template"] for each in template}.get("default")
+        if not (folder / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {folder}")
         return cls(
-            _read_tokenizer(folder / "tokenizer.json"),
+            _parsed(folder / "tokenizer.json", tokenizers.Tokenizer.from_str),
             _special_tokens(config),
-            _default_template(config.get("chat_template")),
+            template,
         )
 
     @property
@@ -82,39 +82,35 @@ class Tokenizer:
         """Returns the text of token ids (a list or a one-dimensional array)."""
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(
-        self, messages: Messages, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
+    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """Renders a chat as the model was trained to read it.
 
         Args:
-            messages: each with `"role"` and `"content"`.
-            add_generation_prompt: end with the header of the assistant's answer.
-            variables: passed on to the template, for example `tools`.
+          messages: each with `"role"` and `"content"`.
+          add_generation_prompt: end with the header of the assistant's answer.
 
         Raises:
-            ValueError: no template, or one that does not parse, raises, or reaches for what the
-                sandbox forbids.
+          ValueError: no template, or one that does not parse, raises, or reaches for what the
+            sandbox forbids.
         """
         if self.chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template: add chat_template.jinja to its folder, "
                 "or encode the prompt as plain text"
             )
-        variables = {"tools": None, "documents": None, **self.special_tokens, **variables}
         try:
             return _renderer(self.chat_template)(
-                messages=messages, add_generation_prompt=add_generation_prompt, **variables
+                {"tools": None, "documents": None, **self.special_tokens},
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # a template is foreign code and may raise anything
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template failed with {problem}") from error
 
-    def encode_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, **variables: Any
-    ) -> list[int]:
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
         """Returns token ids of `apply_chat_template` with the same arguments."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, **variables))
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt))
 
 
 @cache
@@ -127,7 +123,7 @@ def _renderer(template: str) -> Callable[..., str]:
     # Unlike Jinja's own, it leaves `<`, `>`, `&` and non-ASCII letters as they are.
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda spelling: datetime.now().strftime(spelling)
     return environment.from_string(template).render
 
 
@@ -135,48 +131,26 @@ def _raise_exception(message: str) -> None:
     raise ValueError(message)
 
 
-def _strftime_now(date_format: str) -> str:
-    return datetime.now().strftime(date_format)
-
-
-def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise FileNotFoundError(f"no tokenizer.json in {path.parent}")
+def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return tokenizers.Tokenizer.from_str(_read_text(path))
-    except Exception as error:  # the library raises bare Exception
+        return parse(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(f"cannot parse {path}: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Reads the object in an optional file, empty where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read_text(path))
-    except ValueError as error:
-        raise ValueError(f"cannot parse {path}: {error}") from error
+    content = _parsed(path, json.loads) if path.is_file() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     return content
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Tokens by role; a config spells one as a string or as an object with its `content`."""
+    """Returns tokens by role; a config spells one as a string or an object with its `content`."""
     spelled = {
         role: token.get("content") if isinstance(token, dict) else token
         for role, token in config.items()
         if role.endswith("_token")
     }
     return {role: token for role, token in spelled.items() if isinstance(token, str)}
-
-
-def _default_template(template: str | Sequence[Mapping[str, str]] | None) -> str | None:
-    """Returns the template itself, or the one named `default` where a config lists several."""
-    if template is None or isinstance(template, str):
-        return template
-    return {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import binom
 
-from llada_jax.checkpoint import bundled_folder, bundled_names
+from llada_jax.checkpoint import bundled_names, model_path
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
 from tests.model_cards import StatedScore, outdated_tasks, stated_scores
@@ -16,7 +16,7 @@ UNLIKELY = 1e-3
 def stated(cheapest: bool = False):
     """Scores that bundled models are said to have; skipped where the items are others now."""
     for name in bundled_names():
-        folder = bundled_folder(name)
+        folder = model_path(name)
         scores, outdated = stated_scores(folder), outdated_tasks(folder)
         order = sorted(scores, key=lambda each: (each.task in outdated, each.cost))
         for score in order[:1] if cheapest else scores:
@@ -27,7 +27,7 @@ def stated(cheapest: bool = False):
 
 @pytest.mark.parametrize("name", bundled_names())
 def test_it_is_small_and_says_how_it_was_made(name):
-    folder = bundled_folder(name)
+    folder = model_path(name)
     assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
     card = (folder / "README.md").read_text()
     assert "python -m experiments.train" in card and "exact match" in card
@@ -35,7 +35,7 @@ def test_it_is_small_and_says_how_it_was_made(name):
 
 @pytest.mark.parametrize("name", bundled_names())
 def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
-    scores = stated_scores(bundled_folder(name))
+    scores = stated_scores(model_path(name))
     assert scores
     for score in scores:
         low, high = wilson_interval(round(score.share * score.items), score.items)
@@ -44,7 +44,7 @@ def test_the_intervals_of_its_scores_are_those_of_its_counts(name):
 
 @pytest.mark.parametrize("name", ["small", "tiny"])
 def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
-    assert not outdated_tasks(bundled_folder(name))
+    assert not outdated_tasks(model_path(name))
 
 
 @pytest.mark.parametrize(("name", "score"), list(stated(cheapest=True)))

@@ -49,19 +49,19 @@ ALLOWED = {
     "rows": {"types", "config"},
     "text": {"config"},
     "archive": {"config"},
-    "model": DATA,
-    "checkpoint": {"model", *DATA},
+    "model": {"config_files", *DATA},
+    "checkpoint": {"model", "config_files", *DATA},
     "sampler": {"archive", *DATA},
     "revision": {"model", *DATA},
-    "lowered": {"config"},
-    "backend": {"lowered", "model", *DATA},
+    "lowered": set(),
+    "backend": {"lowered", "model", "config_files", *DATA},
     "swap": {"architecture", "config"},
     "phone": {"lowered", "swap", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
     "hdl": {"sampling_engine", "config"},
     "experts": {"archive", "config"},
     "experts_decoding": {"experts", "model", *DATA},
-    "tasks": {"config"},
+    "tasks": {"config_files", "config"},
     "training": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "evaluation": {"sampler", "model", "text", "checkpoint", "tasks", *DATA},
     "build": EVERYTHING,
@@ -91,7 +91,7 @@ ROOM_OF_MODULE = {
     "llada_jax.experts.decoding": "experts_decoding",
     # They lower steps, which takes JAX.
     **{f"llada_jax.phone.{name}": "build" for name in ("graphs", "phone")},
-    **{f"llada_jax.evaluation.{name}": "build" for name in ("answers", "harness")},  # decode
+    **{f"llada_jax.evaluation.{name}": "build" for name in ("harness", "lm_eval_model")},  # decode
 }
 """Files and folders of one room that belong to another one."""
 

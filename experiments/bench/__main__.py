@@ -3,7 +3,6 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=llada8b_step
-    python -m experiments.bench suite=planning
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
 
@@ -20,15 +19,14 @@ import jax
 import llada_jax as lj
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
-from experiments.bench.planner_bench import time_planning
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "llada8b_step", "planning", "sampling", "revision"]
+Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +40,12 @@ class BenchConfig(HotPathsConfig):
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_choice("suite", self.suite, Suite)
-
 
 def bench(config: BenchConfig, run: Run) -> None:
     """Runs one suite, and records each row as soon as it is there."""
     timed = timed_rows(config)
     run.begin()
-    rows = []
-    for row in timed:
-        run.record(row.as_dict())
-        rows.append(row)
-    run.finish(rows)
+    run.finish(run.recorded(timed))
 
 
 def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
@@ -63,37 +53,29 @@ def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
 
     Raises ValueError, before any work, where the suite needs another model.
     """
-    model = config.architecture
+    shape = config.architecture
     if config.suite == "hot_paths":
-        loaded = model_of(config)
-        longest = loaded.config.max_length
+        model = lj.load(config.model) if shape is None else random_model(shape, config.seed)
+        longest = model.config.max_length
         require(
             config.length <= longest,
             f"prompt_length + gen_length is {config.length}; allowed: up to {longest}",
         )
-        return time_hot_paths(loaded, config)
-    if config.suite == "planning":
-        return time_planning(config.repeats)
-    if model is None:
-        needed = {"sampling": "medium"}.get(config.suite, "llada_8b")
+        return time_hot_paths(model, config)
+    if shape is None:
+        needed = "medium" if config.suite == "sampling" else "llada_8b"
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "sampling":
-        return time_sampling(model_of(config), config.sampling, config.repeats, config.seed)
+        model = random_model(shape, config.seed)
+        return time_sampling(model, config.sampling, config.repeats, config.seed)
     if config.suite == "revision":
-        return time_revision(model, config.revision, config.repeats, config.seed)
-    return time_llada8b(model, config.llada8b_step, config.repeats)
+        return time_revision(shape, config.revision, config.repeats, config.seed)
+    return time_llada8b(shape, config.llada8b_step, config.repeats)
 
 
-def model_of(config: BenchConfig) -> lj.Model:
-    """Returns the model to time: random weights where an architecture is given."""
-    if config.architecture is None:
-        return lj.load(config.model)
-    params = init_params(config.architecture, jax.random.key(config.seed))
-    return lj.Model(config.architecture, params, None)
+def random_model(shape: ModelConfig, seed: int) -> lj.Model:
+    """Returns a model with random weights."""
+    return lj.Model(shape, init_params(shape, jax.random.key(seed)), None)
 
 
 main = entry_point("bench", bench, BenchConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,30 +2,26 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Array, Int
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import ModelConfig, SamplerConfig, require_counts
-from llada_jax.evaluation.likelihood import Masked, bounds, model_scorer
-from llada_jax.model.forward import cache_for, forward, forward_rows
-from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.rows import make_rows
-from llada_jax.types import Scores
+from llada_jax.types import RowsOut
 
 BATCH = 8
-PATTERNS = 32
-"""Masks of one likelihood."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,165 +51,81 @@ class HotPathsConfig:
         return self.prompt_length + self.gen_length
 
 
+class Comparison(NamedTuple):
+    """Ways of doing one thing."""
+
+    name: str
+    baseline: str
+    candidates: Mapping[str, Callable[[], Any]]
+
+
 def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times decoding, batches, loops, forwards, heads, likelihoods and imports."""
-    suites = (decoding, batches, loops, backends, forwards, heads, likelihoods, imports)
-    for suite in tqdm(suites, desc="bench", unit="suite"):
-        yield from suite(model, config)
+    """Yields the milliseconds of each way, and how many times faster than the baseline it is."""
+    imports = {
+        name: partial(subprocess.run, [sys.executable, "-c", f"import {name}"], check=True)
+        for name in ("jax", "llada_jax")
+    }
+    comparisons = [*decoding(model, config), forwards(model, config)]
+    comparisons.append(Comparison("import", "jax", imports))
+    for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
+        times = best_times(candidates, config.repeats)
+        for candidate, seconds in times.items():
+            yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
+            if candidate != baseline:
+                ratio = times[baseline] / seconds
+                yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
 
 
-def against(times: Mapping[str, float], baseline: str, unit_name: str) -> Iterator[ResultRow]:
-    """Yields the milliseconds of each, and how many times faster than the baseline it is."""
-    for name, seconds in times.items():
-        yield ResultRow(f"{unit_name}: {name}", seconds * 1e3, "ms")
-        if name != baseline:
-            ratio = times[baseline] / seconds
-            yield ResultRow(f"{unit_name}: {name} vs {baseline}", ratio, "x faster")
-
-
-def prompt_of(model: lj.Model, config: HotPathsConfig) -> jax.Array:
-    """Returns random ids without the special ones at the vocabulary's ends."""
-    key = jax.random.key(config.seed)
-    low, high = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
-    return jax.random.randint(key, (1, config.prompt_length), low, high)
-
-
-def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times a whole run per window, with equal forwards, against the whole-canvas sampler."""
-    prompt = prompt_of(model, config)
-    candidates = {
-        f"cache={cache}": partial(
-            _decode, model, prompt, config.sampler.replace(cache=cache), "compiled"
-        )
+def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[Comparison]:
+    """Compares windows with equal forwards; and block-wise, many prompts at a time with one after
+    the other, both loops, and the backends that are installed."""
+    # Without the special ids at the vocabulary's ends.
+    ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
+    prompt = jax.random.randint(jax.random.key(config.seed), (1, config.prompt_length), *ids)
+    blockwise = config.sampler.replace(cache="blockwise")
+    prompts = jnp.tile(prompt, (BATCH, 1))
+    host = partial(lj.generate, model, prompt, blockwise, loop="host")
+    compiled = partial(lj.generate, model, loop="compiled")
+    windows = {
+        f"cache={cache}": partial(compiled, prompt, config.sampler.replace(cache=cache))
         for cache in get_args(SamplerConfig.setting_types()["cache"])
     }
-    yield from against(best_times(candidates, config.repeats), "cache=none", "decode")
-
-
-def batches(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """As `experiments.evaluate` decodes, many prompts at a time, against one after the other."""
-    prompts = jnp.tile(prompt_of(model, config), (BATCH, 1))
-    sampler = config.sampler.replace(cache="blockwise")
-    candidates = {
-        "one by one": lambda: [
-            _decode(model, prompt[None], sampler, "compiled") for prompt in prompts
-        ],
-        "one batch": partial(_decode, model, prompts, sampler, "compiled"),
+    batches = {
+        "one by one": lambda: [compiled(each[None], blockwise).tokens for each in prompts],
+        "one batch": partial(compiled, prompts, blockwise),
     }
-    yield from against(best_times(candidates, config.repeats), "one by one", f"{BATCH} prompts")
+    backends = {"xla backend": host}
+    if find_spec("ai_edge_litert"):
+        backends["litert backend"] = partial(host, backend="litert")
+    yield Comparison("decode", "cache=none", windows)
+    yield Comparison(f"{BATCH} prompts", "one by one", batches)
+    loops = {"host loop": host, "compiled loop": partial(compiled, prompt, blockwise)}
+    yield Comparison("decode", "host loop", loops)
+    yield Comparison("decode", "xla backend", backends)
 
 
-def loops(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times the compiled loop against the host loop, block-wise."""
-    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
-    candidates = {
-        f"{loop} loop": partial(_decode, model, prompt, sampler, loop)
-        for loop in ("host", "compiled")
-    }
-    yield from against(best_times(candidates, config.repeats), "host loop", "decode")
-
-
-def _decode(
-    model: lj.Model, prompt: jax.Array, sampler: SamplerConfig, loop: Any, backend: str = "xla"
-) -> Any:
-    return lj.generate(model, prompt, sampler, loop=loop, backend=backend).tokens
-
-
-def backends(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times the host loop with each backend that is installed, block-wise, against XLA."""
-    prompt, sampler = prompt_of(model, config), config.sampler.replace(cache="blockwise")
-    names = ["xla", *(["litert"] if find_spec("ai_edge_litert") else [])]
-    candidates = {
-        f"{name} backend": partial(_decode, model, prompt, sampler, "host", name) for name in names
-    }
-    yield from against(best_times(candidates, config.repeats), "xla backend", "decode")
-
-
-def forwards(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times a forward of some rows against a cache of the canvas, and of the whole canvas."""
+def forwards(model: lj.Model, config: HotPathsConfig) -> Comparison:
+    """Compares forwards of some rows, against a cache of the canvas, with the whole canvas."""
     length = config.length
     sizes = {config.block_length, 2 * config.block_length, config.gen_length, length}
-    candidates = {}
-    for size in sorted(size for size in sizes if size <= length):
-        cache = cache_for(model.params, model.config, 1, 0 if size == length else length)
-        positions = length - size + jnp.arange(size, dtype=jnp.int32)[None]
-        cached = jnp.ones((1, cache.keys.shape[2]), bool)
-        live = jnp.ones(positions.shape, bool)
-        rows = make_rows(jnp.ones_like(positions), positions, live, cached)
-        candidates[f"{size} rows"] = partial(_forward, model.params, model.config, rows, cache)
-    yield from against(best_times(candidates, config.repeats), f"{length} rows", "forward")
+    candidates = {
+        f"{size} rows": forward_of(
+            model,
+            length - size + jnp.arange(size, dtype=jnp.int32),
+            0 if size == length else length,
+        )
+        for size in sorted(size for size in sizes if size <= length)
+    }
+    return Comparison("forward", f"{length} rows", candidates)
+
+
+def forward_of(model: lj.Model, positions: Int[Array, " R"], cached: int) -> Callable[[], RowsOut]:
+    """Returns a forward of rows at some positions, all of which see so many cached ones."""
+    cache = cache_for(model.params, model.config, 1, cached)
+    live = jnp.ones((1, len(positions)), bool)
+    tokens = jnp.ones_like(positions)[None]
+    rows = make_rows(tokens, positions[None], live, jnp.ones((1, cached), bool))
+    return partial(_forward, model.params, model.config, rows, cache)
 
 
 _forward = jax.jit(forward_rows, static_argnums=1)
-
-
-def heads(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times scores of a block: the vocabulary in chunks, against a softmax over all logits."""
-    shape = (1, config.block_length, model.config.width)
-    hidden = jax.random.normal(jax.random.key(config.seed), shape).astype(
-        model.params.embedding.dtype
-    )
-    streamed = jax.jit(partial(score_rows, noise_keys=None, rules=ScoreRules()))
-    materialised = jax.jit(_scores_of_all_logits)
-    candidates = {
-        "all logits": partial(materialised, model.params, hidden),
-        "streamed": partial(streamed, model.params, hidden),
-    }
-    yield from against(best_times(candidates, config.repeats), "all logits", "scores")
-
-
-def _scores_of_all_logits(params: Any, hidden: jax.Array) -> Scores:
-    logits = logits_of(params, hidden)
-    share = jax.nn.softmax(logits, axis=-1)
-    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    best = jax.lax.top_k(share, 2)[0]
-    return Scores(
-        token=token,
-        confidence=jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0],
-        entropy=-jnp.where(share > 0, share * jnp.log(share), 0).sum(-1),
-        margin=best[..., 0] - best[..., 1],
-    )
-
-
-def likelihoods(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times LLaDA's bound of a block after the prompt: the vocabulary streamed for masked tokens
-    alone, against all logits of the canvases."""
-    prompt = prompt_of(model, config)[0]
-    pairs = [(prompt.tolist(), prompt[: config.block_length].tolist())]
-    candidates = {
-        name: partial(bounds, score, model.config, pairs, mc_num=PATTERNS, batch_size=BATCH)
-        for name, score in (
-            ("all logits", partial(_masked_of_all_logits, model)),
-            ("masked tokens", model_scorer(model.params, model.config)),
-        )
-    }
-    yield from against(best_times(candidates, config.repeats), "all logits", "likelihood")
-
-
-def _masked_of_all_logits(
-    model: lj.Model, tokens: np.ndarray, live: np.ndarray, masked: Masked
-) -> np.ndarray:
-    log_p = _all_log_probabilities(model.params, model.config, tokens, live)
-    return np.asarray(log_p)[masked.row, masked.position, masked.token]
-
-
-@partial(jax.jit, static_argnums=1)
-def _all_log_probabilities(
-    params: Any, config: ModelConfig, tokens: jax.Array, live: jax.Array
-) -> jax.Array:
-    return jax.nn.log_softmax(forward(params, config, tokens, live))
-
-
-def imports(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
-    """Times `import llada_jax` in a fresh interpreter, against `import jax`."""
-    candidates = {
-        f"import {name}": partial(
-            subprocess.run, [sys.executable, "-c", f"import {name}"], check=True
-        )
-        for name in ("jax", "llada_jax")
-    }
-    times = best_times(candidates, config.repeats)
-    for name, seconds in times.items():
-        yield ResultRow(name, seconds, "s")
-    ratio = times["import llada_jax"] / times["import jax"]
-    yield ResultRow("import llada_jax vs import jax", ratio, "x the time")

@@ -5,7 +5,6 @@ Int8Peak(ops_per_second=2.06e12, how='C on 2 threads: AVX-512 VNNI, ...; best of
 """
 
 import ctypes
-import math
 import shutil
 import subprocess
 import threading
@@ -17,17 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from llada_jax.config import require
-
 KERNEL = Path(__file__).with_suffix(".c")
 REPEATS = 100
 """Other programs take the cores at times; the best of many short times is free of them."""
-
-DOTS = ((128, 4096, 4096), (1024, 1024, 1024), (1024, 4096, 4096))
-"""Rows, depth and columns of the products that stand in for the kernel."""
 
 
 class Int8Peak(NamedTuple):
@@ -37,21 +28,19 @@ class Int8Peak(NamedTuple):
     """What was run, and whether the true peak may be higher."""
 
 
-def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak:
+def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak | None:
     """Measures the peak of that many threads at once, from times that add up to `seconds` or more.
 
-    A C kernel measures it; without a C compiler, the best JAX int8 dot is a lower bound.
+    Returns None without a C compiler that builds the kernel.
     """
-    require(threads > 0, f"threads is {threads}; allowed: 1 or more")
-    require(seconds > 0, f"seconds is {seconds}; allowed: more than 0")
     compiler = find_compiler()
     if compiler is None:
-        return _peak_of_dots(seconds, "no C compiler here")
+        return None
     with TemporaryDirectory() as folder:
         library = Path(folder) / "int8_peak.so"
         command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", KERNEL, "-o", library]
         if subprocess.run(command, capture_output=True).returncode != 0:
-            return _peak_of_dots(seconds, f"{Path(compiler).name} could not build {KERNEL.name}")
+            return None
         return _peak_of_kernel(ctypes.CDLL(str(library)), threads, seconds)
 
 
@@ -93,29 +82,3 @@ def seconds_at_once(work: Callable[[], object], threads: int) -> float:
 
     with ThreadPoolExecutor(threads) as pool:
         return max(pool.map(end_of_work, range(threads))) - began[0]
-
-
-def _peak_of_dots(seconds: float, why: str) -> Int8Peak:
-    best = max(_rate_of_dot(*shape, seconds / len(DOTS)) for shape in DOTS)
-    how = f"the best of {len(DOTS)} int8 dots of JAX on its own threads: a lower bound ({why})"
-    return Int8Peak(best, how)
-
-
-def _rate_of_dot(rows: int, depth: int, columns: int, seconds: float) -> float:
-    """Operations a second of activations [rows, depth] by weights [columns, depth]."""
-    cpu = jax.local_devices(backend="cpu")[0]
-    activations = jnp.ones((rows, depth), jnp.int8, device=cpu)
-    weights = jnp.ones((columns, depth), jnp.int8, device=cpu)
-    jax.block_until_ready(_dot(activations, weights))  # compiles
-    best, deadline = math.inf, time.perf_counter() + seconds
-    while best == math.inf or time.perf_counter() < deadline:
-        began = time.perf_counter()
-        jax.block_until_ready(_dot(activations, weights))
-        best = min(best, time.perf_counter() - began)
-    return 2 * rows * depth * columns / best
-
-
-@jax.jit
-def _dot(activations: jax.Array, weights: jax.Array) -> jax.Array:
-    contracting = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(activations, weights, contracting, preferred_element_type=jnp.int32)

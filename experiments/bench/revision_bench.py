@@ -6,7 +6,7 @@ XLA dequantizes in the graph. Beside the times stand the bytes of each one's mat
 the results are from the first one's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
 from llada_jax.backend.resources import available_cores
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, ascending_counts, require
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
@@ -38,16 +38,10 @@ class RevisionBenchConfig:
 
     rows: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     cached: int = 256
-    threads: int | None = None
 
     def __post_init__(self) -> None:
-        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
-        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        ascending_counts("rows", self.rows)
         require(self.cached >= 0, f"cached is {self.cached}; allowed: 0 or more")
-        require(
-            self.threads is None or self.threads > 0,
-            f"threads is {self.threads}; allowed: 1 or more, or null",
-        )
 
 
 def time_revision(
@@ -56,14 +50,13 @@ def time_revision(
     """Yields all rows of the suite."""
     one = one_layer_of(model)
     forms = _forms(one, seed)
-    threads = config.threads or available_cores()
-    yield ResultRow("revision/threads", threads, "threads")
+    yield ResultRow("revision/threads", available_cores(), "threads")
     for name, params in forms.items():
         yield ResultRow(f"revision/{name}/weights", _bytes(params) / 1e6, "MB")
         ratio = _bytes(forms[BASELINE]) / _bytes(params)
         if name != BASELINE:
             yield ResultRow(f"revision/{name}/memory", ratio, "x smaller")
-    with TileMultiplier(threads) as multiply:
+    with TileMultiplier(available_cores()) as multiply:
         for rows in config.rows:
             yield from _compared(one, forms, rows, config.cached, multiply, repeats)
 
@@ -82,9 +75,7 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
         return QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))) if isinstance(leaf, Tiles) else leaf
 
     def floats(leaf: Any) -> Any:
-        if isinstance(leaf, Tiles):
-            return dequantize(integers(leaf), jnp.float32)
-        return leaf
+        return dequantize(integers(leaf), jnp.float32) if isinstance(leaf, Tiles) else leaf
 
     wide = jax.tree.map(floats, tiles)
     return {
@@ -97,12 +88,8 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
 
 def _bytes(params: ModelParams) -> int:
     """Counts the bytes of the layer's matrices. XLA's int4 lies one in a byte."""
-    matrices = jax.tree.leaves(
-        (params.layers[0].attention, params.layers[0].ffn),
-        is_leaf=lambda leaf: isinstance(leaf, QuantArray),
-    )
-    return sum(sum(part.nbytes for part in leaf) if isinstance(leaf, QuantArray) else leaf.nbytes
-               for leaf in matrices)  # fmt: skip
+    matrices = jax.tree.leaves((params.layers[0].attention, params.layers[0].ffn))
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def _compared(
@@ -114,14 +101,12 @@ def _compared(
     repeats: int,
 ) -> Iterator[ResultRow]:
     rows, cache = _rows(config, forms[BASELINE], n_rows, cached)
-    denoiser = tiled_denoiser(config, ScoreRules(), multiply)
-    by_xla = jax.jit(forward_rows, static_argnums=1)
-    calls: dict[str, Callable[[], Any]] = {}
-    for name, params in forms.items():
-        if name.endswith("tiles"):
-            calls[name] = partial(denoiser.forward_rows, params, rows, cache)
-        else:
-            calls[name] = partial(by_xla, params, config, rows, cache)
+    tiled = tiled_denoiser(config, ScoreRules(), multiply).forward_rows
+    by_xla = partial(jax.jit(forward_rows, static_argnames="config"), config=config)
+    calls = {
+        name: partial(tiled if name.endswith("tiles") else by_xla, params, rows=rows, cache=cache)
+        for name, params in forms.items()
+    }
     expected = np.asarray(calls[BASELINE]().hidden)
     times = best_times(calls, repeats)
     for name, call in calls.items():
@@ -138,7 +123,7 @@ def _compared(
 def _rows(
     config: ModelConfig, params: ModelParams, n_rows: int, cached: int
 ) -> tuple[Rows, KVCache]:
-    """Rows scattered over the cached positions, as tokens that the window left behind are."""
+    """Scatters rows over the cached positions, as tokens that the window left behind are."""
     empty = cache_for(params, config, 1, cached)
     keys = jax.random.split(jax.random.key(1), 2)
     full = (jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, empty, strict=True))

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 import llada_jax as lj
+from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import require, require_counts
-from llada_jax.model.forward import cache_for, forward_rows
+from llada_jax.config import ascending_counts, require_counts
 from llada_jax.model.head import (
     ScoreRules,
     absorb_chunk,
@@ -28,7 +28,6 @@ from llada_jax.model.head import (
     score_rows,
     start_scores,
 )
-from llada_jax.rows import make_rows
 
 CACHED = 256
 CALLS = 4
@@ -45,8 +44,7 @@ class SamplingBenchConfig:
     logits_chunk: int = 8192
 
     def __post_init__(self) -> None:
-        require(bool(self.rows), "rows is empty; allowed: at least one number of rows")
-        require(min(self.rows) > 0, f"rows is {min(self.rows)}; allowed: 1 or more")
+        ascending_counts("rows", self.rows)
         require_counts(self, "chunk", "logits_chunk")
 
 
@@ -100,26 +98,19 @@ def time_sampling(
     model: lj.Model, config: SamplingBenchConfig, repeats: int, seed: int
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
+    key = jax.random.key(seed)
     for rows in config.rows:
-        rules = _on_given_logits(model.config.vocab_size, rows, config.logits_chunk, seed)
-        yield from _from_logits(rules, rows, repeats)
-        yield from _in_a_step(model, rules, rows, config.chunk, repeats, seed)
-
-
-def _on_given_logits(vocab: int, rows: int, chunk: int, seed: int) -> dict[str, CompiledSampler]:
-    """Returns both samplers, without a head in front."""
-    logits = 3 * jax.random.normal(jax.random.key(seed), (1, rows, vocab), jnp.bfloat16)
-    return {
-        "float64": compiled(sample_in_float64, logits, wide=True),
-        "one_pass": compiled(partial(sample_in_one_pass, chunk=chunk), logits),
-    }
-
-
-def _from_logits(rules: dict[str, CompiledSampler], rows: int, repeats: int) -> Iterator[ResultRow]:
-    yield from _compared("score_rows", rules, rows, repeats)
-    theirs, ours = (rule.call()[0] for rule in rules.values())
-    same = float(np.mean(np.asarray(theirs) == np.asarray(ours)))
-    yield ResultRow(f"score_rows/same_tokens/{rows}", same, "of tokens", n=rows)
+        logits = 3 * jax.random.normal(key, (1, rows, model.config.vocab_size), jnp.bfloat16)
+        one_pass = partial(sample_in_one_pass, chunk=config.logits_chunk)
+        samplers = {
+            "float64": compiled(sample_in_float64, logits, wide=True),
+            "one_pass": compiled(one_pass, logits),
+        }
+        yield from _compared("score_rows", samplers, rows, repeats)
+        theirs, ours = (np.asarray(sampler.call()[0]) for sampler in samplers.values())
+        same = float(np.mean(theirs == ours))
+        yield ResultRow(f"score_rows/same_tokens/{rows}", same, "of tokens", n=rows)
+        yield from _in_a_step(model, samplers, rows, config.chunk, repeats, key)
 
 
 def _compared(
@@ -140,17 +131,16 @@ def _compared(
 
 def _in_a_step(
     model: lj.Model,
-    rules: dict[str, CompiledSampler],
+    samplers: dict[str, CompiledSampler],
     rows: int,
     chunk: int,
     repeats: int,
-    seed: int,
+    key: Key[Array, ""],
 ) -> Iterator[ResultRow]:
     """Times both with the head in front; and on given logits, as shares of a step of the model's
     body, head and sampler."""
-    key = jax.random.key(seed)
-    dtype = model.params.embedding.dtype
-    hidden = jax.random.normal(key, (1, rows, model.config.width)).astype(dtype)
+    hidden = jax.random.normal(key, (1, rows, model.config.width))
+    hidden = hidden.astype(model.params.embedding.dtype)
 
     def unfused(params, hidden):
         return sample_in_float64(logits_of(params, hidden).astype(jnp.bfloat16))
@@ -165,18 +155,9 @@ def _in_a_step(
     }
     yield from _compared("score_rows/with_head", both, rows, repeats)
     parts = {name: program.call for name, program in both.items()}
-    samplers = {f"{name} alone": rule.call for name, rule in rules.items()}
-    times = best_times({**parts, **samplers, "body": _body(model, rows)}, repeats, CALLS)
+    alone = {f"{name} alone": sampler.call for name, sampler in samplers.items()}
+    rows_of_body = forward_of(model, CACHED + jnp.arange(rows, dtype=jnp.int32), CACHED + rows)
+    times = best_times({**parts, **alone, "body": rows_of_body}, repeats, CALLS)
     for name in both:
         share = times[f"{name} alone"] / (times["body"] + times[name])
         yield ResultRow(f"sampling_share/{name}/{rows}", share, "of a step")
-
-
-def _body(model: lj.Model, rows: int) -> Callable[[], Any]:
-    """Returns a forward of the rows against a cache."""
-    cache = cache_for(model.params, model.config, 1, CACHED + rows)
-    positions = CACHED + jnp.arange(rows, dtype=jnp.int32)[None]
-    cached = jnp.ones((1, cache.keys.shape[2]), bool)
-    fed = make_rows(jnp.ones_like(positions), positions, jnp.ones(positions.shape, bool), cached)
-    forward = jax.jit(forward_rows, static_argnums=1)
-    return partial(forward, model.params, model.config, fed, cache)

@@ -1,63 +1,40 @@
-"""Times an exported model in a process of its own, whose peak of memory is then the model's.
+"""What is timed of an exported model, in a process of its own, whose peak of memory is then the
+model's."""
 
-    python -m experiments.bench.time_exported <folder> steps 32,128
-    python -m experiments.bench.time_exported <folder> generate 4
-
-The first gives seconds of the layers and of the head for each number of rows. The second decodes
-128 tokens block-wise, with the threshold at which a step commits that many tokens on average, and
-says where the time went. Each prints one line of JSON.
-"""
-
-import json
-import math
-import resource
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.harness.timers import best_of
 from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.verify import example
 from llada_jax.backend.protocol import Bucket, Executable
-from llada_jax.backend.session import Session, Shard
+from llada_jax.backend.recorded_inputs import Watched
+from llada_jax.backend.resources import peak_memory
+from llada_jax.backend.session import Session, Shard, allocate_cache
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import SamplerConfig
-from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 
 REPEATS = 7
 PROMPT_LENGTH = 64
 GEN_LENGTH = 128
 BLOCK_LENGTH = 32
-_SEARCH_STEPS = 8
-_TOLERANCE = 0.15
 
 
-def time_steps(program: Exported, rows: Sequence[int]) -> dict[str, dict[str, float]]:
+def time_steps(folder: Path, rows: Sequence[int]) -> dict[int, dict[str, float]]:
     """Returns best seconds of the body and of the head, by the number of rows."""
-    return {str(n): {"layers": _body(program, n), "head": _head(program, n)} for n in rows}
+    program = Exported(folder)
+    return {n: {"layers": _body(program, n), "head": _head(program, n)} for n in rows}
 
 
 def _body(program: Exported, rows: int) -> float:
-    config = program.config
     bucket, shards = program.body(rows, 1)
-    half = config.rotary_dims // 2
-    inputs = {
-        "hidden": _noise(rows, config.width),
-        "cos": np.ones((rows, half), np.float32),
-        "sin": np.zeros((rows, half), np.float32),
-        "bias": np.zeros((rows, bucket.cache + rows), np.float32),
-    }
-    caches = [
-        {
-            name: shard.executable.allocate(name)
-            for layer in shard.layers
-            for name in (f"keys_{layer}", f"values_{layer}")
-        }
-        for shard in shards
-    ]
+    inputs = example(program.config, range(0), bucket)  # all but the cache
+    caches = [allocate_cache(shard) for shard in shards]
 
     def forward() -> None:
         hidden = inputs["hidden"]
@@ -69,13 +46,9 @@ def _body(program: Exported, rows: int) -> float:
 
 def _head(program: Exported, rows: int) -> float:
     bucket, steps = program.head(rows)
-    penalty = np.zeros(program.config.vocab_size, np.float32)
-    inputs = {"hidden": _noise(bucket, program.config.width), "penalty": penalty}
+    hidden = np.random.default_rng(0).standard_normal((bucket, program.config.width), np.float32)
+    inputs = {"hidden": hidden, "penalty": np.zeros(program.config.vocab_size, np.float32)}
     return _best(lambda: steps[f"rows{bucket}"].run(inputs))
-
-
-def _noise(rows: int, width: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((rows, width), np.float32)
 
 
 def _best(call: Callable[[], object]) -> float:
@@ -89,113 +62,48 @@ class Clock:
     def __init__(self, program: Exported):
         self._program = program
         self.config, self.head_chunks = program.config, program.head_chunks
-        self.largest_head = program.largest_head
-        self.embed = program.embed
+        self.largest_head, self.embed = program.largest_head, program.embed
         self.seconds = {"layers": 0.0, "head": 0.0}
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, list[Shard]]:
         bucket, shards = self._program.body(rows, cache)
-        return bucket, [
-            Shard(shard.layers, _Clocked(shard.executable, self.seconds, "layers"))
-            for shard in shards
-        ]
+        return bucket, [Shard(layers, self._clocked(each, "layers")) for layers, each in shards]
 
-    def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
-        bucket, steps = self._program.head(rows)
-        name = f"rows{bucket}"
-        return bucket, {**steps, name: _Clocked(steps[name], self.seconds, "head")}
+    def head(self, rows: int) -> tuple[int, dict[str, Executable]]:
+        size, steps = self._program.head(rows)
+        return size, {name: self._clocked(step, "head") for name, step in steps.items()}
 
+    def _clocked(self, executable: Executable, part: str) -> Executable:
+        def run(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            outputs, seconds = best_of(lambda: executable.run(arrays))
+            self.seconds[part] += seconds
+            return outputs
 
-class _Clocked:
-    def __init__(self, executable: Executable, seconds: dict[str, float], part: str):
-        self._executable, self._seconds, self._part = executable, seconds, part
-        self.allocate = executable.allocate
-
-    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        began = time.perf_counter()
-        outputs = self._executable.run(arrays)
-        self._seconds[self._part] += time.perf_counter() - began
-        return outputs
+        return Watched(executable.allocate, run)
 
 
-def generate(program: Exported, tokens_per_step: float) -> dict[str, float]:
-    """Decodes with a threshold that commits about `tokens_per_step`; times the second run."""
-    clock = Clock(program)
-    threshold = find_threshold(clock, tokens_per_step)
-    _decode(clock, threshold, GEN_LENGTH)  # compiles the sampler's own programs
-    clock.seconds.update(layers=0.0, head=0.0)
-    result = _decode(clock, threshold, GEN_LENGTH)
+def time_generation(folder: Path, tokens_per_step: int) -> dict[str, Any]:
+    """Decodes 128 tokens block-wise, some at each step; times the second run, and says where the
+    time went."""
+    program = Exported(folder)
+    clock, config = Clock(program), program.config
+    sampler = SamplerConfig(
+        gen_length=GEN_LENGTH,
+        block_length=BLOCK_LENGTH,
+        steps=GEN_LENGTH // tokens_per_step,
+        cache="blockwise",
+    )
+    sampler = with_ids(sampler, config)
+    denoiser = Session(clock, score_rules(sampler)).denoiser()
+    prompts = [np.random.default_rng(0).integers(0, config.vocab_size // 2, PROMPT_LENGTH).tolist()]
+    for _ in range(2):  # the first one compiles the sampler's own programs
+        clock.seconds.update(layers=0.0, head=0.0)
+        result = decode(denoiser, None, config, prompts, sampler, loop="host", trace=True)
     assert result.trace is not None
     total = float(result.trace.seconds.sum())
     return {
         "seconds": result.seconds,
-        "forwards": float(result.nfe[0]),
-        "tokens_per_forward": result.tpf,
-        "threshold": threshold,
         **clock.seconds,
         "host_share": 1 - sum(clock.seconds.values()) / total,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+        "peak_bytes": peak_memory(),
     }
-
-
-def find_threshold(program: Clock, tokens_per_step: float) -> float:
-    """Returns the threshold that commits about so many tokens a step.
-
-    A random model is hardly ever sure: its thresholds lie far below a trained model's. So the
-    search is for the logarithm, first between 1 / V and 1 on one block, which is quick, then
-    around that on the whole generation.
-    """
-    first = _bisect(program, tokens_per_step, 1 / program.config.vocab_size, 1.0, BLOCK_LENGTH)
-    return _bisect(program, tokens_per_step, first / 4, min(1.0, first * 4), GEN_LENGTH)
-
-
-def _bisect(
-    program: Clock, tokens_per_step: float, low: float, high: float, gen_length: int
-) -> float:
-    """Returns the tried threshold that comes closest; a random model may jump to all tokens."""
-    tried: dict[float, float] = {}
-    for _ in range(_SEARCH_STEPS):
-        threshold = math.sqrt(low * high)
-        found = _decode(program, threshold, gen_length).tpf
-        tried[threshold] = abs(math.log(found / tokens_per_step))
-        if tried[threshold] <= _TOLERANCE:
-            break
-        low, high = (threshold, high) if found > tokens_per_step else (low, threshold)
-    return min(tried, key=tried.__getitem__)
-
-
-def _decode(program: Clock, threshold: float, gen_length: int) -> Result:
-    sampler = SamplerConfig.preset(
-        "fast_dllm",
-        gen_length=gen_length,
-        block_length=BLOCK_LENGTH,
-        steps=gen_length,
-        cache="blockwise",
-        threshold=threshold,
-        confidence_dtype="float32",
-    )
-    sampler = with_ids(sampler, program.config)
-    session = Session(program, score_rules(sampler))
-    prompt = np.random.default_rng(0).integers(0, program.config.vocab_size // 2, PROMPT_LENGTH)
-    return decode(
-        session.denoiser(),
-        None,
-        program.config,
-        [prompt.tolist()],
-        sampler,
-        loop="host",
-        trace=True,
-    )
-
-
-def main(arguments: Sequence[str]) -> None:
-    folder, what, value = arguments
-    program = Exported(Path(folder))
-    if what == "steps":
-        print(json.dumps(time_steps(program, [int(n) for n in value.split(",")])))
-    else:
-        print(json.dumps(generate(program, float(value))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
@@ -55,7 +55,11 @@ class ChosenSamplers(NamedTuple):
 
     def as_json(self) -> str:
         """Returns the content of its file; of the samplers what is not the default."""
-        samplers = {name: _changes(sampler) for name, sampler in self.samplers.items()}
+        default = SamplerConfig().as_dict()
+        samplers = {
+            name: {key: value for key, value in each.as_dict().items() if value != default[key]}
+            for name, each in self.samplers.items()
+        }
         content = {"format": FORMAT, **self._asdict(), "samplers": samplers}
         return json.dumps(content, indent=2) + "\n"
 
@@ -71,8 +75,3 @@ class ChosenSamplers(NamedTuple):
             f"task.seed is {seed} and task.items {items}; allowed: seed {self.scored_seed} and up "
             f"to {self.scored_items} items, which the thresholds were not chosen on",
         )
-
-
-def _changes(sampler: SamplerConfig) -> dict[str, Any]:
-    default = SamplerConfig().as_dict()
-    return {key: value for key, value in sampler.as_dict().items() if value != default[key]}

@@ -12,11 +12,6 @@ from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.phone.workload import Workload
 
 
-def score_rows(found: Evaluation) -> list[ResultRow]:
-    """Gives quality and speed of one decoder on one task."""
-    return decoder_rows(found.name, [found])
-
-
 def decoder_rows(
     name: str, parts: Sequence[Evaluation], socs: Sequence[str] = ()
 ) -> list[ResultRow]:
@@ -33,14 +28,14 @@ def tally_rows(name: str, found: Tally) -> list[ResultRow]:
     counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
     return [
         ResultRow(
-            name=f"{name}/exact_match",
-            value=found.exact_match,
-            unit="of questions",
+            f"{name}/exact_match",
+            found.exact_match,
+            "of questions",
             interval=found.interval,
             **counts,
         ),
-        ResultRow(name=f"{name}/nfe", value=found.nfe, unit="forwards", **counts),
-        ResultRow(name=f"{name}/tpf", value=found.tpf, unit="tokens/forward", **counts),
+        ResultRow(f"{name}/nfe", found.nfe, "forwards", **counts),
+        ResultRow(f"{name}/tpf", found.tpf, "tokens/forward", **counts),
     ]
 
 
@@ -55,7 +50,7 @@ def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
     timed = warm or whole
     tokens = sum(generation.length for batch in timed for generation in batch.generations)
     seconds = sum(batch.seconds for batch in timed)
-    yield ResultRow(name=f"{name}/{what}", value=tokens / seconds, unit="tokens/s")
+    yield ResultRow(f"{name}/{what}", tokens / seconds, "tokens/s")
 
 
 def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
@@ -65,9 +60,9 @@ def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> 
     for soc in socs:
         seconds, interval = mean_latency(workloads, soc)
         yield ResultRow(
-            name=f"{name}/phone/{soc}",
-            value=seconds,
-            unit="s",
+            f"{name}/phone/{soc}",
+            seconds,
+            "s",
             kind="modelled",
             n=len(workloads),
             items=sum(len(part.right) for part in parts),
@@ -97,24 +92,23 @@ def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
     result = found.compared_with(baseline).against
     assert result is not None
     name = f"{found.name}/against/{baseline.settings['sampler_name']}"
-    difference, p_value = difference_rows(name, result, len(found.counted), len(found.right))
+    difference, p_value = difference_rows(name, result, len(found.right))
     return [
         difference,
-        ResultRow(name=f"{name}/gained", value=result.gained, unit="questions"),
-        ResultRow(name=f"{name}/lost", value=result.lost, unit="questions"),
+        ResultRow(f"{name}/gained", result.gained, "questions"),
+        ResultRow(f"{name}/lost", result.lost, "questions"),
         p_value,
     ]
 
 
-def difference_rows(name: str, result: Paired, n: int, items: int) -> tuple[ResultRow, ResultRow]:
-    """Gives a difference of exact match on n questions of so many items, and its p-value."""
+def difference_rows(name: str, result: Paired, items: int) -> tuple[ResultRow, ResultRow]:
+    """Gives a difference of exact match, found on so many items, and its p-value."""
     difference = ResultRow(
-        name=f"{name}/difference",
-        value=result.difference,
-        unit="of questions",
-        n=n,
+        f"{name}/difference",
+        result.difference,
+        "of questions",
+        n=result.n,
         items=items,
         interval=result.interval,
     )
-    chance = "McNemar, exact, two-sided"
-    return difference, ResultRow(name=f"{name}/p_value", value=result.p_value, unit=chance)
+    return difference, ResultRow(f"{name}/p_value", result.p_value, "McNemar, exact, two-sided")

@@ -8,6 +8,7 @@ from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
 
 MATCH, FORWARDS, TOKENS = "exact match (95 %)", "forwards", "tokens/forward"
+DIFFERENCE, P_VALUE = "points of difference (95 %)", "McNemar p"
 NUMBERS = (MATCH, FORWARDS, TOKENS)
 """Columns of numbers, which are aligned to the right."""
 
@@ -24,6 +25,14 @@ def score_cells(rows: Mapping[str, ResultRow], name: str) -> dict[str, str]:
         FORWARDS: f"{rows[f'{name}/nfe'].value:.2f}",
         TOKENS: f"{rows[f'{name}/tpf'].value:.2f}",
     }
+
+
+def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
+    """Gives the cells of a difference to a baseline; none without rows."""
+    found = {row.name.rpartition("/")[2]: row for row in rows}
+    if not found:
+        return {}
+    return {DIFFERENCE: _points(found["difference"]), P_VALUE: f"{found['p_value'].value:.2g}"}
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:
@@ -46,21 +55,25 @@ def suite_tables(
     rows = {row.name: row for row in results}
     baseline = next(iter(decoders))
     against = f"points against {baseline} (95 %)"
-    phones = [name.rpartition("/")[2] for name in rows if name.startswith(_phone(suite, baseline))]
+    here = f"{suite}/{baseline}/phone/"
+    phones = [name.removeprefix(here) for name in rows if name.startswith(here)]
     over_all = [
         {
             "decoder": name,
             "thresholds": thresholds_of(sampler),
             **score_cells(rows, f"{suite}/{name}"),
-            against: _difference(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
-            **{soc: f"{rows[_phone(suite, name) + soc].value:.2f} s" for soc in phones},
+            against: _points(rows.get(f"{suite}/{name}/against/{baseline}/difference")),
+            **{soc: f"{rows[f'{suite}/{name}/phone/{soc}'].value:.2f} s" for soc in phones},
         }
         for name, sampler in decoders.items()
     ]
     by_task = [
         {
             "decoder": name,
-            **{task: f"{100 * _match(rows, f'{suite}/{name}/{task}'):.1f} %" for task in tasks},
+            **{
+                task: f"{100 * rows[f'{suite}/{name}/{task}/exact_match'].value:.1f} %"
+                for task in tasks
+            },
         }
         for name in decoders
     ]
@@ -76,15 +89,7 @@ def suite_tables(
     return "\n".join([*parts, *traces(results)])
 
 
-def _phone(suite: str, decoder: str) -> str:
-    return f"{suite}/{decoder}/phone/"
-
-
-def _match(rows: Mapping[str, ResultRow], name: str) -> float:
-    return rows[f"{name}/exact_match"].value
-
-
-def _difference(row: ResultRow | None) -> str:
+def _points(row: ResultRow | None) -> str:
     """Writes a difference in points."""
     return "" if row is None else f"{100 * row.value:+.1f} ({_interval(row, '+.1f')})"
 

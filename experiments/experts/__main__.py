@@ -53,7 +53,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "schedules": partial(measure_schedules, config.seed),
         "recorded": partial(run_recorded, config.recorded, config.seed, run),
     }
-    if "recorded" in config.parts and config.recorded.trained is not None:
+    if "recorded" in config.parts:
         _ = trained_model(config.recorded.trained, config.seed)  # which checks the model
     if config.pictures:
         require_plots("pictures=true")
@@ -68,7 +68,3 @@ def experts(config: ExpertsConfig, run: Run) -> None:
 
 
 main = entry_point("experts", experts, ExpertsConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
 """Prices the experts of a mixture on the profiled phones."""
 
 import math
-from collections.abc import Sequence
 
+from llada_jax.config import require
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
-from llada_jax.experts.slots import slots_within
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile
@@ -34,7 +33,11 @@ def phone_costs(
     npu_kernels, cpu_kernels = phone.kernels(npu), phone.cpu_kernels(cpu)
 
     def on_npu(*matrices: tuple[int, int, str]) -> float:
-        return price_on_npu(_products(matrices, BLOCK_ROWS), npu_kernels, phone.memory).seconds
+        """Prices products with weights: inputs, outputs and the name of each."""
+        weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
+        operations = tuple(product_with(name, BLOCK_ROWS, i, o) for i, o, name in matrices)
+        step = Lowered("experts", b"", weights, {}, {}, operations)
+        return price_on_npu(step, npu_kernels, phone.memory).seconds
 
     width, inner, weights = shape.width, shape.expert_width, shape.expert_weights
     read = expert_bytes(shape) * 1e-9 / phone.memory.dram_gbps
@@ -54,13 +57,6 @@ def phone_costs(
     )
 
 
-def _products(matrices: Sequence[tuple[int, int, str]], rows: int) -> Lowered:
-    """Returns a step of products with weights: inputs, outputs and the name of each."""
-    weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
-    operations = tuple(product_with(name, rows, i, o) for i, o, name in matrices)
-    return Lowered("experts", b"", weights, {}, {}, operations)
-
-
 def stored_bytes(weights: int) -> int:
     """Returns the bytes of so many weights, with their scales."""
     return math.ceil(weights * stored_bits(LoweredWeight((1,), WEIGHT_BITS, GROUP)) / 8)
@@ -72,7 +68,10 @@ def expert_bytes(shape: MoEShape) -> int:
 
 
 def slots_in_address_space(soc: str, shape: MoEShape, tokens: int) -> int:
-    """Returns how many experts of a layer an NPU's session maps beside dense weights and KV."""
+    """Returns how many experts of a layer an NPU's session maps beside dense weights and KV.
+
+    Raises ValueError where there is not one for each layer.
+    """
     space = Budget(
         session_bytes=int(load_profile(soc).memory.mapping_cap_mib * MIB),
         kv_bytes_per_token=shape.kv_bytes_per_token,
@@ -80,3 +79,19 @@ def slots_in_address_space(soc: str, shape: MoEShape, tokens: int) -> int:
         reserved_bytes=stored_bytes(shape.n_layers * shape.dense_weights),
     )
     return slots_within(space, shape, expert_bytes(shape))
+
+
+def slots_within(space: Budget, shape: MoEShape, size: int) -> int:
+    """Divides what the swap planner's budget leaves into slots of one expert of so many bytes, the
+    same number for every layer; more than all experts are never needed.
+
+    Raises ValueError where there is not one slot for each layer.
+    """
+    left = space.session_bytes - space.fixed_bytes
+    row = space.aligned(size) * shape.n_layers
+    require(
+        left >= row,
+        f"budget is {left} bytes beside what is mapped all the time; allowed: {row} or more, one "
+        f"expert of {space.aligned(size)} bytes for each of {shape.n_layers} layers",
+    )
+    return min(left // row, shape.n_experts)

@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
 from experiments.harness.results import ResultRow
-from llada_jax.config import require
+from llada_jax.config import require_counts
+from llada_jax.config_files import read_yaml
 from llada_jax.experts.cache import MRS_ALPHA, CacheName, hit_rate, make_cache
-from llada_jax.experts.machines import DESKTOP, MachineProfile
-from llada_jax.experts.policy import POLICIES, Policy
+from llada_jax.experts.costs import LINK_GBPS, LINK_SOURCE, desktop_costs
+from llada_jax.experts.expert_policies import POLICIES, ExpertPolicy
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.shapes import DEEPSEEK, MIXTRAL, QWEN2, MoEShape
@@ -31,36 +33,14 @@ ABLATION_PROMPT = 32
 
 ALPHA = 0.15
 """Minus-recent-score's, fitted; the released code has 0.5."""
-ABLATION: Mapping[str, Policy] = {
-    "scheduling": Policy(scheduler="earliest_finish"),
-    "prefetch": Policy(scheduler="resident_or_cpu", prefetch="gates"),
-    "caching": Policy(scheduler="resident_or_cpu", cache="mrs", refill=True, alpha=ALPHA),
+ABLATION: Mapping[str, ExpertPolicy] = {
+    "scheduling": ExpertPolicy(scheduler="earliest_finish"),
+    "prefetch": ExpertPolicy(scheduler="resident_or_cpu", prefetch="gates"),
+    "caching": ExpertPolicy(scheduler="resident_or_cpu", cache="mrs", refill=True, alpha=ALPHA),
     "all": replace(POLICIES["hybrimoe"], alpha=ALPHA),
 }
 BASELINE = POLICIES["ktransformers"]
-PUBLISHED_SPEEDUP = {
-    ("decode", "scheduling"): 1.46,
-    ("decode", "prefetch"): 1.15,
-    ("decode", "caching"): 1.38,
-    ("decode", "all"): 1.86,
-    ("prefill", "scheduling"): 1.26,
-    ("prefill", "prefetch"): 1.06,
-    ("prefill", "all"): 1.31,
-}
-PUBLISHED_SECONDS = {"decode": 0.21, "prefill": 1.47}
-PUBLISHED_AVERAGE = {"decode": 1.70, "prefill": 1.33}
-PUBLISHED_HIT_RATE = {
-    ("mixtral", 25, "mrs"): 0.362,
-    ("mixtral", 25, "lru"): 0.302,
-    ("mixtral", 75, "mrs"): 0.833,
-    ("mixtral", 75, "lru"): 0.806,
-    ("deepseek", 25, "mrs"): 0.527,
-    ("deepseek", 25, "lru"): 0.477,
-    ("qwen2", 25, "mrs"): 0.528,
-    ("qwen2", 25, "lru"): 0.450,
-}
-FITTED_HIT_RATE = {(name, 25, "lru") for name in ("mixtral", "deepseek", "qwen2")}
-FITTED_HIT_RATE |= {("qwen2", 25, "mrs")}
+PUBLISHED = read_yaml(Path(__file__).with_name("hybrimoe.yaml"))
 
 _modelled = partial(ResultRow, kind="modelled")
 
@@ -74,9 +54,7 @@ class PaperConfig:
     prompts: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("profile_tokens", "tokens", "prompts"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "profile_tokens", "tokens", "prompts")
 
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
@@ -102,13 +80,9 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     }
     for phase, gained in gains.items():
         yield _modelled(
-            name=f"average/{phase}",
-            value=np.mean(gained),
-            unit="x faster",
-            reference=PUBLISHED_AVERAGE[phase],
-            source=f"{SOURCE}, abstract",
-            n=len(gained),
-        )
+            name=f"average/{phase}", value=np.mean(gained), unit="x faster", n=len(gained),
+            reference=PUBLISHED["average"][phase], source=f"{SOURCE}, abstract",
+        )  # fmt: skip
     for shape in MODELS:
         yield from hit_rates(decoding[shape.name], shape, config.profile_tokens)
 
@@ -127,22 +101,19 @@ def _prefill(shape: MoEShape, length: int, config: PaperConfig, seed: int) -> Ro
 def _ablation(phase: str, trace: RoutingTrace, profile: int) -> Iterator[ResultRow]:
     """Compares the baseline's seconds and the gain of each policy with Table III."""
     before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
+    source = f"{SOURCE}, table III"
     yield _modelled(
-        name=f"qwen2_25/{phase}/baseline",
-        value=before,
-        unit="s",
-        reference=PUBLISHED_SECONDS[phase],
-        source=f"{SOURCE}, table III" + (" (fitted)" if phase == "decode" else ""),
-    )
+        name=f"qwen2_25/{phase}/baseline", value=before, unit="s",
+        reference=PUBLISHED["seconds"][phase],
+        source=source + (" (fitted)" if phase == "decode" else ""),
+    )  # fmt: skip
     for name, policy in ABLATION.items():
-        reference = PUBLISHED_SPEEDUP.get((phase, name))
+        gain = before / _seconds(trace, QWEN2, policy, 0.25, profile)
+        reference = PUBLISHED["speedup"][phase].get(name)
         yield _modelled(
-            name=f"qwen2_25/{phase}/{name}",
-            value=before / _seconds(trace, QWEN2, policy, 0.25, profile),
-            unit="x faster",
-            reference=reference,
-            source=f"{SOURCE}, table III" if reference else None,
-        )
+            name=f"qwen2_25/{phase}/{name}", value=gain, unit="x faster", reference=reference,
+            source=source if reference else None,
+        )  # fmt: skip
 
 
 def _implied_link(phase: str, trace: RoutingTrace, profile: int) -> ResultRow:
@@ -150,33 +121,29 @@ def _implied_link(phase: str, trace: RoutingTrace, profile: int) -> ResultRow:
 
     Bisects the bandwidth: the faster the link, the more scheduling gains. Nothing else uses it.
     """
-    link, before = DESKTOP.transfer_bandwidth, _seconds(trace, QWEN2, BASELINE, 0.25, profile)
-    low, high = 0.1, 2 * link.value
+    before = _seconds(trace, QWEN2, BASELINE, 0.25, profile)
+    low, high = 0.1, 2 * LINK_GBPS
     for _ in range(8):
         middle = (low + high) / 2
-        machine = replace(DESKTOP, transfer_bandwidth=link._replace(value=middle))
-        after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, machine)
-        gains_more = before / after > PUBLISHED_SPEEDUP[phase, "scheduling"]
+        after = _seconds(trace, QWEN2, ABLATION["scheduling"], 0.25, profile, middle)
+        gains_more = before / after > PUBLISHED["speedup"][phase]["scheduling"]
         low, high = (low, middle) if gains_more else (middle, high)
     return _modelled(
-        name=f"implied_link/qwen2_25/{phase}",
-        value=(low + high) / 2,
-        unit="GB/s",
-        reference=link.value,
-        source=link.source,
-    )
+        name=f"implied_link/qwen2_25/{phase}", value=(low + high) / 2, unit="GB/s",
+        reference=LINK_GBPS, source=LINK_SOURCE,
+    )  # fmt: skip
 
 
 def _seconds(
     trace: RoutingTrace,
     shape: MoEShape,
-    policy: Policy,
+    policy: ExpertPolicy,
     ratio: float,
     profile: int,
-    machine: MachineProfile = DESKTOP,
+    link_gbps: float = LINK_GBPS,
 ) -> float:
     """Returns the mean seconds of a step."""
-    costs, slots = machine.costs(shape), int(ratio * shape.n_experts)
+    costs, slots = desktop_costs(shape, link_gbps), shape.slots_at(ratio)
     return float(replay(trace, policy, costs, slots, profile_steps=profile).seconds.mean())
 
 
@@ -189,19 +156,18 @@ def _gain(trace: RoutingTrace, shape: MoEShape, ratio: float, profile: int) -> f
 def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[ResultRow]:
     """Simulates caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
-        **{name: (name, ALPHA) for name in ("lru", "mrs", "lfu", "static", "belady")},
+        **{name: (name, ALPHA) for name in ("lru", "mrs", "static", "belady")},
         "mrs_released": ("mrs", MRS_ALPHA),
     }
     for ratio in RATIOS:
-        slots = int(ratio * shape.n_experts)
         for name, (cache, alpha) in caches.items():
             policy = make_cache(cache, trace.loads[:profile], future=trace.loads, alpha=alpha)
-            cell = (shape.name, round(100 * ratio), name)
-            reference = PUBLISHED_HIT_RATE.get(cell)
-            fitted = " (fitted)" if cell in FITTED_HIT_RATE else ""
+            cell = f"{shape.name}/{round(100 * ratio)}/{name}"
+            reference = PUBLISHED["hit_rate"].get(cell)
+            fitted = " (fitted)" if cell in PUBLISHED["fitted"] else ""
             yield _modelled(
-                name="hit_rate/" + "/".join(map(str, cell)),
-                value=hit_rate(trace, policy, slots, warmup=profile),
+                name=f"hit_rate/{cell}",
+                value=hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile),
                 unit="of activated experts",
                 reference=reference,
                 source=f"{SOURCE}, figure 9{fitted}" if reference else None,

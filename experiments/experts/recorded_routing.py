@@ -4,46 +4,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 import llada_jax as lj
 from experiments.experts.expert_prices import phone_costs
 from experiments.harness.results import Kind, ResultRow
 from experiments.harness.run import Run
-from llada_jax.config import ModelConfig, MoEConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
-from llada_jax.experts.policy import POLICIES
-from llada_jax.experts.routing import (
-    RoutingTrace,
-    experts_per_step,
-    imbalance,
-    step_similarity,
-)
-from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
-from llada_jax.experts.slots import slots_at_ratio
+from llada_jax.experts.expert_policies import POLICIES
+from llada_jax.experts.routing import experts_per_step, imbalance, step_similarity
+from llada_jax.experts.shapes import MoEShape
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
-from llada_jax.model.params import init_params
-
-NARROW = {
-    "vocab_size": 512, "width": 64, "n_heads": 4, "n_kv_heads": 4, "head_dim": 16,
-    "ffn_width": 128, "rope_theta": 5e4, "norm_eps": 1e-6, "max_length": 512, "mask_id": 511,
-    "eos_id": 510,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedConfig:
     """Says what is decoded. The comments are in conf/experts.yaml."""
 
-    trained: str | None = "tiny_moe"
-    layers: int = 3
+    trained: str = "tiny_moe"
     gen_length: int = 64
     steps: int = 32
 
     def __post_init__(self) -> None:
-        require(self.layers > 1, f"layers is {self.layers}; allowed: 2 or more")
         _ = self.sampler
 
     @property
@@ -53,37 +37,12 @@ class RecordedConfig:
         )
 
 
-def narrow_models(layers: int) -> dict[str, ModelConfig]:
-    """Returns the routers of LLaDA-MoE and LLaDA2-mini over narrow layers."""
-    moe = MoEConfig(n_experts=64, experts_per_token=8, expert_width=32)
-    mini = MoEConfig(
-        n_experts=256, experts_per_token=8, expert_width=16, first_layer=1, shared_width=16,
-        router="sigmoid", n_groups=8, groups_per_token=4, normalize_weights=True,
-        weight_scale=2.5, selection_bias=True,
-    )  # fmt: skip
-    return {
-        LLADA_MOE.name: ModelConfig(family="llada_moe", n_layers=layers, moe=moe, **NARROW),
-        LLADA2_MINI.name: ModelConfig(family="llada2_moe", n_layers=layers, moe=mini, **NARROW),
-    }
-
-
 class RoutedModel(NamedTuple):
     """A model, the sizes that it is priced at, and what it is asked."""
 
     model: lj.Model
     shape: MoEShape
     prompt: Sequence[Sequence[int]]
-
-
-def routed_models(config: RecordedConfig, seed: int) -> Iterator[RoutedModel]:
-    """Yields random weights in published shapes, then the trained model, if there is one."""
-    shapes = {shape.name: shape for shape in (LLADA_MOE, LLADA2_MINI)}
-    prompt = np.random.default_rng(seed).integers(1, 500, (1, 32)).tolist()
-    for name, narrow in narrow_models(config.layers).items():
-        params = init_params(narrow, jax.random.key(seed))
-        yield RoutedModel(lj.Model(narrow, params, None), shapes[name], prompt)
-    if config.trained is not None:
-        yield trained_model(config.trained, seed)
 
 
 def trained_model(source: str, seed: int) -> RoutedModel:
@@ -120,27 +79,20 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
 def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
     """Yields statistics of recorded routing, and whether a budget changes any token.
 
-    The run folder gets each routing beside the trace that it belongs to, step for step.
+    The run folder gets the routing beside the trace that it belongs to, step for step.
     """
-    for routed in routed_models(config, seed):
-        name = routed.shape.name
-        result, routing = record_routing(routed.model, routed.prompt, config.sampler, seed=seed)
-        assert result.trace is not None
-        result.trace.save(run.folder / f"trace_{name}.npz")
-        routing.save(run.folder / f"routing_{name}.npz")
-        yield _row(f"recorded/{name}/experts_per_step", experts_per_step(routing), "experts")
-        yield _row(f"recorded/{name}/similarity_1", step_similarity(routing), "cosine")
-        yield _row(f"recorded/{name}/imbalance", imbalance(routing).mean(), "x the mean load")
-        yield from _within_budget(routed, config, seed, result, routing)
-
-
-def _within_budget(
-    routed: RoutedModel, config: RecordedConfig, seed: int, result: lj.Result, routing: RoutingTrace
-) -> Iterator[ResultRow]:
-    model, shape, prompt = routed
-    costs, slots = phone_costs("SM8750", shape), slots_at_ratio(0.25, shape)
+    model, shape, prompt = trained_model(config.trained, seed)
+    result, routing = record_routing(model, prompt, config.sampler, seed=seed)
+    assert result.trace is not None
+    result.trace.save(run.folder / f"trace_{shape.name}.npz")
+    routing.save(run.folder / f"routing_{shape.name}.npz")
+    name = f"recorded/{shape.name}"
+    yield _row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
+    yield _row(f"{name}/similarity_1", step_similarity(routing), "cosine")
+    yield _row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
+    costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
+    profile = routing.first_steps(1)
     for policy in ("hybrimoe", "denoising"):
-        profile = routing.first_steps(1)
         budgeted = generate_within_budget(
             model, prompt, POLICIES[policy], costs, slots, profile, config.sampler, seed=seed
         )

@@ -1,4 +1,4 @@
-"""Measures how good the schedules of single layers are, and how quickly they are made."""
+"""Measures how good HybriMoE's schedules of single layers are, and how quickly they are made."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,38 +11,31 @@ from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy import POLICIES
+from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.policy_run import PolicyRun
-from llada_jax.experts.schedule import IDLE, SCHEDULERS, Scheduler
+from llada_jax.experts.schedule import earliest_finish, fastest
 from llada_jax.experts.shapes import LLADA2_MINI
-from llada_jax.experts.shortest_schedule import shortest_seconds
 
-RULES = ("earliest_finish", "fastest")
 SMALL_LAYERS = 60
 
 
 def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
     """Measures the gap to the shortest plan of small layers, and how long planning takes."""
-    for rule in RULES:
-        mean, worst = _gap(SCHEDULERS[rule], np.random.default_rng(seed))
-        for name, value in (("mean", mean), ("worst", worst)):
-            yield ResultRow(
-                name=f"schedule_gap/{rule}/{name}",
-                value=value,
-                unit="of the shortest plan",
-                n=SMALL_LAYERS,
-            )
+    gaps = _gaps(np.random.default_rng(seed))
+    for name, value in (("mean", np.mean(gaps)), ("worst", max(gaps))):
+        row = f"schedule_gap/earliest_finish/{name}"
+        yield ResultRow(row, float(value), "of the shortest plan", n=SMALL_LAYERS)
     rng = np.random.default_rng(seed)
     loads = rng.integers(1, 20, LLADA2_MINI.n_experts)
     resident = rng.random(loads.size) < 0.5
     costs = phone_costs("SM8750", LLADA2_MINI)
     times = {
-        rule: 1e3 * best_of(partial(SCHEDULERS[rule], loads, resident, costs, IDLE), repeats)[1]
-        for rule in RULES
+        rule.__name__: 1e3 * best_of(partial(rule, loads, resident, costs), repeats)[1]
+        for rule in (earliest_finish, fastest)
     }
     for rule, value in times.items():
-        yield ResultRow(name=f"schedule_256_experts_ms/{rule}", value=value, unit="ms")
-    yield ResultRow(name="schedule_256_experts_ms", value=max(times.values()), unit="ms")
+        yield ResultRow(f"schedule_256_experts_ms/{rule}", value, "ms")
+    yield ResultRow("schedule_256_experts_ms", max(times.values()), "ms")
     yield from _decisions(seed, costs)
 
 
@@ -58,18 +51,15 @@ def _decisions(seed: int, costs: ExpertCosts) -> Iterator[ResultRow]:
     for name, policy in POLICIES.items():
         run = PolicyRun(policy, costs, LLADA2_MINI.n_experts // 4, trace.loads[:profile])
         planning = float(np.median([best_of(partial(run.run_layer, visit))[1] for visit in coming]))
-        yield ResultRow(name=f"planning/{name}/ms_a_layer", value=planning * 1e3, unit="ms")
+        share = planning / (run.seconds / len(coming))
+        yield ResultRow(f"planning/{name}/ms_a_layer", planning * 1e3, "ms")
         yield ResultRow(
-            name=f"planning/{name}/of_a_layer",
-            value=planning / (run.seconds / len(coming)),
-            unit="of its modelled time",
-            kind="modelled",
+            f"planning/{name}/of_a_layer", share, "of its modelled time", kind="modelled"
         )
 
 
-def _gap(scheduler: Scheduler, rng: np.random.Generator) -> tuple[float, float]:
-    """Returns mean and worst excess over the optimum, on layers of five experts and random
-    machines."""
+def _gaps(rng: np.random.Generator) -> list[float]:
+    """Returns excesses over the optimum, on layers of five experts and random machines."""
     gaps = []
     for _ in range(SMALL_LAYERS):
         loads = rng.integers(1, 9, 5)
@@ -78,7 +68,7 @@ def _gap(scheduler: Scheduler, rng: np.random.Generator) -> tuple[float, float]:
         costs = ExpertCosts(
             cpu_expert=cpu, cpu_row=row, cpu_first=0.1, accelerator=step, transfer=move, dense=0
         )
-        shortest = shortest_seconds(loads, resident, costs)
-        seconds = scheduler(loads, resident, costs, IDLE).seconds
+        shortest = fastest(loads, resident, costs).seconds
+        seconds = earliest_finish(loads, resident, costs).seconds
         gaps.append(max(0.0, seconds / shortest - 1))  # rounding may say less than the shortest
-    return float(np.mean(gaps)), float(np.max(gaps))
+    return gaps

@@ -26,7 +26,7 @@ import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
-from experiments.generate.live_canvas import CanvasPage, printable, watcher_for
+from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
@@ -95,8 +95,14 @@ def generate(config: GenerateConfig, run: Run) -> None:
     )
     result, speed = None, []
     if config.loop != "compiled":
-        with watcher_for(_page(tokenizer, config), sys.stdout, config.pause) as watcher:
-            result = decode(loop="host", on_step=watcher)
+        added = tokenizer.backend.get_added_tokens_decoder()
+        page = CanvasPage(
+            decode=partial(tokenizer.decode, skip_special_tokens=False),
+            special_ids=frozenset(i for i, token in added.items() if token.special),
+            prompt=None if config.infill else config.prompt,
+        )
+        with watching(page, sys.stdout, config.pause) as show:
+            result = decode(loop="host", on_step=show)
         speed += host_speed(result)
     if config.loop == "both" and config.host_loop_alone:
         print(f"the compiled loop is skipped: {config.host_loop_alone}", flush=True)
@@ -132,37 +138,34 @@ def host_speed(result: lj.Result) -> list[ResultRow]:
     """Returns wall time of a watched run, and the speed of those of its steps that compiled
     nothing."""
     trace = _trace(result)
-    rows = [ResultRow(name="host_loop_with_compilation", value=trace.seconds.sum(), unit="s")]
+    rows = [ResultRow("host_loop_with_compilation", trace.seconds.sum(), "s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
     warm = np.delete(np.arange(len(trace.rows)), first_of_bucket)
     if len(warm):
         tokens = np.isin(trace.event_step[trace.event_kind == Event.COMMIT], warm).sum()
         speed = tokens / trace.seconds[warm].sum()
-        rows.append(ResultRow(name="host_loop_warm_steps", value=speed, unit="tokens/s"))
+        rows.append(ResultRow("host_loop_warm_steps", speed, "tokens/s"))
     return rows
 
 
 def compiled_speed(first: lj.Result, second: lj.Result) -> list[ResultRow]:
     """Returns wall time of two equal runs, of which the first had to compile."""
-    speed = _tokens(second) / second.seconds
     return [
-        ResultRow(name="compiled_loop_with_compilation", value=first.seconds, unit="s"),
-        ResultRow(name="compiled_loop", value=second.seconds, unit="s"),
-        ResultRow(name="compiled_loop_speed", value=speed, unit="tokens/s"),
+        ResultRow("compiled_loop_with_compilation", first.seconds, "s"),
+        ResultRow("compiled_loop", second.seconds, "s"),
+        ResultRow("compiled_loop_speed", _tokens(second) / second.seconds, "tokens/s"),
     ]
 
 
 def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
     """Yields a line of `metrics.jsonl` for each forward; `seconds` is null in a compiled loop."""
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
+    counts = ("live_rows", "head_rows", "cache_length", "block")
     for step, seconds in enumerate(trace.seconds):
         yield {
             "step": step,
             "rows": int(trace.rows[step]),
-            "live_rows": int(trace.live_rows[step, 0]),
-            "head_rows": int(trace.head_rows[step, 0]),
-            "cache_length": int(trace.cache_length[step, 0]),
-            "block": int(trace.block[step, 0]),
+            **{name: int(getattr(trace, name)[step, 0]) for name in counts},
             "committed": int((commits == step).sum()),
             "seconds": None if np.isnan(seconds) else float(seconds),
         }
@@ -170,11 +173,11 @@ def step_metrics(trace: lj.Trace) -> Iterator[dict[str, Any]]:
 
 def _counts(result: lj.Result) -> list[ResultRow]:
     return [
-        ResultRow(name="forwards", value=result.nfe[0], unit="forwards"),
-        ResultRow(name="tokens", value=_tokens(result), unit="tokens"),
-        ResultRow(name="answer_tokens", value=len(result.answers[0]), unit="tokens"),
-        ResultRow(name="tokens_per_forward", value=result.tpf, unit="tokens/forward"),
-        ResultRow(name="rows_per_forward", value=_trace(result).rows.mean(), unit="rows/forward"),
+        ResultRow("forwards", result.nfe[0], "forwards"),
+        ResultRow("tokens", _tokens(result), "tokens"),
+        ResultRow("answer_tokens", len(result.answers[0]), "tokens"),
+        ResultRow("tokens_per_forward", result.tpf, "tokens/forward"),
+        ResultRow("rows_per_forward", _trace(result).rows.mean(), "rows/forward"),
     ]
 
 
@@ -186,15 +189,6 @@ def _tokens(result: lj.Result) -> int:
 def _trace(result: lj.Result) -> lj.Trace:
     assert result.trace is not None
     return result.trace
-
-
-def _page(tokenizer: Tokenizer, config: GenerateConfig) -> CanvasPage:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return CanvasPage(
-        decode=partial(tokenizer.decode, skip_special_tokens=False),
-        special_ids=frozenset(i for i, token in added.items() if token.special),
-        prompt=None if config.infill else config.prompt,
-    )
 
 
 def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
@@ -230,9 +224,6 @@ def _quoted(argument: str) -> str:
     return f"prompt={QuotedString(text, Quote.single).with_quotes()}"
 
 
-main = entry_point("generate", generate, GenerateConfig)
-
-
 if __name__ == "__main__":
     sys.argv[1:] = verbatim_prompt(sys.argv[1:])
-    main()
+main = entry_point("generate", generate, GenerateConfig)

@@ -1,46 +1,24 @@
-"""Watching a canvas fill: drawn in place on a terminal, as plain lines anywhere else.
+"""Watching a canvas fill: drawn in place on a terminal, as plain lines anywhere else."""
 
-`frame` turns a step into lines of text and does nothing else; `LiveCanvas` puts them on a screen.
-"""
-
-import os
-import shutil
 import time
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
 from itertools import groupby
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from llada_jax.sampler.canvas import MASKED, PAD, PROMPT, VISIBLE
-from llada_jax.sampler.loops import StepView
+from llada_jax.sampler.loops import OnStep, StepView
 
 MASK_GLYPH = "░"
 SPECIAL_GLYPH = "∎"
+FRESH = "black on green"
 PLAIN_EVERY = 16
 """Steps from one plain line to the next."""
-
-RESET = "\x1b[0m"
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-BEGIN_FRAME, END_FRAME = "\x1b[?2026h", "\x1b[?2026l"  # terminals that know it show frames whole
-CLEAR_LINE, CLEAR_BELOW = "\x1b[K", "\x1b[J"
-
-
-class Style(Enum):
-    """How a character looks, as its escape sequence."""
-
-    PLAIN = ""
-    DIM = "\x1b[2m"
-    FRESH = "\x1b[30;42m"
-
-
-class StyledChar(NamedTuple):
-    char: str
-    style: Style
 
 
 @dataclass(frozen=True)
@@ -54,74 +32,69 @@ class CanvasPage:
     """Drawn before the canvas instead of the prompt's tokens; None draws those, where they are."""
 
 
-class Progress(NamedTuple):
-    """The numbers of the status line."""
+@contextmanager
+def watching(page: CanvasPage, stream: TextIO, pause: float = 0.0) -> Iterator[OnStep]:
+    """Yields what shows a step: in a live canvas on a terminal that may be painted on; else, or
+    with NO_COLOR, as a plain line every few steps."""
+    console = Console(file=stream)
+    if not console.is_terminal or console.is_dumb_terminal or console.no_color:
 
-    step: int
-    masks_left: int
-    forwards: int
-    tokens_per_forward: float
-    rows: int
+        def print_some(view: StepView) -> None:
+            if view.step % PLAIN_EVERY == 0 or not (view.state[0] == MASKED).any():
+                print(status(view), file=stream, flush=True)
 
-    def __str__(self) -> str:
-        return (
-            f"step {self.step}, {self.masks_left} masks left, {self.forwards} forwards, "
-            f"{self.tokens_per_forward:.2f} tokens/forward, {self.rows} rows"
-        )
+        yield print_some
+        return
+    with Live(Text("compiling the first step", "dim"), console=console, auto_refresh=False) as live:
+
+        def draw(view: StepView) -> None:
+            live.update(frame(view, page, console), refresh=True)
+            time.sleep(pause)
+
+        yield draw
 
 
-def progress(view: StepView) -> Progress:
-    """Counts what the batch's first row has done; steps count from 1."""
+def status(view: StepView) -> str:
+    """Says what the batch's first row has done; steps count from 1."""
     state, forwards = view.state[0], int(view.nfe[0])
-    return Progress(
-        step=view.step + 1,
-        masks_left=int((state == MASKED).sum()),
-        forwards=forwards,
-        tokens_per_forward=int((state >= VISIBLE).sum()) / max(1, forwards),
-        rows=view.rows,
+    return (
+        f"step {view.step + 1}, {(state == MASKED).sum()} masks left, {forwards} forwards, "
+        f"{(state >= VISIBLE).sum() / max(1, forwards):.2f} tokens/forward, {view.rows} rows"
     )
 
 
-def frame(view: StepView, page: CanvasPage, width: int, height: int) -> list[str]:
-    """Draws the batch's first row and a status line, in at most `height` lines of `width`
-    columns."""
-    cells = list(_text(page.prompt + "\n\n", Style.DIM)) if page.prompt else []
-    cells += _canvas(view, page)
-    lines = wrapped(cells, width)
-    status = wrapped(_text(str(progress(view)), Style.DIM), width)
-    room = max(1, height - len(status) - 1)
-    shown = [*_around_first_mask(lines, room), [], *status]
-    return [_painted(line) for line in shown[-height:]]
+def frame(view: StepView, page: CanvasPage, console: Console) -> Text:
+    """Draws the batch's first row and a status line, as much as the console holds around the first
+    mask."""
+    text = Text.assemble((printable(f"{page.prompt}\n\n") if page.prompt else "", "dim"))
+    for part, style in _canvas(view, page):
+        text.append(part, style)
+    lines = text.wrap(console, console.width)
+    last = Text(status(view), "dim").wrap(console, console.width)
+    room = max(1, console.height - len(last) - 1)
+    focus = next((i for i, line in enumerate(lines) if MASK_GLYPH in line.plain), len(lines))
+    first = min(max(0, focus - room // 2), max(0, len(lines) - room))
+    return Text("\n").join([*lines[first : first + room], Text(), *last])
 
 
-def _canvas(view: StepView, page: CanvasPage) -> Iterator[StyledChar]:
-    def look(position: int) -> tuple[int, bool]:
-        return int(state[position]), bool(fresh[position])
-
+def _canvas(view: StepView, page: CanvasPage) -> Iterator[tuple[str, str]]:
+    """Yields pieces of the canvas, each with its style."""
     tokens, state, fresh = view.tokens[0], view.state[0], view.fresh[0]
     hidden = (PAD,) if page.prompt is None else (PAD, PROMPT)
     positions = [i for i in range(len(tokens)) if state[i] not in hidden]
+
+    def look(position: int) -> tuple[int, bool, bool]:
+        special = int(tokens[position]) in page.special_ids
+        return int(state[position]), bool(fresh[position]), special
+
     # Neighbours are decoded together: one character may take several tokens.
-    for (kind, is_fresh), group in groupby(positions, look):
+    for (kind, is_fresh, special), group in groupby(positions, look):
         ids = [int(tokens[position]) for position in group]
         if kind == MASKED:
-            yield from _text(MASK_GLYPH * len(ids), Style.DIM)
-        else:
-            settled = Style.DIM if kind == PROMPT else Style.PLAIN
-            yield from _tokens(ids, page, Style.FRESH if is_fresh else settled)
-
-
-def _tokens(ids: Sequence[int], page: CanvasPage, style: Style) -> Iterator[StyledChar]:
-    for special, group in groupby(ids, page.special_ids.__contains__):
-        run = list(group)
-        if special:
-            yield from _text(SPECIAL_GLYPH * len(run), Style.DIM if style is Style.PLAIN else style)
-        else:
-            yield from _text(page.decode(run), style)
-
-
-def _text(text: str, style: Style) -> Iterator[StyledChar]:
-    return (StyledChar(char, style) for char in printable(text))
+            yield MASK_GLYPH * len(ids), "dim"
+            continue
+        style = FRESH if is_fresh else "dim" if special or kind == PROMPT else ""
+        yield SPECIAL_GLYPH * len(ids) if special else printable(page.decode(ids)), style
 
 
 def printable(text: str) -> str:
@@ -131,126 +104,3 @@ def printable(text: str) -> str:
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160))}
 _CONTROLS |= {ord("\n"): "\n"}
-
-
-def wrapped(cells: Iterable[StyledChar], width: int) -> list[list[StyledChar]]:
-    """Breaks characters into lines of at most `width` columns, broken after spaces and masks where
-    possible."""
-    lines, line, columns = [], [], 0
-    for cell in cells:
-        if cell.char == "\n":
-            lines.append(_trimmed(line))
-            line, columns = [], 0
-            continue
-        line.append(cell)
-        columns += _columns(cell.char)
-        # Spaces may hang over the edge: they are trimmed.
-        if columns > width and cell.char != " " and len(line) > 1:
-            cut = _break(line)
-            lines.append(_trimmed(line[:cut]))
-            line = line[cut:]
-            columns = sum(_columns(rest.char) for rest in line)
-    return [*lines, _trimmed(line)]
-
-
-def _break(line: list[StyledChar]) -> int:
-    """Returns where a line that is one character too long is cut."""
-    places = [i for i, cell in enumerate(line[:-1], 1) if cell.char in (" ", MASK_GLYPH)]
-    return places[-1] if places else len(line) - 1
-
-
-def _trimmed(line: list[StyledChar]) -> list[StyledChar]:
-    length = len("".join(cell.char for cell in line).rstrip(" "))
-    return line[:length]
-
-
-@cache
-def _columns(char: str) -> int:
-    """Columns that a character takes on a screen."""
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):  # marks on the letter before, joiners
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _around_first_mask(lines: list[list[StyledChar]], room: int) -> list[list[StyledChar]]:
-    """Returns as many lines as there is room for, where the work goes on."""
-    masked = (i for i, line in enumerate(lines) if any(c.char == MASK_GLYPH for c in line))
-    focus = next(masked, len(lines))
-    first = min(max(0, focus - room // 2), max(0, len(lines) - room))
-    return lines[first : first + room]
-
-
-def _painted(line: list[StyledChar]) -> str:
-    runs = (
-        (style, "".join(c.char for c in run)) for style, run in groupby(line, lambda c: c.style)
-    )
-    return "".join(f"{style.value}{text}{RESET}" if style.value else text for style, text in runs)
-
-
-class Watcher(AbstractContextManager["Watcher", None], Protocol):
-    """Shows a run while it is in the `with` block; called after each step."""
-
-    def __call__(self, view: StepView) -> None: ...
-
-
-class PlainLines:
-    """One short line every few steps."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def __call__(self, view: StepView) -> None:
-        now = progress(view)
-        if now.step % PLAIN_EVERY == 1 or not now.masks_left:
-            print(now, file=self._stream, flush=True)
-
-
-class LiveCanvas:
-    """Frames drawn over each other. Each is one write, so nothing flickers."""
-
-    def __init__(self, page: CanvasPage, stream: TextIO, pause: float = 0.0) -> None:
-        self._page, self._stream, self._pause = page, stream, pause
-        self._height = 0
-
-    def __enter__(self) -> Self:
-        waiting = _painted(list(_text("compiling the first step", Style.DIM)))
-        self._stream.write(HIDE_CURSOR)
-        self._draw([waiting])
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stream.write(SHOW_CURSOR)
-        self._stream.flush()
-
-    def __call__(self, view: StepView) -> None:
-        columns, rows = shutil.get_terminal_size()
-        # A full last column or row would make the terminal wrap or scroll.
-        self._draw(frame(view, self._page, columns - 1, rows - 1))
-        time.sleep(self._pause)
-
-    def _draw(self, lines: list[str]) -> None:
-        back = f"\x1b[{self._height}A" if self._height else ""
-        body = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
-        self._stream.write(f"{BEGIN_FRAME}{back}\r{body}{CLEAR_BELOW}{END_FRAME}")
-        self._stream.flush()
-        self._height = len(lines)
-
-
-def watcher_for(
-    page: CanvasPage, stream: TextIO, pause: float = 0.0, environ: Mapping[str, str] = os.environ
-) -> Watcher:
-    """Returns a live canvas on a terminal that may be painted on; else, or with NO_COLOR, plain
-    lines."""
-    plain = not stream.isatty() or environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
-    return PlainLines(stream) if plain else LiveCanvas(page, stream, pause)

@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
         """Returns the 95 % interval, by Student's distribution; None for a single run."""
         if self.n < 2:
             return None
-        half = _student(self.n - 1) * self.error
+        half = float(stdtrit(self.n - 1, 0.975)) * self.error  # Student's 97.5 % quantile
         return self.value - half, self.value + half
 
     @property
@@ -41,7 +41,9 @@ class Estimate(NamedTuple):
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """Returns the mean of runs. Raises ValueError where there are none."""
-    n, value = len(values), fmean(_some(values))
+    n = len(values)
+    require(n > 0, "there are no runs; allowed: 1 or more")
+    value = fmean(values)
     if n < 2:
         return Estimate(value, math.inf, n)
     variance = math.fsum((each - value) ** 2 for each in values) / (n - 1)
@@ -49,24 +51,14 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 
 def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Returns mean of the differences of runs that share their seeds."""
+    """Returns the mean of the differences of runs that share their seeds."""
     return mean_of([a - b for a, b in zip(values, others, strict=True)])
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
     """Returns the ratio of two means over runs that share their seeds (its error to first
     order)."""
-    below = fmean(_some(others))
-    value = fmean(_some(values)) / below
+    below = mean_of(others).value
+    value = mean_of(values).value / below
     left = [(a - value * b) / below for a, b in zip(values, others, strict=True)]
     return mean_of(left)._replace(value=value)
-
-
-def _some(values: Sequence[float]) -> Sequence[float]:
-    require(len(values) > 0, "there are no runs; allowed: 1 or more")
-    return values
-
-
-def _student(freedom: int) -> float:
-    """Returns the 97.5 % quantile of Student's distribution."""
-    return float(stdtrit(freedom, 0.975))

@@ -30,7 +30,7 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
 
 def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:
     """Returns the forwards of one row of a trace, for a model of LLaDA-8B's shape."""
-    return from_trace(trace, architecture(SHAPE), row, as_if=True)
+    return from_trace(trace, architecture(SHAPE), row)
 
 
 def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:
@@ -61,8 +61,7 @@ def _on_phone(trace: lj.Trace, phone: lj.Phone) -> Iterator[ResultRow]:
     yield row("this_run", found.seconds, interval=found.interval)
     for part, seconds in list(found.breakdown.items())[:SHOWN_PARTS]:
         yield row(f"this_run/{part}", seconds)
-    workload = found.simulated.workload
-    prompt, tokens = workload.prompt_length, workload.tokens
+    prompt, tokens = found.workload.prompt_length, found.workload.tokens
     gen_length = trace.settings["sampler"]["gen_length"]
     baselines = {
         "cpu": (vanilla(prompt, tokens), System(body="cpu")),

@@ -35,12 +35,9 @@ def require_plots(setting: str) -> None:
 
 def figure(width: float = 5.2, height: float = 3.8) -> "Figure":
     """Makes an empty figure, in inches, that no window and no global state knows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "pictures need the extra plots: pip install 'llada_jax[plots]'"
-        ) from error
+    require_plots("a picture")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -17,9 +17,16 @@ _MULTIPLE = 32
 
 
 def record_forwards(
-    model: lj.Model, prompts: Sequence[Sequence[int]], sampler: SamplerConfig, limit: int
+    model: lj.Model, questions: Sequence[str], sampler: SamplerConfig, limit: int
 ) -> list[Inputs]:
-    """Records inputs of the first `limit` float32 forwards, in one shape that holds them all."""
+    """Records inputs of the first `limit` float32 forwards, in one shape that holds them all.
+
+    Raises ValueError where the model has no tokenizer.
+    """
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
+    encode = model.tokenizer.encode_chat
+    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
     length = max(map(len, prompts)) + sampler.gen_length
     length = -(-length // _MULTIPLE) * _MULTIPLE
     program = CompiledOnDemand(model.config, model.params, LiteRT())

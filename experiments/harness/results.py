@@ -43,10 +43,10 @@ class ResultRow:
         for name in ("name", "unit"):
             value = getattr(self, name)
             require(isinstance(value, str) and value != "", f"{name} is {value!r}; allowed: text")
-        object.__setattr__(self, "value", _number(f"value of {self.name}", self.value))
-        if self.reference is not None:
-            reference = _number(f"reference of {self.name}", self.reference)
-            object.__setattr__(self, "reference", reference)
+        for name in ("value", "reference"):
+            value = getattr(self, name)
+            if value is not None or name == "value":
+                object.__setattr__(self, name, _number(f"{name} of {self.name}", value))
         needs_source = self.reference is not None or self.kind == "published"
         require(
             bool(self.source) or not needs_source,
@@ -131,5 +131,5 @@ def _shown(value: float | None) -> str:
 
 
 def _decimals(value: float) -> int:
-    """Digits after the point that make four significant ones."""
+    """Counts the digits after the point that make four significant ones."""
     return max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0

@@ -9,7 +9,7 @@ one is there exactly when the run finished.
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -51,17 +51,34 @@ T = TypeVar("T")
 def entry_point(
     verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
 ) -> Callable[[], None]:
-    """Makes the command of a verb: its settings are `conf/<verb>.yaml`, and its runs go to
-    `outputs/<verb>/<date>/<time>`."""
+    """Makes the command of a verb, and runs it where the experiment's module is the program.
+
+    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`.
+    Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
+    installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra
+    itself, in a traceback.
+    """
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
-        _launch(experiment, schema, config)
+        for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
+            logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            settings = read_config(schema, config)
+            run = Run(Path(HydraConfig.get().runtime.output_dir), config)
+            run.require_own_folder()
+            experiment(settings, run)
+        except (ValueError, FileNotFoundError, ImportError, OmegaConfBaseException) as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            raise SystemExit(f"error: {' '.join(str(error).split())}") from error
 
     def main() -> None:
         ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
         command()
 
+    if experiment.__module__ == "__main__":
+        main()
     return main
 
 
@@ -85,26 +102,6 @@ def _hydra_settings(verb: str) -> HydraConf:
         sweep=SweepDir(folder, "${hydra.job.num}"),
         help=replace(hydra.help, app_name=f"experiments.{verb}"),
     )
-
-
-def _launch(experiment: Callable[[T, "Run"], None], schema: type[T], config: DictConfig) -> None:
-    """Runs an experiment in the folder that Hydra made for it.
-
-    Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
-    installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra
-    itself, in a traceback.
-    """
-    for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        settings = read_config(schema, config)
-        run = Run(Path(HydraConfig.get().runtime.output_dir), config)
-        run.require_own_folder()
-        experiment(settings, run)
-    except (ValueError, FileNotFoundError, ImportError, OmegaConfBaseException) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        raise SystemExit(f"error: {' '.join(str(error).split())}") from error
 
 
 class Run:
@@ -143,6 +140,14 @@ class Run:
         with (self.folder / "metrics.jsonl").open(mode, encoding="utf-8") as file:
             file.write(_json(row))
         self._recorded += 1
+
+    def recorded(self, rows: Iterable[ResultRow]) -> list[ResultRow]:
+        """Returns the rows, each of which is recorded as soon as it is there."""
+        found = []
+        for row in rows:
+            self.record(row.as_dict())
+            found.append(row)
+        return found
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""

@@ -3,21 +3,13 @@
 A run's setting `tiles` asks for them, and says of which kind they are.
 """
 
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import llada_jax as lj
 from llada_jax.config import SamplerConfig, require
 from llada_jax.revision.tiles import Kind
 
 BACKEND = "tiles"
-
-
-class Models(NamedTuple):
-    """What a run decodes with."""
-
-    model: lj.Model
-    refresh_on: lj.Model | None
-    """What its worker runs; None: the same, or there is no worker."""
 
 
 def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> None:
@@ -39,9 +31,12 @@ def check_tiles(tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Non
     )
 
 
-def models_for(model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig) -> Models:
-    """Returns the model as it is, or in tiles, where each is needed."""
+def models_for(
+    model: lj.Model, tiles: Kind | None, backend: str, sampler: SamplerConfig
+) -> tuple[lj.Model, lj.Model | None]:
+    """Returns what a run decodes with, in tiles where that is asked for, and what its worker runs:
+    None for the same, or where there is no worker."""
     if tiles is None:
-        return Models(model, None)
+        return model, None
     tiled = lj.tiled(model, tiles)
-    return Models(tiled if backend == BACKEND else model, tiled if sampler.has_worker else None)
+    return tiled if backend == BACKEND else model, tiled if sampler.has_worker else None

@@ -11,12 +11,8 @@ Result = TypeVar("Result")
 
 def best_of(work: Callable[[], Result], repeats: int = 1) -> tuple[Result, float]:
     """Returns what work on the host returns, and its best time in seconds."""
-    results, times = [], []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        results.append(work())
-        times.append(time.perf_counter() - began)
-    return results[-1], min(times)
+    timed = [_timed(work) for _ in range(repeats)]
+    return timed[-1][0], min(seconds for _, seconds in timed)
 
 
 def best_times(
@@ -34,11 +30,10 @@ def best_times(
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(repeats):
         for name, call in candidates.items():
-            best[name] = min(best[name], *(_seconds(call) for _ in range(calls)))
+            best[name] = min(best[name], *(_timed(call)[1] for _ in range(calls)))
     return best
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _timed(call: Callable[[], Result]) -> tuple[Result, float]:
     began = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - began
+    return jax.block_until_ready(call()), time.perf_counter() - began

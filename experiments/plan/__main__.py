@@ -4,8 +4,7 @@
     python -m experiments.plan path=immediate tokens=640
     python -m experiments.plan -m session_mib=3200,2048,1024
     python -m experiments.plan gap_sessions_mib=[800,1600,2400,3200]
-    python -m experiments.plan architecture=llada2_flash step_ms=1000 figure=false
-    python -m experiments.plan lowered=step.json architecture=small
+    python -m experiments.plan architecture=llada2_flash step_ms=1000
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
 weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
@@ -13,7 +12,7 @@ no plan says why. With `gap_sessions_mib` a second table has each planner's step
 bound of any plan, by session and by how fast the step's compute is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -22,15 +21,13 @@ from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_config import PlanConfig
-from experiments.plan.plan_figure import draw
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, PlanError
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.bound import least_step_ns
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.stall_times import stall_of
-from llada_jax.swap.unfolding import startup_ns, unfold
+from llada_jax.swap.stall_times import stall_of, startup_ns, unfold
 
 
 class CheckedPlan(NamedTuple):
@@ -42,24 +39,22 @@ class CheckedPlan(NamedTuple):
     """The step with all that the plan's transfers cost."""
     seconds: float
 
-    @property
-    def stall_ns(self) -> float:
-        """Mean stall of a step."""
-        return float(stall_of(self.graph, self.plan))
-
-    @property
-    def step_ns(self) -> float:
-        """Mean time of a step."""
-        return self.graph.compute_ns + self.stall_ns
-
-    def makespan_ns(self, steps: int) -> int:
-        """Returns the time of so many steps from an empty address space."""
-        first = startup_ns(self.graph, self.plan)
-        return first + unfold(self.graph, self.plan, steps).makespan
+    def figures(self, steps: int) -> dict[str, tuple[float, str]]:
+        """Returns values and their units; the makespan begins with an empty address space."""
+        graph, plan = self.graph, self.plan
+        stall = float(stall_of(graph, plan))
+        makespan = startup_ns(graph, plan) + unfold(graph, plan, steps).makespan
+        return {
+            "step": ((graph.compute_ns + stall) / 1e6, "ms"),
+            "stall": (stall / 1e6, "ms a step"),
+            "makespan": (makespan / 1e6, f"ms for {steps} steps"),
+            "resident": (plan.resident_bytes(graph) / MIB, "MiB"),
+            "transfers": (len(plan.transfers), "a step"),
+        }
 
 
 def plan(config: PlanConfig, run: Run) -> None:
-    """Prints, records and draws every planner's plan, once it is checked."""
+    """Prints and records every planner's plan, once it is checked."""
     graph = config.graph()
     bound_ns = least_step_ns(graph, config.budget)
     plans, failed = plans_of(config, graph)
@@ -67,10 +62,21 @@ def plan(config: PlanConfig, run: Run) -> None:
     run.begin()
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
+    lines = [{"planner": "(bound)", "step, ms": f"{bound_ns / 1e6:,.1f}"}]
     for each in plans:
-        rows += _rows(config, each)
-    print(_described(graph, config))
-    print(table_of(plans, bound_ns, config.steps))
+        figures = each.figures(config.steps)
+        rows += [_row(config, f"{each.name}/{what}", *found) for what, found in figures.items()]
+        name = f"plan/{config.path}/{each.name}/planning"
+        rows.append(ResultRow(name=name, value=each.seconds, unit="s"))
+        shown = {f"{what}, {unit}": f"{value:,.1f}" for what, (value, unit) in figures.items()}
+        lines.insert(-1, {"planner": each.name, **shown})
+    columns = list(lines[0])
+    print(
+        f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
+        f"{config.session_mib:,} MiB; all times are modelled\n"
+        f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}"
+    )
+    print(aligned([dict.fromkeys(columns, "") | line for line in lines], columns[1:]))
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
     if config.gap_sessions_mib:
@@ -80,8 +86,6 @@ def plan(config: PlanConfig, run: Run) -> None:
         print(aligned([line for line, _ in gaps], gaps[0][0]))
     for row in rows:
         run.record(row.as_dict())
-    if config.figure:
-        draw(run.folder / "plan.png", {each.name: (each.graph, each.plan) for each in plans})
     run.finish(rows)
 
 
@@ -130,45 +134,4 @@ def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:
     return ResultRow(name=f"plan/{config.path}/{name}", value=value, unit=unit, kind="modelled")
 
 
-def _rows(config: PlanConfig, made: CheckedPlan) -> Iterator[ResultRow]:
-    name, makespan = made.name, made.makespan_ns(config.steps)
-    yield _row(config, f"{name}/step", made.step_ns / 1e6, "ms")
-    yield _row(config, f"{name}/stall", made.stall_ns / 1e6, "ms a step")
-    yield _row(config, f"{name}/makespan", makespan / 1e6, f"ms for {config.steps} steps")
-    yield _row(config, f"{name}/resident", made.plan.resident_bytes(made.graph) / MIB, "MiB")
-    yield _row(config, f"{name}/transfers", len(made.plan.transfers), "a step")
-    yield ResultRow(name=f"plan/{config.path}/{name}/planning", value=made.seconds, unit="s")
-
-
-def _described(graph: Graph, config: PlanConfig) -> str:
-    path = config.way
-    return (
-        f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
-        f"{config.session_mib:,} MiB; all times are modelled\n"
-        f"path {config.path!r} on {config.phone} ({path.tag}): {path.source}"
-    )
-
-
-def table_of(plans: Sequence[CheckedPlan], bound_ns: int, steps: int) -> str:
-    """Returns a line for each planner."""
-    lines = [
-        {
-            "planner": made.name,
-            "step ms": f"{made.step_ns / 1e6:,.1f}",
-            "stall ms": f"{made.stall_ns / 1e6:,.1f}",
-            f"{steps} steps ms": f"{made.makespan_ns(steps) / 1e6:,.1f}",
-            "resident MiB": f"{made.plan.resident_bytes(made.graph) / MIB:,.0f}",
-            "transfers": f"{len(made.plan.transfers)}",
-        }
-        for made in plans
-    ]
-    bound = {"planner": "(bound)", "step ms": f"{bound_ns / 1e6:,.1f}"}
-    columns = list(lines[0])
-    return aligned([*lines, dict.fromkeys(columns, "") | bound], columns[1:])
-
-
 main = entry_point("plan", plan, PlanConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ compare. The page is `report.md` in the run folder, its pictures beside it, its 
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluate.result_rows import comparison_rows
+from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
 from experiments.harness.pictures import ScorePoint, parallelism_curves, scores, training_curve
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -88,62 +90,30 @@ def _tasks(
 ) -> Iterator[ResultRow]:
     """Adds a section for each task; yields the report's own numbers."""
     for task in dict.fromkeys(decoder.task for decoder in decoders):
-        here = {each.folder: each for each in decoders if each.task == task}
-        names = labels({folder: each.settings for folder, each in here.items()})
-        bases = {
-            folder: baseline_of(each, list(here.values()), baseline)
-            for folder, each in here.items()
-        }
+        here = [each for each in decoders if each.task == task]
+        names = labels({each.folder: each.settings for each in here})
+        bases = [baseline_of(each, here, baseline) for each in here]
+        lines, families = [], defaultdict(list)
+        for decoder, base in zip(here, bases, strict=True):
+            text, family = names[decoder.folder]
+            families[family].append(decoder)
+            is_other = base is not None and base is not decoder
+            differences = comparison_rows(base.found, decoder.found) if is_other else []
+            lines.append({"decoder": text, **decoder.cells})
+            if any(bases):
+                shown = "baseline" if base else "no baseline"
+                lines[-1] |= difference_cells(differences) or {DIFFERENCE: shown, P_VALUE: ""}
+            for row in [*decoder.rows.values(), *differences]:  # by a name that no other has
+                name = row.name.removeprefix(decoder.found.name)
+                yield replace(row, name=f"{task}/{text}{name}")
         page.add(f"## {task}")
-        lines = [_decoder_line(names[folder].text, each) for folder, each in here.items()]
-        if any(bases.values()):
-            cells = [_difference_cells(each, bases[folder]) for folder, each in here.items()]
-            lines = [line | more for line, more in zip(lines, cells, strict=True)]
         page.add_table(lines)
         page.add_picture(
             f"{task} scores",
-            scores(task, {names[folder].text: each.share for folder, each in here.items()}),
+            scores(task, {names[each.folder].text: each.share for each in here}),
             f"Exact match of each decoder on {task}",
         )
-        for folder, decoder in here.items():
-            rows, base = list(decoder.rows.values()), bases[folder]
-            if base is not None and decoder is not base:
-                rows += comparison_rows(base.found, decoder.found)
-            yield from (_renamed(row, decoder, f"{task}/{names[folder].text}") for row in rows)
-        families: dict[str, list[DecoderRun]] = {}
-        for folder, decoder in here.items():
-            families.setdefault(names[folder].family, []).append(decoder)
         yield from _curves(page, task, families)
-
-
-def _renamed(row: ResultRow, decoder: DecoderRun, name: str) -> ResultRow:
-    """Returns the row of a decoder under a name that no other of the page has."""
-    return replace(row, name=name + row.name.removeprefix(decoder.found.name))
-
-
-def _decoder_line(name: str, decoder: DecoderRun) -> dict[str, str]:
-    match, speed = decoder.rows["exact_match"], list(decoder.rows.values())[-1]
-    low, high = match.interval or (0, 0)
-    return {
-        "decoder": name,
-        "items": str(match.items),
-        "questions": str(match.n),
-        "exact match (95 %)": f"{match.value:.1%} ({low:.1%} to {high:.1%})",
-        "forwards": f"{decoder.rows['nfe'].value:.1f}",
-        "tokens per forward": f"{decoder.rows['tpf'].value:.2f}",
-        "tokens/s": f"{speed.value:.0f}"
-        + ("" if speed.name.endswith("second") else " (compiling)"),
-    }
-
-
-def _difference_cells(decoder: DecoderRun, base: DecoderRun | None) -> dict[str, str]:
-    if base is None or decoder is base:
-        shown = "baseline" if decoder is base else "no baseline"
-        return {"difference (95 %)": shown, "McNemar p": ""}
-    difference, *_, p_value = comparison_rows(base.found, decoder.found)
-    low, high = (100 * bound for bound in difference.interval or (0, 0))
-    shown = f"{100 * difference.value:+.1f} points ({low:+.1f} to {high:+.1f})"
-    return {"difference (95 %)": shown, "McNemar p": f"{p_value.value:.2g}"}
 
 
 def _curves(
@@ -205,7 +175,3 @@ def _result_line(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 main = entry_point("report", report, ReportConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.decoder import CELLS
+from experiments.evaluate.config import CELLS
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.stored import require_object, stored_object
@@ -24,8 +24,15 @@ def environment_lines(folder: Path) -> list[dict[str, str]]:
 
     Versions are jax's, and all that differ between the lines. Raises ValueError for a damaged file.
     """
-    found = _environments(folder)
-    names = ["jax", *sorted(_differing([each["packages"] for each in found]) - {"jax"})]
+    decoded = list(_of_answers(folder))
+    found = _distinct([each or _UNKNOWN for each in decoded])
+    if not any(decoded):
+        found = [stored_object(environment_file(folder), _ENVIRONMENT)]
+    known = [each["packages"] for each in found if each["packages"]]
+    differing = {
+        name for name in set().union(*known) if len({each.get(name) for each in known}) > 1
+    }
+    names = ["jax", *sorted(differing - {"jax"})]
     return _distinct([_line(folder, each, names) for each in found])
 
 
@@ -35,21 +42,16 @@ def environment_file(folder: Path) -> Path:
     return (folder.absolute().parent.parent if of_cell else folder) / "env.json"
 
 
-def _line(folder: Path, environment: Mapping[str, Any], packages: Sequence[str]) -> dict[str, str]:
+def _line(folder: Path, environment: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
     changed = ", changed" if environment["git_dirty"] else ""
+    packages = environment["packages"]
+    told = [f"{name} {packages[name]}" if name in packages else f"no {name}" for name in names]
     return {
         "run": str(folder),
         "commit": f"{(environment['git_sha'] or 'unknown')[:10]}{changed}",
-        "versions": _versions(environment["packages"], packages),
+        "versions": ", ".join(told) if packages else "unknown",
         "machine": environment["processor"],
     }
-
-
-def _environments(folder: Path) -> list[Mapping[str, Any]]:
-    decoded = list(_of_answers(folder))
-    if all(each is None for each in decoded):
-        return [stored_object(environment_file(folder), _ENVIRONMENT)]
-    return _distinct([_UNKNOWN if each is None else each for each in decoded])
 
 
 def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
@@ -58,17 +60,6 @@ def _of_answers(folder: Path) -> Iterator[Mapping[str, Any] | None]:
         for batch in GenerationStore.load(path).batches() if path.is_dir() else ():
             told = batch.environment
             yield None if told is None else require_object(told, path, _ENVIRONMENT)
-
-
-def _differing(packages: Sequence[Mapping[str, str]]) -> set[str]:
-    known = [each for each in packages if each]
-    names = {name for each in known for name in each}
-    return {name for name in names if len({each.get(name) for each in known}) > 1}
-
-
-def _versions(packages: Mapping[str, str], names: Sequence[str]) -> str:
-    told = [f"{name} {packages[name]}" if name in packages else f"no {name}" for name in names]
-    return ", ".join(told) if packages else "unknown"
 
 
 def _distinct(found: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Names of decoders that are compared: short, and told apart by whatever differs between them."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,34 +27,24 @@ def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
       decoders: what the generations of each depend on.
     """
     plain = {folder: _flat(settings) for folder, settings in decoders.items()}
-    families = {folder: _base(settings) for folder, settings in decoders.items()}
+    # A sampler's name before what the command line changed in it.
+    samplers = {f: each["sampler_name"].partition("@")[0] for f, each in decoders.items()}
+    families = {
+        folder: f"{settings['model']}: {samplers[folder]}"
+        + ("" if settings["backend"] == "xla" else f" on {settings['backend']}")
+        for folder, settings in decoders.items()
+    }
     outside = {folder: _part(settings, sampler=False) for folder, settings in plain.items()}
+    inside = {folder: _part(settings, sampler=True) for folder, settings in plain.items()}
     families = _told_apart(families, outside)
     texts = {
-        folder: family.replace(_sampler(decoders[folder]), decoders[folder]["sampler_name"], 1)
+        folder: family.replace(samplers[folder], decoders[folder]["sampler_name"], 1)
         for folder, family in families.items()
     }
-    texts = _told_apart(texts, {f: _part(settings, sampler=True) for f, settings in plain.items()})
-    texts = _told_apart(texts, {folder: {"run": run} for folder, run in _runs(decoders).items()})
+    shared = os.path.commonpath([folder.absolute().parent for folder in decoders])
+    runs = {folder: {"run": str(folder.absolute().relative_to(shared))} for folder in decoders}
+    texts = _told_apart(_told_apart(texts, inside), runs)
     return {folder: Label(texts[folder], families[folder]) for folder in decoders}
-
-
-def _runs(folders: Collection[Path]) -> dict[Path, str]:
-    """Names each folder from where the paths of all part."""
-    if not folders:
-        return {}
-    shared = os.path.commonpath([folder.absolute().parent for folder in folders])
-    return {folder: str(folder.absolute().relative_to(shared)) for folder in folders}
-
-
-def _base(settings: Mapping[str, Any]) -> str:
-    backend = "" if settings["backend"] == "xla" else f" on {settings['backend']}"
-    return f"{settings['model']}: {_sampler(settings)}{backend}"
-
-
-def _sampler(settings: Mapping[str, Any]) -> str:
-    """Its name without what the command line changed."""
-    return settings["sampler_name"].partition("@")[0]
 
 
 def _told_apart(
@@ -71,15 +61,15 @@ def _told_apart(
 
 def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns keys, the first ones that suffice, by which as many are told apart as by all."""
+
+    def kinds(keys: Sequence[str]) -> int:
+        return len({tuple(repr(each.get(key)) for key in keys) for each in group})
+
     kept: list[str] = []
     for key in dict.fromkeys(key for each in group for key in each):
-        if _kinds(group, [*kept, key]) > _kinds(group, kept):
+        if kinds([*kept, key]) > kinds(kept):
             kept.append(key)
     return kept
-
-
-def _kinds(group: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
-    return len({tuple(repr(each.get(key)) for key in keys) for each in group})
 
 
 def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:

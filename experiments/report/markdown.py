@@ -6,8 +6,6 @@ from typing import Any
 from experiments.harness.pictures import save
 from experiments.harness.run import Run
 
-Table = Sequence[Mapping[str, str]]
-
 
 class MarkdownPage:
     """Markdown that grows, with pictures beside it; nothing is written before all is there."""
@@ -19,11 +17,14 @@ class MarkdownPage:
     def add(self, *paragraphs: str) -> None:
         self._parts += paragraphs
 
-    def add_table(self, rows: Table) -> None:
-        self.add(markdown_table(rows))
+    def add_table(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Adds a table with the columns of its first row."""
+        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+        cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        self.add("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
     def add_picture(self, name: str, drawn: Any, alt: str) -> None:
-        """Returns a picture under a file name made of `name`."""
+        """Adds a picture under a file name made of `name`."""
         file = "".join(c if c.isalnum() else "-" for c in name.lower()) + ".png"
         self._pictures[file] = drawn
         self.add(f"![{alt}]({file})")
@@ -32,11 +33,3 @@ class MarkdownPage:
         for file, drawn in self._pictures.items():
             save(drawn, run.folder / file)
         run.write("report.md", "\n\n".join(self._parts) + "\n")
-
-
-def markdown_table(rows: Table) -> str:
-    """Returns a table with the columns of its first row."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
-                     for line in lines)  # fmt: skip

@@ -1,15 +1,16 @@
 """Runs that a report shows: where they are, what they hold, and what they are compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evaluate.result_rows import score_rows
+from experiments.evaluate.result_rows import decoder_rows
+from experiments.evaluate.score_table import score_cells
 from experiments.harness.pictures import ScorePoint
 from experiments.report.environments import environment_file
 from llada_jax.config import require
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation
-from llada_jax.evaluation.stored import parsed, parsed_object, require_object, stored_text
+from llada_jax.evaluation.stored import parsed, require_object, stored_text
 
 _RESULT = {"name": str, "value": (int, float), "unit": str, "kind": str}
 _WEIGHTS = ("model", "fingerprint", "dtype")  # a baseline's are those of what it is compared with
@@ -22,27 +23,33 @@ class DecoderRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.found = Evaluation.load(folder)
-        self.rows = {row.name.rpartition("/")[2]: row for row in score_rows(self.found)}
+        self.settings = self.found.settings
+        self.sampler: str = self.settings["sampler_name"]
+        self.rows = {row.name: row for row in decoder_rows(self.found.name, [self.found])}
 
     @property
     def task(self) -> str:
+        """Returns its name with what else decides its items."""
         task = self.settings["task"]
         parts = [f"{key} {task[key]}" for key in ("version", "difficulty", "seed")]
         return ", ".join([task["name"], *parts])
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        return self.found.settings
-
-    @property
-    def sampler(self) -> str:
-        return self.settings["sampler_name"]
+    def cells(self) -> dict[str, str]:
+        """Returns its line of a table."""
+        match, speed = self.rows[f"{self.found.name}/exact_match"], list(self.rows.values())[-1]
+        compiling = "" if speed.name.endswith("second") else " (compiling)"
+        return {
+            "items": str(match.items),
+            "questions": str(match.n),
+            **score_cells(self.rows, self.found.name),
+            "tokens/s": f"{speed.value:.0f}{compiling}",
+        }
 
     @property
     def share(self) -> ScorePoint:
-        row = self.rows["exact_match"]
-        assert row.interval is not None
-        return ScorePoint(self.rows["tpf"].value, row.value, *row.interval)
+        """Returns its exact match at its tokens per forward."""
+        return ScorePoint(self.found.tpf, self.found.score, *self.found.interval)
 
 
 def baseline_of(
@@ -57,10 +64,10 @@ def baseline_of(
       ValueError: it could be any of several.
     """
     found = [each for each in decoders if each.sampler == sampler]
-    for setting in _WEIGHTS:
-        found = _agreeing(found, decoder, setting)
-    for setting in _SURROUNDINGS:
-        found = _agreeing(found, decoder, setting) or found
+    for setting in (*_WEIGHTS, *_SURROUNDINGS):
+        value = decoder.settings.get(setting)
+        agreeing = [each for each in found if each.settings.get(setting) == value]
+        found = agreeing if setting in _WEIGHTS else agreeing or found
     require(
         len(found) <= 1,
         f"baseline {sampler!r} of {decoder.folder} could be any of "
@@ -70,15 +77,8 @@ def baseline_of(
     return found[0] if found else None
 
 
-def _agreeing(
-    decoders: Sequence[DecoderRun], decoder: DecoderRun, setting: str
-) -> list[DecoderRun]:
-    """Returns those with which a decoder has a setting in common."""
-    value = decoder.settings.get(setting)
-    return [each for each in decoders if each.settings.get(setting) == value]
-
-
 def runs_in(folder: Path) -> list[Path]:
+    """Returns the folder where it is a run; else those in it, in the order of their names."""
     if _is_run(folder):
         return [folder]
     jobs = [each for each in folder.iterdir() if _is_run(each)] if folder.is_dir() else []
@@ -96,7 +96,7 @@ def is_evaluation(folder: Path) -> bool:
 def training_metrics(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
     lines = stored_text(path).splitlines() if path.is_file() else []
-    rows = [parsed_object(line, path, {}) for line in lines]
+    rows = [require_object(parsed(line, path), path, {}) for line in lines]
     return [row for row in rows if {"step", "loss", "accuracy"} <= row.keys()]
 
 

@@ -13,9 +13,9 @@ from statistics import median
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from experiments.reproduce.chapter import SOCS, Chapter
+from experiments.reproduce.chapter import SOCS, TEXTS, Chapter
 from experiments.reproduce.chapter_pictures import draw
-from experiments.reproduce.chapters import CHAPTERS, CHOICES
+from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -57,20 +57,13 @@ def report(
 ) -> str:
     """Returns Markdown: a summary, warnings, then a section for each table or figure."""
     lines = [
-        "# llada.cpp on a modelled phone",
-        "",
-        "Every value is modelled; references are published (arXiv 2606.13740 unless a row says",
-        "otherwise). *fitted*: the reference, or a figure that shares it, went into the",
-        "calibration. All other rows are predictions. *Mean's interval*: 95 %, where a value is a",
-        "mean over runs that differ by chance, and so is what follows a ±; the doubt of the device",
-        "model is not in it.",
+        *TEXTS["about"].splitlines(),
         "",
         *_summary(chapters),
         "",
-        "No number was fitted to a figure that is called a prediction here, but the author of the",
-        "model knew them. These choices of structure were made with such figures in view:",
+        *TEXTS["about_choices"].splitlines(),
         "",
-        *(f"- {choice}" for choice in CHOICES),
+        *(f"- {choice}" for choice in TEXTS["choices"]),
     ]
     if unknown:
         lines += ["", "**Warning: operations that the cost model does not know.**", ""]
@@ -128,7 +121,3 @@ def _shown(value: float) -> str:
 
 
 main = entry_point("reproduce", reproduce, ReproduceConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,21 +3,26 @@
 All values are modelled; `fitted` says of each row whether its reference went into the calibration.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments.harness.estimates import Estimate
 from experiments.harness.results import ResultRow
+from llada_jax.config_files import read_yaml
 
 PAPER = "arXiv 2606.13740"
-
 TASKS = ("GSM8K", "BoolQ", "ARC-C", "HellaSwag")
-
 LENGTHS = (32, 64, 128)
-
 SOCS = ("SM8750", "SM8850", "SM8650")
-
 ONE_A_STEP = "one token a forward"
+
+TEXTS = read_yaml(Path(__file__).with_name("chapters.yaml"))
+"""Of each chapter its title and words."""
+
+Parts = dict[str, dict[str, float]]
+"""Seconds by cause of some runs, for stacked bars."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,20 @@ class Chapter:
     name: str
     title: str
     rows: list[ResultRow]
-    words: list[str] = field(default_factory=list)
-    parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Seconds by cause of some runs, for stacked bars."""
+    words: list[str]
+    parts: Parts
+
+
+def chapter(
+    name: str,
+    rows: Sequence[ResultRow],
+    words: Sequence[str] = (),
+    parts: Parts | None = None,
+    **values: Any,
+) -> Chapter:
+    """Returns a chapter: its own words, then those of `chapters.yaml`, with these values in."""
+    told = [text.format(**values) for text in TEXTS[name]["words"]]
+    return Chapter(name, TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
 
 
 def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:

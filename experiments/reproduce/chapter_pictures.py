@@ -1,11 +1,12 @@
 """Pictures of chapters: modelled beside published, and where time goes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from experiments.harness.pictures import figure, save
-from experiments.harness.results import traces
+from experiments.harness.results import ResultRow, traces
 from experiments.reproduce.chapter import Chapter
 
 if TYPE_CHECKING:
@@ -19,11 +20,11 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     drawn = figure(wide, 4)
     axes: Any = drawn.subplots(1, 2 if chapter.parts else 1, squeeze=False)[0]
     if len(shown) > 20:
-        _scatter(axes[0], chapter)
+        _scatter(axes[0], shown)
     elif shown:
-        _bars(axes[0], chapter)
+        _bars(axes[0], shown)
     elif chapter.parts:
-        _curve(axes[0], chapter)
+        _curve(axes[0], [row for row in chapter.rows if "/window/" in row.name])
     else:
         return None
     if chapter.parts:
@@ -36,8 +37,7 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
     return name
 
 
-def _bars(axes: "Axes", chapter: Chapter) -> None:
-    rows = [row for row in chapter.rows if row.reference]
+def _bars(axes: "Axes", rows: Sequence[ResultRow]) -> None:
     places = range(len(rows))
     axes.bar([i - 0.2 for i in places], [row.value for row in rows], 0.4, label="modelled")
     axes.bar(
@@ -52,25 +52,18 @@ def _bars(axes: "Axes", chapter: Chapter) -> None:
     axes.legend(fontsize=7, title="* fitted", title_fontsize=7)
 
 
-def _scatter(axes: "Axes", chapter: Chapter) -> None:
-    rows = [row for row in chapter.rows if row.reference]
-    kinds = sorted({_kind(row.name) for row in rows})
-    for kind in kinds:
-        points = [(row.reference or 0, row.value) for row in rows if _kind(row.name) == kind]
-        axes.scatter(*zip(*points, strict=True), s=10, label=kind)
+def _scatter(axes: "Axes", rows: Sequence[ResultRow]) -> None:
+    for soc in sorted({row.name.split("/")[1] for row in rows}):
+        mine = [row for row in rows if row.name.split("/")[1] == soc]
+        axes.scatter([row.reference or 0 for row in mine], [row.value for row in mine], s=10,
+                     label=soc)  # fmt: skip
     ends = [min(row.reference or 1 for row in rows), max(row.reference or 1 for row in rows)]
     axes.plot(ends, ends, color="grey", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="published", ylabel="modelled")
     axes.legend(fontsize=6)
 
 
-def _kind(name: str) -> str:
-    """Returns the phone."""
-    return name.split("/")[1]
-
-
-def _curve(axes: "Axes", chapter: Chapter) -> None:
-    rows = [row for row in chapter.rows if "/window/" in row.name]
+def _curve(axes: "Axes", rows: Sequence[ResultRow]) -> None:
     for kind in dict.fromkeys(row.name.rsplit("/", 1)[0] for row in rows):
         mine = [row for row in rows if row.name.startswith(kind + "/")]
         steps = [int(row.name.rsplit("trigger", 1)[1]) for row in mine]

@@ -2,11 +2,21 @@
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
-from experiments.reproduce.chapter import LENGTHS, ONE_A_STEP, PAPER, SOCS, TASKS, Chapter, modelled
+from experiments.reproduce.chapter import (
+    LENGTHS,
+    ONE_A_STEP,
+    PAPER,
+    SOCS,
+    TASKS,
+    Chapter,
+    chapter,
+    modelled,
+)
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
@@ -31,20 +41,16 @@ def fig11(world: PublishedTasks) -> Chapter:
             f"SM8750, {title}: {sum(error <= bound for error in errors)} of {len(errors)} within "
             f"{bound:.0%}."
         )
-    words += [
-        "32 tokens are one block, without drafts from an earlier one, so the model has them "
-        "slower a token than 128; GSM8K's published cells are proportional to the tokens instead, "
-        "and HellaSwag's and ARC-C's fall behind by more than a first block costs. Five cases a "
-        "dataset are too few to tell dynamics from the choice of cases.",
-        "SM8850 and SM8650 are predicted from SM8750's tasks; nothing is fitted there. SM8650's "
-        "published cells are irregular (NPU, 32 tokens: 271 s for GSM8K, 86 s for BoolQ), and "
-        "SM8850 ran FlashAttention on the CPU.",
-        "Llama on the NPU takes the kernel for single rows, bound by memory; on the CPU the "
-        "published runs are slower than Figure 3b's rate for single rows would have them.",
-    ]
     gains = _gains(rows)
-    words.append(_largest_gain(gains))
-    return Chapter("fig11", "Figure 11: latency on three phones", [*rows, *_speedups(gains)], words)
+    return chapter(
+        "fig11",
+        [*rows, *_speedups(gains)],
+        words,
+        ours=max(gains, key=lambda each: each.modelled),
+        theirs=max(gains, key=lambda each: each.published),
+        cells=len(gains),
+        low=sum((gain.cached.error or 0.0) < 0 for gain in gains),
+    )
 
 
 def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
@@ -115,18 +121,12 @@ class _Gain(NamedTuple):
     def published(self) -> float:
         return (self.cached.reference or 0.0) / (self.whole.reference or 1.0)
 
-    @property
-    def fitted(self) -> bool:
-        return bool(self.whole.fitted)
-
 
 def _gains(rows: list[ResultRow]) -> list[_Gain]:
-    named = {row.name: row for row in rows}
+    named = {row.name.removeprefix("fig11/SM8750/"): row for row in rows}
     return [
-        _Gain(task, n, named[f"{cell}/cpu_cache"], named[f"{cell}/llada_cpp"])
-        for task in TASKS
-        for n in LENGTHS
-        if (cell := f"fig11/SM8750/{task}/{n}")
+        _Gain(task, n, named[f"{task}/{n}/cpu_cache"], named[f"{task}/{n}/llada_cpp"])
+        for task, n in product(TASKS, LENGTHS)
     ]
 
 
@@ -136,19 +136,5 @@ def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
         gain = choose(gains, key=lambda each: each.modelled)
         yield modelled(
             f"fig11/SM8750/speedup_{name}", gain.modelled, "times", reference=reference,
-            fitted=gain.fitted, source=f"{PAPER}, abstract", trace_source=SOURCE,
+            fitted=bool(gain.whole.fitted), source=f"{PAPER}, abstract", trace_source=SOURCE,
         )  # fmt: skip
-
-
-def _largest_gain(gains: list[_Gain]) -> str:
-    """Says which cells the two largest speed-ups are of, and what makes them differ."""
-    theirs = max(gains, key=lambda each: each.published)
-    ours = max(gains, key=lambda each: each.modelled)
-    low = sum((gain.cached.error or 0.0) < 0 for gain in gains)
-    return (
-        f"`speedup_max` is {ours.modelled:.1f}, of {ours.task}/{ours.tokens}. The published cells "
-        f"have their largest, {theirs.published:.1f}, at {theirs.task}/{theirs.tokens}, where the "
-        f"model has {theirs.modelled:.1f}: the CPU with a cache is {theirs.cached.error:+.0%} off "
-        f"there, llada.cpp {theirs.whole.error:+.0%}. Of the {len(gains)} cells of the CPU with a "
-        f"cache {low} are low."
-    )

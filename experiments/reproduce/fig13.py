@@ -1,9 +1,11 @@
 """Figure 13: when a window looks ahead (a), and what staging takes by resident budget (c)."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 from experiments.harness.estimates import difference, mean_of, ratio
-from experiments.reproduce.chapter import PAPER, Chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -31,18 +33,18 @@ def fig13a(world: PublishedTasks) -> Chapter:
                   source=source, fitted=False, trace_source=SOURCE)
         for trigger, seconds in found.items()
     ]  # fmt: skip
-    words = [
-        f"{_met(best, alike, optimum)}. The modelled curve spans "
-        f"{_span(mean_of(seconds).value for seconds in found.values()):.0%}, the published one "
-        f"{_span(published.values()):.0%}. {told_apart(found)}",
-        f"{_traded(world, optimum)}. In the published curve looking ahead at {optimum} saves "
-        f"{1 - published[optimum] / published[0]:.0%}, in the modelled one it takes "
-        f"{difference(found[optimum], found[0])} s more than not to look ahead: either drafts "
-        "settle blocks better than a process fitted to single blocks knows, or the sliding window "
-        "drafts less. The published task is not named, and its points scatter by more than their "
-        "reading error.",
-    ]
-    return Chapter("fig13a", "Figure 13a: when to look ahead", rows, words)
+    return chapter(
+        "fig13a",
+        rows,
+        met=_met(best, alike, optimum),
+        told=told_apart(found),
+        optimum=optimum,
+        span=_span(mean_of(seconds).value for seconds in found.values()),
+        published_span=_span(published.values()),
+        published_gain=1 - published[optimum] / published[0],
+        more=difference(found[optimum], found[0]),
+        **_traded(world, optimum),
+    )
 
 
 Curve = Mapping[int, list[float]]
@@ -77,8 +79,8 @@ def _span(values: Iterable[float]) -> float:
     return max(known) / min(known) - 1
 
 
-def _traded(world: PublishedTasks, trigger: int) -> str:
-    """Says what looking ahead costs in second tiles and saves in forwards."""
+def _traded(world: PublishedTasks, trigger: int) -> dict[str, Any]:
+    """Returns what looking ahead costs in second tiles and saves in forwards, and their seconds."""
     without, with_it = (
         world.workloads("GSM8K", 128, Decoding(trigger=each)) for each in (0, trigger)
     )
@@ -86,10 +88,7 @@ def _traded(world: PublishedTasks, trigger: int) -> str:
     grown = mean_of([sum(f.rows == 64 and f.cache > 0 for f in w.forwards) for w in with_it])
     phone = world.phone("SM8750", System())
     small, large = (phone.step(Forward(n, 128, n // 2)).seconds for n in (32, 64))
-    return (
-        f"Looking ahead at {trigger} masks saves {saved} forwards of {small:.2f} s for {grown} "
-        f"second tiles of {large - small:.2f} s"
-    )
+    return {"saved": saved, "grown": grown, "small": small, "tile": large - small}
 
 
 def fig13c(world: PublishedTasks) -> Chapter:
@@ -97,19 +96,13 @@ def fig13c(world: PublishedTasks) -> Chapter:
     ends, inside = world.figures["fig13c_ends_ms"], world.published["fig13c_ms"]
     points = [(b, ms, True) for b, ms in zip(ends["resident_mib"], ends["ms"], strict=True)]
     points += [(b, ms, False) for b, ms in zip(inside["resident_mib"], inside["ms"], strict=True)]
-    profile = load_profile("SM8750")
+    staged = partial(transfers_by_rule, model=world.graphs.model, profile=load_profile("SM8750"))
     rows = [
         modelled(
             f"fig13c/{budget}",
-            1e3 * transfers_by_rule("swap", world.graphs.model, profile.memory, profile.mapping,
-                              resident_budget_mib=budget).seconds,
+            1e3 * staged(System(resident_mib=budget)).seconds,
             "ms", reference=ms, source=f"{PAPER}, Figure 13c", fitted=fitted,
         )
         for budget, ms, fitted in sorted(points, reverse=True)
     ]  # fmt: skip
-    words = [
-        "LLaDA-8B's layers are 3,744 MiB in Q4_0: three buffers of 1,024 MiB and one of 672. What "
-        "stays resident is the best set of whole buffers under the budget, which gives the "
-        "plateaus; only the two ends were fitted (bandwidth and a constant)."
-    ]
-    return Chapter("fig13c", "Figure 13c: staging by resident budget", rows, words)
+    return chapter("fig13c", rows)

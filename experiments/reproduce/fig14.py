@@ -3,9 +3,8 @@
 from typing import Any
 
 from experiments.harness.estimates import ratio
-from experiments.reproduce.chapter import PAPER, Chapter, modelled
+from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
@@ -19,10 +18,10 @@ def fig14(world: PublishedTasks) -> Chapter:
                      for part in (figure["energy_J"], figure["power_W"]))  # fmt: skip
     published = joules[0] / joules[1]
     implied = published * watts[1] / watts[0]
-    profile, prompt = load_profile("SM8750"), world.task("GSM8K").prompt
-    cpu = simulate(blockwise(prompt, 128), world.graphs, profile, System(body="cpu")).energy
+    cached = blockwise(world.task("GSM8K").prompt, 128)
+    cpu = simulate(cached, world.phone("SM8750", System(body="cpu"))).energy
     runs = [
-        simulate(each, world.graphs, profile, System()).energy
+        simulate(each, world.phone("SM8750", System())).energy
         for each in world.workloads("GSM8K", 128, Decoding())
     ]
     above_idle, seconds = [run.above_idle for run in runs], [run.seconds for run in runs]
@@ -38,12 +37,4 @@ def fig14(world: PublishedTasks) -> Chapter:
                   ratio([cpu.watts * each for each in seconds], [run.joules for run in runs]),
                   "times", reference=watts[0] / watts[1], **more),
     ]  # fmt: skip
-    words = [
-        "The paper's joules do not match its watts and seconds: 581 J at 3.8 W is 153 s, while "
-        "128 tokens on the CPU take 607 s with a cache and 2,996 s without; 25 J at 2.9 W is "
-        "8.6 s, not 16.1 s. Its ratio of 23 therefore implies a ratio of times of "
-        f"{implied:.0f}, where its own Figure 11 has 38. The first row is the model's: times of "
-        "Figure 11 and the power of a OnePlus 12. The second, no prediction, puts the model's "
-        f"powers on the time base that the paper's numbers imply; the paper has {published:.0f}.",
-    ]
-    return Chapter("fig14", "Figure 14: energy", rows, words)
+    return chapter("fig14", rows, implied=implied, published=published)

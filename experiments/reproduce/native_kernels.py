@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.reproduce.chapter import Chapter, modelled
+from experiments.reproduce.chapter import Chapter, chapter, modelled
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.fit import vendor_pass
 from llada_jax.phone.graphs import graphs_of
@@ -27,12 +27,7 @@ def genie(world: PublishedTasks) -> Chapter:
                     modelled(f"genie/{soc}/{label}/rows{count}", seconds * 1e3, "ms",
                               reference=milliseconds, source=figures["source"], fitted=fitted)
                 )  # fmt: skip
-    words = [
-        "A pass streams all weights once and works on the whole static context of 4,096 positions, "
-        "so that a step of 128 rows is bound by softmax as much as by memory. The softmax rate "
-        "that the 3B asks for on SM8750 agrees with the 0.24 cycles an element of an optrace."
-    ]
-    return Chapter("genie", "Genie: Llama-3-8B from Llama-3.2-3B", rows, words)
+    return chapter("genie", rows)
 
 
 def _mean(value: Any) -> float:
@@ -67,15 +62,7 @@ def ledger3b(world: PublishedTasks) -> Chapter:
                               reference=cells[f"rows{count}_ms"], source=ledger["source"],
                               fitted=fitted)
                 )  # fmt: skip
-    words = [
-        "The dequantization rates are llada.cpp's, fitted to Table 2 and Figure 3a; memory is "
-        "PowerServe's 50 GB/s. Of this ledger the model knows only what attention and norms cost "
-        "in W16A16. A pass unpacks weights once for 64 rows, not twice as llada.cpp's kernels do.",
-        "W4A8 at 64 rows is high: how these kernels quantize activations is not published. The "
-        "two other models are extra; Qwen3's per-layer cost is taken from the 3B, whose layers "
-        "are larger.",
-    ]
-    return Chapter("ledger3b", "Native kernels on SM8750: Llama-3.2-3B and others", rows, words)
+    return chapter("ledger3b", rows)
 
 
 def _native_pass(graphs: Any, profile: Any, kernels: str, count: int, context: int = 128) -> float:
@@ -83,4 +70,4 @@ def _native_pass(graphs: Any, profile: Any, kernels: str, count: int, context: i
     layer = price_on_npu(graphs.layer(count, context - count), chosen, profile.memory)
     head = price_on_npu(graphs.head(count), chosen, profile.memory)
     call = chosen.step_overhead_us * 1e-6
-    return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call

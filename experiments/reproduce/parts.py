@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from experiments.harness.results import ResultRow
-from experiments.reproduce.chapter import Chapter, modelled
+from experiments.reproduce.chapter import Chapter, chapter, modelled
 from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.fit import product_step
@@ -33,12 +33,7 @@ def platform(world: PublishedTasks) -> Chapter:
         modelled("remap/delayed", moved * profile.mapping.delayed_ms_per_gib, "ms",
                   reference=remap["ms"], source=remap["source"], fitted=True)
     )  # fmt: skip
-    words = [
-        "The layer's rates are the micro-benchmarks of its own library (64 rows give the rates of "
-        "the vector stages and of memory, so that row is fitted). Together, CPU and NPU get what "
-        "the memory gives: a measured platform constant, so those rows only check the sharing."
-    ]
-    return Chapter("platform", "Parts of a phone", rows, words)
+    return chapter("platform", rows)
 
 
 def _bandwidths(world: PublishedTasks) -> Iterator[ResultRow]:

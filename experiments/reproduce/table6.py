@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
-from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, modelled
+from experiments.reproduce.chapter import ONE_A_STEP, PAPER, TEXTS, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.memory import Runtime
-from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
-from llada_jax.phone.system import System
+from llada_jax.phone.system import Runtime, System
 from llada_jax.phone.workload import Workload, blockwise, vanilla
 
 
@@ -25,8 +23,7 @@ class Rung(NamedTuple):
     workloads: tuple[Workload, ...]
     system: System
     source: str
-    fitted: bool
-    why: str
+    fitted: bool = False
 
 
 def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
@@ -43,25 +40,16 @@ def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain"
     on_cpu = System(body="cpu", cpu=cpu)  # pyright: ignore[reportArgumentType]
     swap = npu("swap")
     return [
-        Rung("cpu", "CPU", whole, on_cpu, ONE_A_STEP, True,
-             "runs prompt and canvas, all rows, for each token"),
-        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP, False,
-             "runs the block's 32 rows"),
-        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP, False,
-             "as many tiles as the canvas has, each unpacking all weights"),
-        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP, False,
-             "one tile a step, and four buffers mapped again"),
-        Rung("somr", "+SOMR", cached, swap, ONE_A_STEP, False,
-             "copies of what is not resident hide behind the NPU"),
-        Rung("mbsd", "+MBSD", decoded(commit="one", skip_logits=False, refresh=0), swap, SOURCE,
-             False, "drafts that pass at once when their block becomes current"),
-        Rung("sts", "+STS", decoded(skip_logits=False, refresh=0), swap, SOURCE, False,
-             "every confident token is committed: far fewer forwards"),
-        Rung("sls", "+SLS", decoded(refresh=0), swap, SOURCE, False,
-             "the head skips rows whose decision is not open"),
-        Rung("scr", "+SCR", decoded(), swap, SOURCE, True,
-             "the CPU revises two rows beside each forward"),
-    ]  # fmt: skip
+        Rung("cpu", "CPU", whole, on_cpu, ONE_A_STEP, True),
+        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP),
+        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP),
+        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP),
+        Rung("somr", "+SOMR", cached, swap, ONE_A_STEP),
+        Rung("mbsd", "+MBSD", decoded(commit="one", skip_logits=False, refresh=0), swap, SOURCE),
+        Rung("sts", "+STS", decoded(skip_logits=False, refresh=0), swap, SOURCE),
+        Rung("sls", "+SLS", decoded(refresh=0), swap, SOURCE),
+        Rung("scr", "+SCR", decoded(), swap, SOURCE, True),
+    ]
 
 
 def table6(world: PublishedTasks) -> Chapter:
@@ -76,16 +64,12 @@ def table6(world: PublishedTasks) -> Chapter:
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
                       source=f"{PAPER}, Table 6", fitted=rung.fitted, trace_source=rung.source)
         )  # fmt: skip
-        found = simulate(rung.workloads[0], world.graphs, load_profile("SM8750"), rung.system)
+        found = simulate(rung.workloads[0], world.phone("SM8750", rung.system))
         parts[rung.name] = found.parts
-        words.append(f"`{rung.name}`: {rung.why}; {_largest(found.parts)}.")
-    words.append(f"{_order(rows)} {_revision(parts['scr'])}")
-    words.append(
-        "`cpu` and `scr` share their figures with the fit (prompt length, forwards per block). "
-        "The rows with a cache come out low by about as much: Table 2's step is one step alone, "
-        "and runs of minutes may throttle."
-    )
-    return Chapter("table6", "Table 6: GSM8K, 128 tokens, SM8750", rows, words, parts)
+        why = TEXTS["table6"]["why"][rung.name]
+        words.append(f"`{rung.name}`: {why}; {_largest(found.parts)}.")
+    order, revision = _order(rows), _revision(parts["scr"])
+    return chapter("table6", rows, words, parts, order=order, revision=revision)
 
 
 def _largest(parts: dict[str, float], count: int = 3) -> str:

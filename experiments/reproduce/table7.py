@@ -1,9 +1,10 @@
 """Table 7: which settings fit into the address space."""
 
-from experiments.reproduce.chapter import PAPER, Chapter, modelled
-from llada_jax.phone.memory import Footprint, Runtime, footprint
+from experiments.reproduce.chapter import PAPER, Chapter, chapter, modelled
+from llada_jax.phone.memory import Footprint, footprint
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.system import Runtime, System
 
 ADDRESS_SPACE_MIB = (3840, 4096)
 """What is known of the limit on SM8750, whose middle the profile has: so much was mapped at one
@@ -17,27 +18,17 @@ def table7(world: PublishedTasks) -> Chapter:
     rows, words = [], []
     for setting, batch, target, published in world.published["table7"]["rows"]:
         found = footprint(
-            runtimes[setting], world.graphs.model, memory, canvas=prompt + target, rows=batch
-        )
+            System(runtime=runtimes[setting]), world.graphs.model, memory, canvas=prompt + target,
+            rows=batch,
+        )  # fmt: skip
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
             modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
                       reference=-1 if published == "failed" else 1, source=f"{PAPER}, Table 7")
         )  # fmt: skip
         words.append(f"`{name}`: {_outcome(found, published == 'failed')}.")
-    low, high = ADDRESS_SPACE_MIB
-    words.append(
-        f"The limit is only known to lie between {low:,} MiB, which were mapped at one time, and "
-        f"{high:,}, which 32 bits cannot hold; the profile has {memory.address_space_mib:,.0f}. A "
-        "row that changes within that range is not predicted, whatever the table says. Gaps "
-        "between buffers and what the NPU's own software maps are not published and not counted: "
-        "tens of MiB of them would make the first row fail, as it did on the paper's phone."
-    )
-    words.append(
-        "Paging, which knows no lifetimes, gives each temporary an offset of its own (an "
-        "inference: the paper does not say why paging fails)."
-    )
-    return Chapter("table7", "Table 7: what the address space holds", rows, words)
+    limit = memory.address_space_mib
+    return chapter("table7", rows, words, ends=ADDRESS_SPACE_MIB, limit=limit)
 
 
 def _outcome(found: Footprint, failed: bool) -> str:

@@ -28,8 +28,8 @@ from experiments.sampling_engine.modelled import (
 )
 from experiments.sampling_engine.plots import draw
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
-from llada_jax.sampling_engine.assembly import render
 from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.instructions import render
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import reference_sampler
@@ -87,7 +87,3 @@ def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
 
 
 main = entry_point("sampling_engine", sampling_engine, SamplingEngineConfig)
-
-
-if __name__ == "__main__":
-    main()

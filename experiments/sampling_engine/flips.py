@@ -43,9 +43,6 @@ class Case(NamedTuple):
     inputs: StepInputs
     wanted: Decisions
 
-    def by_odds(self) -> "Case":
-        return self._replace(sampling=replace(self.sampling, key="odds"))
-
 
 def flip_rows(
     config: FlipsConfig, vocab: int, rows: int, vlens: tuple[int, ...], seed: int
@@ -55,14 +52,19 @@ def flip_rows(
     `flips/<format>` is on random logits, at the longest vectors with float32 scalars, and chooses
     by confidence as published; `odds` is ours.
     """
-    chance = [random_case(config, vocab, rows, seed)]
+    sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
+    inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
+    chance = [Case(sampling, inputs, reference_sampler(sampling, inputs))]
     real = model_cases(config, rows, seed)
     longest = EngineConfig(vlen=vlens[-1])
     for format in config.formats:
         for name, cases in ((format, chance), (f"{format}/{config.model}", real)):
             stored = _stored(cases, longest.vlen, format)
-            yield from _rows(f"flips/{name}", _flips(cases, stored, longest))
-            by_odds = [case.by_odds() for case in cases]
+            flips = _flips(cases, stored, longest)
+            yield _row(f"flips/{name}", flips)
+            yield _row(f"flips/{name}/tokens", flips, flips.tokens)
+            yield _row(f"flips/{name}/masks", flips, flips.masks)
+            by_odds = [case._replace(sampling=replace(case.sampling, key="odds")) for case in cases]
             yield _row(f"flips/{name}/odds", _flips(by_odds, stored, longest))
         for vlen in vlens:
             stored = _stored(chance, vlen, format)
@@ -84,22 +86,9 @@ def _flips(cases: list[Case], stored: list[StoredLogits], engine: EngineConfig) 
     return Flips(*(sum(column) for column in zip(*counts, strict=True)))
 
 
-def _rows(name: str, flips: Flips) -> Iterator[ResultRow]:
-    yield _row(name, flips)
-    for part in ("tokens", "masks"):
-        share = getattr(flips, part) / flips.positions
-        yield ResultRow(f"{name}/{part}", share, "of decisions", n=flips.positions)
-
-
-def _row(name: str, flips: Flips) -> ResultRow:
-    return ResultRow(name, flips.share, "of decisions", n=flips.positions)
-
-
-def random_case(config: FlipsConfig, vocab: int, rows: int, seed: int) -> Case:
-    """Returns one step on random logits."""
-    sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
-    inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
-    return Case(sampling, inputs, reference_sampler(sampling, inputs))
+def _row(name: str, flips: Flips, count: int | None = None) -> ResultRow:
+    share = flips.share if count is None else count / flips.positions
+    return ResultRow(name, share, "of decisions", n=flips.positions)
 
 
 def load_model(config: FlipsConfig) -> lj.Model:

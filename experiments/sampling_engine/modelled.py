@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from itertools import product
+from typing import Any, get_args
 
 from experiments.harness.results import ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
 from llada_jax.config import require
-from llada_jax.sampling_engine import paper_results
-from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
+from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import (
     FITTED_TO,
     Timing,
@@ -16,14 +16,13 @@ from llada_jax.sampling_engine.cycles import (
     fitted_hbm,
     time_program,
 )
-from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
 from llada_jax.sampling_engine.instructions import COLUMNS
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-TABLE = f"{paper_results.PAPER}, table of results"
+TABLE = f"{paper.PAPER}, table of results"
 ENOUGH_MEMORY = 1 << 30
 
 
@@ -44,9 +43,9 @@ class SweepsConfig:
 class SamplingEngineConfig:
     """What to model and measure. The comments are in conf/sampling_engine.yaml."""
 
-    batch: int = paper_results.BATCH
-    rows: int = paper_results.ROWS
-    vocab: int = paper_results.VOCAB
+    batch: int = paper.BATCH
+    rows: int = paper.ROWS
+    vocab: int = paper.VOCAB
     vlens: tuple[int, ...] = (512, 1024, 2048)
     chunk_rows: int = 4
     sweeps: SweepsConfig = field(default_factory=SweepsConfig)
@@ -68,17 +67,13 @@ class SamplingEngineConfig:
 
     def sampling(self, mode: Mode = "performance") -> Sampling:
         return Sampling(
-            batch=self.batch,
-            rows=self.rows,
-            vocab=self.vocab,
-            mode=mode,
+            batch=self.batch, rows=self.rows, vocab=self.vocab, mode=mode,
             chunk_rows=self.chunk_rows,
-        )
+        )  # fmt: skip
 
     @property
     def is_published_case(self) -> bool:
-        shape = (self.batch, self.rows, self.vocab)
-        return shape == (paper_results.BATCH, paper_results.ROWS, paper_results.VOCAB)
+        return (self.batch, self.rows, self.vocab) == (paper.BATCH, paper.ROWS, paper.VOCAB)
 
 
 ProgramsByCase = Mapping[tuple[Mode, int], SamplerProgram]
@@ -96,36 +91,42 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from sweep_rows(config)
 
 
-def _timed(program: SamplerProgram) -> Timing:
-    return time_program(program, TimingConfig(hbm=fitted_hbm()))
+def _timed(program: SamplerProgram, **settings: Any) -> Timing:
+    return time_program(program, TimingConfig(hbm=fitted_hbm(), **settings))
 
 
-def _modelled(name: str, value: float, unit: str, **more) -> ResultRow:
+def _modelled(name: str, value: float, unit: str, **more: Any) -> ResultRow:
     return ResultRow(name, value, unit, kind="modelled", **more)
+
+
+def _beside(known: Mapping[int, float], vlen: int, source: str) -> dict[str, Any]:
+    """Returns the published value at a vector length, where there is one, and its source."""
+    return {"reference": known[vlen], "source": source} if vlen in known else {}
 
 
 def fit_rows() -> Iterator[ResultRow]:
     """Yields the two constants that were fitted."""
     hbm = fitted_hbm()
-    source = f"fitted to {FITTED_TO} of {paper_results.PAPER}"
+    source = f"fitted to {FITTED_TO} of {paper.PAPER}"
     yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", source=source)
     yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", source=source)
 
 
 def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields the published rows and breakdown, then the other programs at the same lengths."""
-    table = {row.vlen: row for row in paper_results.RESULTS} if config.is_published_case else {}
+    table = paper.LATENCY_MS if config.is_published_case else {}
+    role = {512: "fitted", 1024: "predicted", 2048: "predicted but for its memory cycles"}
     for vlen in config.vlens:
         cycles = _timed(programs["performance", vlen]).cycles
-        row = table.get(vlen)
-        paper = dict(reference=row.latency_ms, source=f"{TABLE}; {_role(vlen)}") if row else {}
-        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", **paper)
-        if row:
-            yield _modelled(
-                f"vlen{vlen}/speedup_vs_a6000", paper_results.A6000_MS / cycles.ms, "x faster",
-                reference=paper_results.A6000_MS / row.latency_ms, source=TABLE,
-            )  # fmt: skip
-        if vlen == 2048 and row:
+        known = _beside(table, vlen, f"{TABLE}; {role.get(vlen)}")
+        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", **known)
+        if vlen not in table:
+            continue
+        yield _modelled(
+            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster",
+            reference=paper.A6000_MS / table[vlen], source=TABLE,
+        )  # fmt: skip
+        if vlen == 2048:
             yield from _breakdown_rows(cycles._asdict())
     for mode in MODES[1:]:
         for vlen in config.vlens:
@@ -136,21 +137,13 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
             yield _modelled(f"{mode}/vlen{vlen}/hbm_mb", timing.hbm_bytes / 1e6, "MB")
 
 
-def _role(vlen: int) -> str:
-    """Says what a published latency is to the model."""
-    return {512: "fitted", 1024: "predicted"}.get(vlen, "predicted but for its memory cycles")
-
-
 def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
-    role = dict.fromkeys(cycles, "predicted") | {"memory": "fitted"}
     for unit, value in cycles.items():
+        role = "fitted" if unit == "memory" else "predicted"
         yield _modelled(
-            f"vlen2048/{unit}_cycles",
-            value,
-            "cycles",
-            reference=getattr(paper_results.BREAKDOWN, unit),
-            source=f"{paper_results.PAPER}, breakdown; {role[unit]}",
-        )
+            f"vlen2048/{unit}_cycles", value, "cycles", reference=paper.CYCLES_AT_2048[unit],
+            source=f"{paper.PAPER}, breakdown; {role}",
+        )  # fmt: skip
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
@@ -158,24 +151,21 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
     for vlen in config.vlens:
         for column in COLUMNS[1:]:
             for mode in ("performance", "one_pass_overlapped"):
-                timing = TimingConfig(hbm=fitted_hbm(), column=column)
-                cycles = time_program(programs[mode, vlen], timing).cycles
-                yield _modelled(f"{column}/{mode}/vlen{vlen}/latency_ms", cycles.ms, "ms")
-        timing = TimingConfig(hbm=fitted_hbm(), scale_traffic="full")
-        cycles = time_program(programs["performance", vlen], timing).cycles
-        yield _modelled(f"full_scales/vlen{vlen}/latency_ms", cycles.ms, "ms")
+                ms = _timed(programs[mode, vlen], column=column).cycles.ms
+                yield _modelled(f"{column}/{mode}/vlen{vlen}/latency_ms", ms, "ms")
+        ms = _timed(programs["performance", vlen], scale_traffic="full").cycles.ms
+        yield _modelled(f"full_scales/vlen{vlen}/latency_ms", ms, "ms")
 
 
 def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
     """Yields what the same sampling costs on GPUs at the least, unfused and fused."""
     logits = config.batch * config.rows * config.vocab
-    for gpu in (paper_results.A6000, paper_results.H100):
-        for name, passes in BASELINES.items():
-            more = {}
-            if (gpu, name) == (paper_results.A6000, "unfused_float64") and config.is_published_case:
-                more = dict(reference=paper_results.A6000_MS, source=f"{TABLE}: the A6000")
-            ms = roofline_ms(gpu, passes, logits)
-            yield _modelled(f"gpu/{gpu.name}/{name}/latency_ms", ms, "ms", **more)
+    for gpu, sampler in product(paper.GPU_BYTES_PER_SECOND, paper.GPU_BYTES_A_LOGIT):
+        known = {}
+        if (gpu, sampler, config.is_published_case) == ("a6000", "unfused_float64", True):
+            known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
+        ms = paper.roofline_ms(gpu, sampler, logits)
+        yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)
 
 
 def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
@@ -188,15 +178,13 @@ def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
 
 def area_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields area, power, and the energy of one block's step."""
-    table = {row.vlen: row for row in paper_results.SYNTHESIS}
+    source = f"{paper.PAPER}, Table IV; the slope is fitted to it"
     for vlen in config.vlens:
-        row, source = table.get(vlen), f"{paper_results.PAPER}, Table IV; the slope is fitted to it"
-        area = dict(reference=row.area_mm2, source=source) if row else {}
-        power = dict(reference=row.power_mw, source=source) if row else {}
-        yield _modelled(f"area/vlen{vlen}/mm2", area_mm2(vlen), "mm2", **area)
-        yield _modelled(f"area/vlen{vlen}/mw", power_mw(vlen), "mW", **power)
+        area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
+        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", **area)
+        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", **power)
         for mode in MODES:
-            energy = energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
+            energy = paper.energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
             yield _modelled(f"energy/{mode}/vlen{vlen}/mj", energy, "mJ")
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from experiments.harness.pictures import figure, save
 from experiments.harness.results import ResultRow
-from llada_jax import atomic
 
 UNITS = ("vector", "memory", "scalar", "control")
+OTHERS = ("edge", "one_pass", "one_pass_overlapped")
+"""Programs whose rows have the mode in front; those of `performance` have none."""
 AXES = {
     "batch": "blocks at once",
     "block": "positions of a block",
@@ -18,35 +20,24 @@ AXES = {
 
 def draw(rows: Sequence[ResultRow], folder: Path) -> None:
     """Draws `latency.png`, `breakdown.png`, `sweeps.png` and `flips.png` in the run's folder."""
-    from matplotlib.figure import Figure
-
     values = {row.name: row.value for row in rows}
-    figures = {
-        "latency": (latency, (7, 4)),
-        "breakdown": (breakdown, (7, 4)),
-        "sweeps": (sweeps, (13, 3.2)),
-        "flips": (flips, (6, 3.5)),
-    }
-    for name, (picture, size) in figures.items():
-        figure = Figure(figsize=size, layout="constrained")
-        picture(figure, values)
-        with atomic.new_file(folder / f"{name}.png") as part:
-            figure.savefig(part, format="png", dpi=150)
+    pictures = {latency: (7, 4), breakdown: (7, 4), sweeps: (13, 3.2), flips: (6, 3.5)}
+    for picture, size in pictures.items():
+        drawn = figure(*size)
+        picture(drawn, values)
+        save(drawn, folder / f"{picture.__name__}.png")
 
 
-def latency(figure, values: Mapping[str, float]) -> None:
+def latency(drawn, values: Mapping[str, float]) -> None:
     """Draws every program and both GPU baselines, at the longest vectors."""
     vlen = _longest(values)
     bars = {"performance (published)": values[f"vlen{vlen}/latency_ms"]}
-    for name, value in values.items():
-        words = name.split("/")
-        if words[-1] == "latency_ms" and words[0] in ("edge", "one_pass", "one_pass_overlapped"):
-            if words[1] == f"vlen{vlen}":
-                bars[words[0].replace("_", " ")] = value
-        if words[0] == "gpu":
-            bars[f"{words[1]} {words[2].replace('_', ' ')}"] = value
-    axes = figure.subplots()
-    axes.barh(list(bars), list(bars.values()))
+    bars |= {mode: values[f"{mode}/vlen{vlen}/latency_ms"] for mode in OTHERS}
+    bars |= {
+        " ".join(name.split("/")[1:3]): ms for name, ms in values.items() if name.startswith("gpu/")
+    }
+    axes = drawn.subplots()
+    axes.barh([name.replace("_", " ") for name in bars], list(bars.values()))
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel(f"ms for one step, modelled (engine: VLEN = {vlen}; GPUs: rooflines)")
@@ -54,14 +45,12 @@ def latency(figure, values: Mapping[str, float]) -> None:
         axes.text(value, place, f" {value:.2f}", va="center")
 
 
-def breakdown(figure, values: Mapping[str, float]) -> None:
+def breakdown(drawn, values: Mapping[str, float]) -> None:
     """Draws where the cycles go, for each program."""
     vlen = _longest(values)
-    prefixes = {"performance": f"vlen{vlen}"} | {
-        mode: f"{mode}/vlen{vlen}" for mode in ("edge", "one_pass", "one_pass_overlapped")
-    }
+    prefixes = {"performance": f"vlen{vlen}", **{mode: f"{mode}/vlen{vlen}" for mode in OTHERS}}
     shown = {mode: p for mode, p in prefixes.items() if f"{p}/vector_cycles" in values}
-    axes = figure.subplots()
+    axes = drawn.subplots()
     left = [0.0] * len(shown)
     for unit in UNITS:
         widths = [values[f"{prefix}/{unit}_cycles"] / 1e3 for prefix in shown.values()]
@@ -72,38 +61,31 @@ def breakdown(figure, values: Mapping[str, float]) -> None:
     axes.legend()
 
 
-def sweeps(figure, values: Mapping[str, float]) -> None:
+def sweeps(drawn, values: Mapping[str, float]) -> None:
     """Draws one axis a panel, one line a program."""
-    panels = figure.subplots(1, len(AXES), sharey=True)
+    panels = drawn.subplots(1, len(AXES), sharey=True)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
-        for mode, points in _sweep_points(values, axis).items():
-            panel.plot(*zip(*sorted(points), strict=True), marker="o", label=mode.replace("_", " "))
+        ticks: list[int] = []
+        for mode in ("performance", *OTHERS):
+            prefix = f"sweep/{mode}/{axis}/"
+            ms = {int(n.split("/")[3]): v for n, v in values.items() if n.startswith(prefix)}
+            ticks = sorted(ms)
+            panel.plot(
+                ticks, [ms[tick] for tick in ticks], marker="o", label=mode.replace("_", " ")
+            )
         panel.set(xlabel=label, xscale="log", yscale="log")
-        ticks = sorted(
-            {point for line in _sweep_points(values, axis).values() for point, _ in line}
-        )
         panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize="small", rotation=45)
         panel.minorticks_off()
     panels[0].set_ylabel("ms, modelled")
     panels[0].legend(fontsize="small")
 
 
-def _sweep_points(values: Mapping[str, float], axis: str) -> dict[str, list[tuple[int, float]]]:
-    points: dict[str, list[tuple[int, float]]] = {}
-    for name, value in values.items():
-        if name.startswith("sweep/"):
-            _, mode, swept, point, _ = name.split("/")
-            if swept == axis:
-                points.setdefault(mode, []).append((int(point), value))
-    return points
-
-
-def flips(figure, values: Mapping[str, float]) -> None:
+def flips(drawn, values: Mapping[str, float]) -> None:
     """Draws shares of flipped decisions by format, on random and on real logits."""
     names = [name.split("/") for name in values if name.startswith("flips/")]
     formats = list(dict.fromkeys(words[1] for words in names))
     (model,) = {words[2] for words in names if len(words) == 4 and words[3] == "odds"}
-    axes = figure.subplots()
+    axes = drawn.subplots()
     series = {
         "random logits": "flips/{}",
         "random logits, by odds (ours)": "flips/{}/odds",

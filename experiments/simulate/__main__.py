@@ -1,7 +1,6 @@
 """What a decoding run would take on a phone: latency, why, energy, memory, and a timeline.
 
-    python -m experiments.simulate trace=outputs/.../trace.npz shape=tiny
-    python -m experiments.simulate trace=outputs/.../trace.npz as_if=true phones=[SM8750,SM8850]
+    python -m experiments.simulate trace=outputs/.../trace.npz phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
@@ -22,18 +21,18 @@ from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
-from llada_jax.config import ModelConfig, Quant, require, require_choice
+from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import Shape, graphs_of
+from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.mixture import RecordedRouting, Routing, routing_of
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.routed_layers import RecordedRouting, routing_of
 from llada_jax.phone.system import ScoresOn, System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
@@ -47,7 +46,6 @@ class SimulateConfig:
 
     trace: str | None = None
     row: int = 0
-    as_if: bool = False
     task: str = "GSM8K"
     tokens: int = 128
     shape: str = "llada_8b"
@@ -66,17 +64,20 @@ class SimulateConfig:
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
         if self.planner is not None:
             planner(self.planner)
-        require(self.tokens > 0, f"tokens is {self.tokens}; allowed: 1 or more")
-        for name, least in (("drawn_from", 0), ("drawn_forwards", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+        require_counts(self, "tokens", "drawn_forwards")
+        require(self.drawn_from >= 0, f"drawn_from is {self.drawn_from}; allowed: 0 or more")
 
 
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Times a run on every phone, in one table."""
     model = architecture(config.shape)
-    software = config.system, config.quant, routing_for(config, model)
-    phones = [lj.Phone(load_profile(soc), *software) for soc in config.phones]
+    routing = None
+    if config.routing is not None:
+        recorded = RoutingTrace.load(config.routing)
+        routing = routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
+    phones = [
+        lj.Phone(load_profile(soc), config.system, config.quant, routing) for soc in config.phones
+    ]
     workloads = workloads_of(config, model)
     engine = AttachedEngine(config.sampling_engine, model.vocab_size)
     found = [timed(phone, workloads[0], config, engine) for phone in phones]
@@ -87,7 +88,7 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         path = run.folder / f"timeline_{modelled.soc}.json"
         title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
         last = config.drawn_from + config.drawn_forwards
-        shown = modelled.simulated.timeline(config.drawn_from, last)
+        shown = modelled.timeline(config.drawn_from, last)
         write_chrome_trace(shown, title, path)
         if config.pictures:
             draw_timeline(shown, title, path.with_suffix(".png"))
@@ -96,19 +97,11 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def routing_for(config: SimulateConfig, model: ModelConfig) -> Routing | None:
-    """Returns the recorded routing, where one is named, of a model with such experts."""
-    if config.routing is None:
-        return None
-    recorded = RoutingTrace.load(config.routing)
-    return routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
-
-
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:
     """Returns the forwards of the trace, or of runs by the paper's statistics."""
     if config.trace is not None:
         trace = lj.Trace.load(config.trace)
-        return (from_trace(trace, model, config.row, as_if=config.as_if),)
+        return (from_trace(trace, model, config.row),)
     return PublishedTasks(graphs_of("llada_8b")).workloads(config.task, config.tokens, Decoding())
 
 
@@ -145,8 +138,9 @@ def on_phone(
             name = f"{prefix}mean_latency"
             yield row(name, mean.value, "s, of all runs", interval=mean.interval, n=mean.n)
 
+    timer = phone.timer(shape, workload.canvas, found.plan, engine)
     yield row("latency", found.seconds, "s", interval=found.interval)
-    yield from means("", phone.timer(shape, workload.canvas, found.plan, engine))
+    yield from means("", timer)
     yield row("tokens_per_second", found.tokens_per_second, "tokens/s")
     for name, seconds in found.breakdown.items():
         yield row(f"part/{name}", seconds, "s")
@@ -157,16 +151,15 @@ def on_phone(
         yield row("plan/transfers", found.plan.transfers, "a forward")
         yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
     for where in get_args(ScoresOn) if system.head_on_npu else ():
-        elsewhere = replace(phone, system=replace(system, scores_on=where))
-        timer = elsewhere.timer(shape, workload.canvas, engine=engine)
-        yield row(f"scores_on/{where}/latency", timer.latency(workload), "s")
-        yield from means(f"scores_on/{where}/", timer)
+        moved = replace(phone, system=replace(system, scores_on=where))
+        elsewhere = moved.timer(shape, workload.canvas, engine=engine)
+        yield row(f"scores_on/{where}/latency", elsewhere.latency(workload), "s")
+        yield from means(f"scores_on/{where}/", elsewhere)
     yield row("energy", found.energy.joules, "J")
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
-    if found.simulated.experts_per_layer is not None:
-        timer = phone.timer(shape, workload.canvas, found.plan, engine)
-        yield row("experts_per_layer", found.simulated.experts_per_layer, "different a forward")
+    if found.experts_per_layer is not None:
+        yield row("experts_per_layer", found.experts_per_layer, "different a forward")
         weights = weights_mib(graphs_of(shape).model, head=system.head_on_npu)
         yield row("weights", weights, "MiB, of all experts")
         yield row("staging", timer.transfers.seconds, "s a forward, if nothing hid it")
@@ -178,23 +171,16 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
     """Yields what a reader of the numbers must know."""
     if not found.footprint.fits:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
-    simulated, moe = found.simulated, model.moe
-    if simulated.experts_per_layer is not None and moe is not None:
-        assumed = simulated.source.rsplit("; ", 1)[-1]
-        yield (
-            f"{simulated.experts_per_layer:.0f} of {moe.n_experts} experts a layer and forward: "
-            f"{assumed}"
-        )
+    experts, moe = found.experts_per_layer, model.moe
+    if experts is not None and moe is not None:
+        assumed = found.source.rsplit("; ", 1)[-1]
+        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {assumed}"
         yield (
             f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
             "phone's memory, whose size no profile has; what a forward stages is of all experts, "
             "as none is known in time"
         )
-    yield from map(str, simulated.unknown)
+    yield from unknown_so_far()
 
 
 main = entry_point("simulate", simulate_run, SimulateConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,12 @@
 """One share of `experiments.stream`: its tokens, its stalls, and the memory of its process."""
 
 import gc
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,9 +24,10 @@ from llada_jax.backend.resources import (
 )
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
-from llada_jax.backend.weights import InMemory
+from llada_jax.backend.weights import InMemory, whole
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
+from llada_jax.swap.planner_registry import planner
 
 PROMPT_LENGTH = 16
 """Length of the prompt in tokens, where there is no tokenizer."""
@@ -39,13 +42,28 @@ class StreamedModel(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """Where a subject is from: a model, or a shape for random weights."""
+class StreamConfig:
+    """What to decode, in how much memory. The comments are in conf/stream.yaml."""
 
-    model: str
-    dtype: str | None
+    model: str = "tiny"
+    architecture: ModelConfig | None = None
+    dtype: str | None = None
     prompt: str
-    architecture: ModelConfig | None
+    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
+    planner: str = "steady"
+    copy_mb_per_second: float | None = None
+    sampler: SamplerConfig
+
+    def __post_init__(self) -> None:
+        require(bool(self.shares), "shares is empty; allowed: at least one")
+        for share in self.shares:
+            require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
+        speed = self.copy_mb_per_second
+        require(
+            speed is None or speed > 0,
+            f"copy_mb_per_second is {speed}; allowed: above 0, or null",
+        )
+        planner(self.planner)
 
     def subject(self) -> StreamedModel:
         """Raises ValueError for a model that cannot be streamed, and where room is missing."""
@@ -67,30 +85,32 @@ def _random(architecture: ModelConfig) -> StreamedModel:
     size = param_count(architecture)
     require_disk(Path(), size, "the layers")
     require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
+
     specs = abstract_params(architecture)._replace(layers=())
-    params = jax.tree.map_with_path(lambda path, _: _whole(weights, parameter_name(path)), specs)
+    params = jax.tree.map_with_path(
+        lambda path, _: whole(weights.rows(parameter_name(path))), specs
+    )
     prompt = [list(range(PROMPT_LENGTH))]
     return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 
 
-def _whole(weights: Weights, name: str) -> Any:
-    pieces = list(weights.rows(name))
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
+class SlowLayerFile(LayerFile):
+    """Slows copies down, to see what a slower path costs."""
 
+    def __init__(
+        self, path: Path, layers: Sequence[StoredLayer], mb_per_second: float | None
+    ) -> None:
+        super().__init__(path, layers)
+        self._bytes_per_second = math.inf if mb_per_second is None else 1e6 * mb_per_second
 
-class ShareJob(NamedTuple):
-    """What a process needs to decode with some layers in memory."""
-
-    source: ModelSource
-    sampler: SamplerConfig
-    path: Path
-    stored: tuple[StoredLayer, ...]
-    staging: LayerStaging
-    bytes_per_second: float | None
+    def read(self, index: int, into: np.ndarray) -> None:
+        end = time.perf_counter() + self.layers[index].size / self._bytes_per_second
+        super().read(index, into)
+        time.sleep(max(0.0, end - time.perf_counter()))
 
 
 class ShareOutcome(NamedTuple):
-    """What came of it."""
+    """What came of decoding with some layers in memory."""
 
     tokens: np.ndarray
     seconds: float
@@ -105,32 +125,20 @@ class ShareOutcome(NamedTuple):
     """Whether the system could not restart the peak, so that compilation is in it."""
 
 
-class ExchangedLayers:
-    """Layers of one store after another, for a program that is compiled once."""
-
-    def __init__(self) -> None:
-        self.store: StreamedWeights | None = None
-
-    def acquire(self, layer: int) -> Mapping[str, Any]:
-        assert self.store is not None
-        return self.store.acquire(layer)
-
-    def release(self, layer: int) -> None:
-        assert self.store is not None
-        self.store.release(layer)
-
-
-def run_share(share: ShareJob) -> ShareOutcome:
+def run_share(
+    config: StreamConfig, path: Path, stored: tuple[StoredLayer, ...], staging: LayerStaging
+) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
-    model, prompt = _without_layers(share.source)
-    layers = ExchangedLayers()
-    program = StreamedProgram(model.config, model.params, layers)
+    model, _, prompt = config.subject()
+    model = model._replace(params=model.params._replace(layers=()))
+    program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
-        file = LayerFile(share.path, share.stored)
-        with StreamedWeights(file, share.staging, share.bytes_per_second) as layers.store:
-            result = lj.generate(model, prompt, share.sampler, backend=program)
-            store, layers.store = layers.store, None
+        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
+        with StreamedWeights(file, staging) as store:
+            program.weights = store
+            result = lj.generate(model, prompt, config.sampler, backend=program)
+            program.weights = None
             return result, store, peak_memory()
 
     decoded()
@@ -145,8 +153,3 @@ def run_share(share: ShareJob) -> ShareOutcome:
         None if before is None or peak is None else peak - before,
         not restarted,
     )
-
-
-def _without_layers(source: ModelSource) -> tuple[lj.Model, list[list[int]]]:
-    model, _, prompt = source.subject()
-    return model._replace(params=model.params._replace(layers=())), prompt

@@ -13,23 +13,23 @@ what that loses, how much of it revision brings back, and what it takes. The run
 suite=decoding chosen=<run folder>` scores what was chosen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tqdm import tqdm
 
 import llada_jax as lj
 from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
-from experiments.evaluate.decoder import CELLS, TrialConfig
+from experiments.evaluate.config import CELLS
 from experiments.evaluate.result_rows import tally_rows
 from experiments.evaluate.score_table import NUMBERS, score_cells
-from experiments.evaluate.suite import DecoderConfig
 from experiments.harness.pictures import ScorePoint, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import fingerprint
+from llada_jax.evaluation.harness import Trial, fingerprint, lengthened
 from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import (
     Found,
@@ -73,7 +73,7 @@ class ThresholdsConfig:
         require(not twice, f"{twice[:1]} is there twice; allowed: each name once")
         for items in self.validation:
             for setting in self.settings:
-                _ = _lengthened(setting, items)  # which checks both
+                _ = lengthened(setting.sampler, items.task)  # which checks both
 
     @property
     def settings(self) -> list[Setting]:
@@ -103,8 +103,7 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     model = lj.load(config.model, config.dtype)
     run.begin()
     found = {each.setting.name: each for each in _decoded(config, model, run)}
-    everything = [found[setting.name] for setting in config.settings]
-    plain, slowest, *swept = everything
+    plain, slowest, *swept = everything = [found[setting.name] for setting in config.settings]
     by_sweep = {
         sweep.name: [found[setting.name] for setting in sweep.settings] for sweep in config.sweeps
     }
@@ -112,83 +111,69 @@ def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
         name: fewest_forwards(settings, plain.tally, config.points)
         for name, settings in by_sweep.items()
     }
-    run.write(CHOSEN, _handed_on(choices, model, config).as_json())
-    curves = {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}
-    costs = {name: list(map(_cost, settings)) for name, settings in curves.items()}
-    save(forwards_curves(", ".join(config.tasks), costs), run.folder / "thresholds.png")
-    scores = [row for each in everything for row in _score_rows(each)]
-    print(_table(everything, choices, scores), end="\n\n")
+    samplers = {name: each.setting.sampler for name, each in choices.items() if each is not None}
+    handed_on = ChosenSamplers(
+        samplers, fingerprint(model), config.scored_seed, config.scored_items
+    )
+    run.write(CHOSEN, handed_on.as_json())
+    curves = {
+        name: [
+            ScorePoint(tally.nfe, tally.exact_match, *tally.interval) for _, tally, _ in settings
+        ]
+        for name, settings in {PLAIN: [plain], ONE_AT_A_TIME: [slowest], **by_sweep}.items()
+    }
+    save(forwards_curves(", ".join(config.tasks), curves), run.folder / "thresholds.png")
+    scores, chosen = [row for each in everything for row in _score_rows(each)], choices.values()
+    print(_table(everything, chosen, scores), end="\n\n")
     run.finish([
         *scores,
-        *_choice_rows(choices, plain.tally, slowest.tally),
+        *_choice_rows(chosen, plain.tally, slowest.tally),
         *(row for pair in revisions(swept, slowest.tally) for row in _revision_rows(pair)),
     ])  # fmt: skip
 
 
 def _decoded(config: ThresholdsConfig, model: lj.Model, run: Run) -> Iterator[Found]:
-    validation = config.validation
     for setting in tqdm(by_program(config.settings), unit="setting"):
-        answered = [_evaluated(config, setting, items, model, run) for items in validation]
+        answered = [_evaluated(config, setting, items, model, run) for items in config.validation]
         found = joined([each.tally for each in answered])
-        run.record({
-            "setting": setting.name, "exact_match": found.exact_match, "nfe": found.nfe,
-            "tpf": found.tpf,
-        })  # fmt: skip
+        scores = {"exact_match": found.exact_match, "nfe": found.nfe, "tpf": found.tpf}
+        run.record({"setting": setting.name, **scores})
         yield Found(setting, found, _refreshed(answered) if setting.sampler.refreshes else None)
 
 
 def _evaluated(
     config: ThresholdsConfig, setting: Setting, items: ValidationItems, model: lj.Model, run: Run
 ) -> Evaluation:
-    trial = TrialConfig(
-        model=config.model,
+    trial = Trial(
+        model=model,
         dtype=config.dtype,
         items=items,
         sampler_name=setting.name,
-        sampler=_lengthened(setting, items),
+        sampler=lengthened(setting.sampler, items.task),
         batch_size=config.batch_size,
-    ).trial(model)
-    return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
-
-
-def _lengthened(setting: Setting, items: ValidationItems) -> SamplerConfig:
-    return DecoderConfig(name=setting.name, sampler=setting.sampler).sampler_for(
-        items.task.gen_length
     )
+    return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
 
 
 def _refreshed(parts: Sequence[Evaluation]) -> float:
     """Returns the mean number of tokens of an item that were refreshed."""
-    counts = [
+    return fmean(
         int(trace.refreshed[:, row].sum())
         for part in parts
         for batch, trace in part.store.traces()
         for row, generation in enumerate(batch.generations)
         if generation.index in part.right
-    ]
-    return sum(counts) / len(counts)
-
-
-def _handed_on(
-    choices: dict[str, Found | None], model: lj.Model, config: ThresholdsConfig
-) -> ChosenSamplers:
-    samplers = {name: each.setting.sampler for name, each in choices.items() if each is not None}
-    return ChosenSamplers(samplers, fingerprint(model), config.scored_seed, config.scored_items)
-
-
-def _cost(found: Found) -> ScorePoint:
-    return ScorePoint(found.tally.nfe, found.tally.exact_match, *found.tally.interval)
+    )
 
 
 def _table(
-    found: Sequence[Found], choices: dict[str, Found | None], scores: Sequence[ResultRow]
+    found: Sequence[Found], chosen: Collection[Found | None], scores: Sequence[ResultRow]
 ) -> str:
     """Writes a line for each setting; `>` before those that are chosen."""
-    names = {each.setting.name for each in choices.values() if each is not None}
     rows = {row.name: row for row in scores}
     lines = [
         {
-            "": ">" if each.setting.name in names else "",
+            "": ">" if any(each is other for other in chosen) else "",
             "setting": each.setting.name,
             **score_cells(rows, f"thresholds/{each.setting.name}"),
             "refreshed": "" if each.refreshed is None else f"{each.refreshed:.2f}",
@@ -202,38 +187,30 @@ def _score_rows(found: Found) -> Iterator[ResultRow]:
     name = f"thresholds/{found.setting.name}"
     yield from tally_rows(name, found.tally)
     if found.refreshed is not None:
-        yield ResultRow(name=f"{name}/refreshed", value=found.refreshed, unit="tokens an item")
+        yield ResultRow(f"{name}/refreshed", found.refreshed, "tokens an item")
 
 
 def _choice_rows(
-    choices: dict[str, Found | None], plain: Tally, slowest: Tally
+    chosen: Collection[Found | None], plain: Tally, slowest: Tally
 ) -> Iterator[ResultRow]:
     """Yields what each chosen setting loses, and its share of the forwards of one token a
     forward."""
-    for found in choices.values():
-        if found is None:
-            continue
-        name = f"thresholds/{found.setting.sweep}/chosen/{found.setting.particular}"
-        loss = plain.exact_match - found.tally.exact_match
-        yield ResultRow(name=f"{name}/lost", value=loss, unit="of questions", n=len(plain.right))
-        share = found.tally.nfe / slowest.nfe
-        yield ResultRow(name=f"{name}/forwards", value=share, unit="of one token a forward")
+    for setting, tally, _ in filter(None, chosen):
+        name = f"thresholds/{setting.sweep}/chosen/{setting.particular}"
+        loss = plain.exact_match - tally.exact_match
+        yield ResultRow(f"{name}/lost", loss, "of questions", n=len(plain.right))
+        yield ResultRow(f"{name}/forwards", tally.nfe / slowest.nfe, "of one token a forward")
 
 
 def _revision_rows(pair: Revision) -> Iterator[ResultRow]:
     name, n = f"thresholds/revision/{pair.staged.setting.name}", len(pair.staged.tally.right)
-    yield ResultRow(name=f"{name}/threshold_loses", value=pair.lost, unit="of questions", n=n)
-    yield ResultRow(name=f"{name}/recovered", value=pair.recovered, unit="of questions", n=n)
+    yield ResultRow(f"{name}/threshold_loses", pair.lost, "of questions", n=n)
+    yield ResultRow(f"{name}/recovered", pair.recovered, "of questions", n=n)
     if pair.lost > 0:
-        share = pair.recovered / pair.lost
-        yield ResultRow(name=f"{name}/recovered_share", value=share, unit="of what was lost")
-    yield ResultRow(name=f"{name}/forwards", value=pair.forwards, unit="of the threshold's")
+        yield ResultRow(f"{name}/recovered_share", pair.recovered / pair.lost, "of what was lost")
+    yield ResultRow(f"{name}/forwards", pair.forwards, "of the threshold's")
     if pair.beyond is not None:
-        yield ResultRow(name=f"{name}/at_equal_forwards", value=pair.beyond, unit="of questions")
+        yield ResultRow(f"{name}/at_equal_forwards", pair.beyond, "of questions")
 
 
 main = entry_point("thresholds", choose_thresholds, ThresholdsConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,10 +20,9 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, entry_point, stored_settings
-from experiments.harness.schema import read_config
+from experiments.harness.run import Run, entry_point
 from experiments.reliability import ReliabilityConfig, reliability_by_task
-from experiments.train.mixture import MixtureConfig, example_source, mixture_texts
+from experiments.train.curriculum import MixtureConfig, example_source, mixture_texts
 from experiments.train.model_card import Parent, model_card
 from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
@@ -31,15 +30,14 @@ from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import load_params, model_path
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.model.families import config_to_hf
+from llada_jax.model.families.config_json import config_to_hf
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
-from llada_jax.training.model_folder import CARD_FILE, export_model, read_log
+from llada_jax.training.model_folder import export_model
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 TOKENIZER_TEXTS = 20_000
@@ -113,7 +111,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     Raises ValueError, before anything is written, where the folder's training is another one, or
     has gone further than is asked.
     """
-    training = training_of(config).resumed(run.folder, earlier_training(run.folder))
+    training = Training.of(asdict(config), config.data, _command()).resumed(run.folder)
     require_steps(run.folder, config.train)
     parent = None if config.parent is None else parent_params(config.parent, config.model)
     run.begin()
@@ -124,7 +122,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
-    model = Model(model_config, state.best_params, tokenizer)
+    model = Model(model_config, state.params, tokenizer)
     finish(config, run, model, folder, training.commands)
 
 
@@ -139,23 +137,6 @@ def parent_params(name: str, model: ModelConfig) -> ModelParams:
             f"model.{field} is {wanted[field]!r}; allowed: {found[field]!r}, as of parent {name!r}",
         )
     return params
-
-
-def training_of(config: RunConfig) -> Training:
-    return Training.of(asdict(config), config.data, _command())
-
-
-def earlier_training(folder: Path) -> Training | None:
-    """Reads the training that a folder holds. Where a version wrote nothing but `config.yaml`, that
-    says all but the tasks' versions."""
-    path = folder / CONFIG
-    if (folder / TRAINING).exists() or not path.exists():
-        return Training.load(folder)
-    try:
-        config = read_config(RunConfig, stored_settings(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; allowed: a training of this version") from error
-    return Training.of(asdict(config), config.data, _command())
 
 
 def finish(
@@ -174,16 +155,15 @@ def finish(
             seed=config.score.seed,
         ),
     )
-    parent = None if config.parent is None else parent_of(config.parent)
+    parent = None if config.parent is None else Parent.of(config.parent)
     metrics = read_metrics(run.folder)
-    env = json.loads((run.folder / "env.json").read_text())
     card = model_card(
         name=HydraConfig.get().runtime.choices["architecture@model"],
         commands=commands,
         model=model.config,
         train=config.train,
         data=config.data,
-        environment=env,
+        environment=json.loads((run.folder / "env.json").read_text()),
         metrics=metrics,
         score=config.score,
         scores=scores,
@@ -198,21 +178,14 @@ def finish(
         [
             ResultRow(
                 f"{score.task}/{score.name}/exact_match",
-                score.right / score.items,
+                score.share,
                 "share",
                 n=score.items,
-                interval=wilson_interval(score.right, score.items),
+                interval=score.interval,
             )
             for score in scores
         ]
     )
-
-
-def parent_of(name: str) -> Parent:
-    folder = model_path(name)
-    card = folder / CARD_FILE
-    text = card.read_text(encoding="utf-8") if card.exists() else ""
-    return Parent(name, text, read_log(folder))
 
 
 def _command() -> str:
@@ -224,7 +197,3 @@ def _command() -> str:
 
 
 main = entry_point("train", train_and_export, RunConfig)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.train.mixture import MixtureConfig
+from experiments.train.curriculum import MixtureConfig
 from llada_jax.config import require
 from llada_jax.evaluation.stored import first_difference, stored_in_format
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.training.loop import CHECKPOINT_FOLDER
 
 TRAINING = "training.json"
 FORMAT = 1
@@ -20,7 +21,6 @@ FREE = (
     "evaluate_every",
 )
 """Of `train`: a run may be prolonged, and watched otherwise. So may `score`."""
-_KEYS = {"settings": dict, "commands": list}
 
 
 class Training(NamedTuple):
@@ -31,40 +31,33 @@ class Training(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], data: MixtureConfig, command: str) -> "Training":
-        """Begins a training.
-
-        Args:
-          config: sections of plain values.
-        """
+        """Begins a training with a configuration's sections of plain values."""
         fixed = {name: section for name, section in config.items() if name != "score"}
         fixed["train"] = {key: each for key, each in fixed["train"].items() if key not in FREE}
         fixed["versions"] = {name: load_task(name).version for name in data.task_names}
         return cls(json.loads(json.dumps(fixed)), [command])
 
-    @classmethod
-    def load(cls, folder: Path) -> "Training | None":
-        """Reads the one of a folder. Raises ValueError where it is damaged or of another format."""
+    def resumed(self, folder: Path) -> "Training":
+        """Returns this training as what goes on with the one in a folder, if there is one.
+
+        Raises ValueError where that is damaged, of another format or unknown, or has other
+        settings, the first of which is named.
+        """
         path = folder / TRAINING
         if not path.exists():
-            return None
-        stored = stored_in_format(path, FORMAT, _KEYS)
-        return cls(stored["settings"], stored["commands"])
-
-    def resumed(self, folder: Path, earlier: "Training | None") -> "Training":
-        """This training as what goes on with an earlier one.
-
-        Raises:
-          ValueError: its settings are others; it names the first that differs.
-        """
-        if earlier is None:
+            require(
+                not (folder / CHECKPOINT_FOLDER).exists(),
+                f"{folder} has {CHECKPOINT_FOLDER} without {TRAINING}; allowed: both or neither",
+            )
             return self
-        difference = first_difference(earlier.settings, self.settings)
+        earlier = stored_in_format(path, FORMAT, {"settings": dict, "commands": list})
+        difference = first_difference(earlier["settings"], self.settings)
         require(
             difference is None,
             f"{folder} holds a training with other settings: {difference}; allowed: another folder "
             f"(hydra.run.dir), the same settings, or a change of score or of {', '.join(FREE)}",
         )
-        return Training(self.settings, list(dict.fromkeys([*earlier.commands, *self.commands])))
+        return Training(self.settings, list(dict.fromkeys([*earlier["commands"], *self.commands])))
 
     def as_json(self) -> str:
         """Returns the content of its file."""

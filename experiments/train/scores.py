@@ -7,6 +7,7 @@ from typing import NamedTuple
 from llada_jax.build import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require_counts
 from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Task
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
@@ -54,6 +55,16 @@ class TaskScore(NamedTuple):
     right: int
     items: int
 
+    @property
+    def share(self) -> float:
+        """Returns the share of right answers."""
+        return self.right / self.items
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Returns Wilson's 95 % interval of the share."""
+        return wilson_interval(self.right, self.items)
+
 
 def task_scores(model: Model, tasks: Sequence[Task], config: ScoreConfig) -> list[TaskScore]:
     """Scores each task under each sampler."""
@@ -85,6 +96,6 @@ def probe(
             exact_match(answering, task, "probe", config.probe_sampler(task), config.probe)
             for task in tasks
         ]
-        return {f"{each.task}/exact_match": each.right / each.items for each in found}
+        return {f"{each.task}/exact_match": each.share for each in found}
 
     return answered

@@ -29,18 +29,17 @@ def time_steps(
       rows: ascending, at most `canvas`. They take turns, so that a busy moment hits all of them.
       repeats: after a first step, which compiles.
     """
+
+    def step(params: Params, rows: Rows, cache: KVCache) -> Scores:
+        return denoiser.score_rows(params, denoiser.forward_rows(params, rows, cache).hidden, None)
+
     cache = denoiser.empty_cache(params, 1, canvas)
-    run = partial(_step, denoiser)
-    run = jax.jit(run) if denoiser.traceable else run
+    run = jax.jit(step) if denoiser.traceable else step
     steps = [partial(run, params, _last_rows(n, canvas, vocab_size), cache) for n in rows]
-    for step in steps:
-        jax.block_until_ready(step())
-    times = [[_milliseconds(step) for step in steps] for _ in range(repeats)]
+    for each in steps:
+        jax.block_until_ready(each())
+    times = [list(map(_milliseconds, steps)) for _ in range(repeats)]
     return LatencyTable(rows=tuple(rows), ms=tuple(map(median, zip(*times, strict=True))))
-
-
-def _step(denoiser: Denoiser, params: Params, rows: Rows, cache: KVCache) -> Scores:
-    return denoiser.score_rows(params, denoiser.forward_rows(params, rows, cache).hidden, None)
 
 
 def _last_rows(count: int, canvas: int, vocab_size: int) -> Rows:

@@ -4,6 +4,7 @@ Floats are stored in float32, which the activations of a session have; quantized
 integers and scales that they are.
 """
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from llada_jax import atomic
 from llada_jax.backend.protocol import Weights
+from llada_jax.backend.weights import whole
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import named_specs
 from llada_jax.model.quantize import QuantArray
@@ -45,11 +47,10 @@ class StoredLayer(NamedTuple):
 
     def views(self, memory: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the arrays in some bytes that hold the layer."""
-        found = {}
-        for name, offset, shape, dtype in self.arrays:
-            size = int(np.prod(shape)) * dtype.itemsize
-            found[name] = memory[offset : offset + size].view(dtype).reshape(shape)
-        return found
+        return {
+            name: np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+            for name, offset, shape, dtype in self.arrays
+        }
 
 
 def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFile":
@@ -68,17 +69,16 @@ def write_layers(path: Path, config: ModelConfig, weights: Weights) -> "LayerFil
 
 def _write(file: Any, start: int, names: Sequence[str], weights: Weights) -> Iterator[StoredArray]:
     for name in names:
-        for key, array in _parts(name, list(weights.rows(name))).items():
+        leaf = whole(weights.rows(name))
+        parts = {name: leaf}
+        if isinstance(leaf, QuantArray):
+            parts = {f"{name}.values": leaf.values, f"{name}.scale": leaf.scale}
+        for key, array in parts.items():
+            if not key.endswith(".values"):
+                array = array.astype(np.float32)
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
             yield StoredArray(key, file.tell() - start, array.shape, array.dtype)
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def _parts(name: str, pieces: Sequence[Any]) -> dict[str, np.ndarray]:
-    if isinstance(pieces[0], QuantArray):
-        values, scale = (np.concatenate([np.asarray(piece[k]) for piece in pieces]) for k in (0, 1))
-        return {f"{name}.values": values, f"{name}.scale": scale.astype(np.float32)}
-    return {name: np.concatenate([np.asarray(piece).astype(np.float32) for piece in pieces])}
 
 
 class LayerFile:

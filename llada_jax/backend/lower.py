@@ -38,6 +38,7 @@ CANNOT["qnn"] = CANNOT["litert"] | {
 
 _BRANCHING = {"case", "if", "while"}
 _NOT_COMPUTED = {"constant", "return", "call"}
+_ELEMENTS = {"float32": "f32", "int32": "i32", "bool": "i1"}
 
 
 def lower(step: Step, quant: Quant = "float32") -> Lowered:
@@ -60,7 +61,9 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
             *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
         )
     module = exported.mlir_module_serialized
-    results = [TensorType(a.shape, _element(str(a.dtype))) for a in exported.out_avals]
+    results = [
+        TensorType(a.shape, _ELEMENTS.get(a.dtype.name, a.dtype.name)) for a in exported.out_avals
+    ]
     return Lowered(
         name=step.name,
         module=module,
@@ -92,11 +95,6 @@ def check(lowered: Lowered, target: str) -> None:
                 f"{target} cannot take {operation.name} at {operation.scope or 'the top'} of "
                 f"{lowered.name} ({operation.types}): {word} {cannot.get(word)}",
             )
-
-
-def _element(dtype: str) -> str:
-    """Returns NumPy's name of an element type in StableHLO's words."""
-    return {"float32": "f32", "int32": "i32", "bool": "i1"}.get(dtype, dtype)
 
 
 def _operations(module: bytes, weights: list[str]) -> Iterator[Operation]:

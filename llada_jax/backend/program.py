@@ -46,11 +46,13 @@ class CompiledOnDemand:
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
         bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()))
         if bucket not in self._bodies:
-            layers = range(self.config.n_layers)
-            step = body_step(self.config, layers, bucket)
-            executable = self._backend.compile([step], self._weights)[step.name]
-            self._bodies[bucket] = [Shard(layers, executable)]
+            self._bodies[bucket] = self._compiled(bucket)
         return bucket, self._bodies[bucket]
+
+    def _compiled(self, bucket: Bucket) -> list[Shard]:
+        layers = range(self.config.n_layers)
+        step = body_step(self.config, layers, bucket)
+        return [Shard(layers, self._backend.compile([step], self._weights)[step.name])]
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         rounded = bucket_size(rows, ROW_BUCKETS)

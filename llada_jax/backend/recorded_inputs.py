@@ -1,6 +1,7 @@
 """Real inputs of a body step, recorded while a model decodes, for static quantization."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,19 +30,21 @@ class Recorder:
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
         bucket, shards = self._program.body(max(rows, self._bucket.rows), self._bucket.cache)
-        return bucket, [Shard(shard.layers, self._recorded(shard)) for shard in shards]
+        return bucket, [Shard(layers, self._recorded(layers, each)) for layers, each in shards]
 
-    def _recorded(self, shard: Shard) -> Executable:
-        kept = self.samples.setdefault(shard.layers, [])
-        return _Recorded(shard.executable, kept, self._limit)
+    def _recorded(self, layers: range, executable: Executable) -> Executable:
+        kept = self.samples.setdefault(layers, [])
+
+        def run(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            if len(kept) < self._limit:
+                kept.append({name: array.copy() for name, array in arrays.items()})
+            return executable.run(arrays)
+
+        return Watched(executable.allocate, run)
 
 
-class _Recorded:
-    def __init__(self, executable: Executable, kept: list[Inputs], limit: int):
-        self._executable, self._kept, self._limit = executable, kept, limit
-        self.allocate = executable.allocate
+class Watched(NamedTuple):
+    """An `Executable` with another `run`."""
 
-    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        if len(self._kept) < self._limit:
-            self._kept.append({name: array.copy() for name, array in arrays.items()})
-        return self._executable.run(arrays)
+    allocate: Callable[[str], np.ndarray]
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]

@@ -31,29 +31,26 @@ def require_memory(size: int, what: str) -> None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Counts the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def available_memory() -> int | None:
-    """Bytes that could be used without swapping; None where the system does not tell."""
-    if not _MEMINFO.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    """Returns bytes that could be used without swapping; None where the system does not tell."""
+    return _bytes(_MEMINFO, "MemAvailable")
 
 
 def resident_memory() -> int | None:
     """Returns bytes of memory that this process holds; None where the system does not tell."""
-    return _status("VmRSS")
+    return _bytes(_STATUS, "VmRSS")
 
 
 def peak_memory() -> int | None:
     """Returns the most that this process held since it began, or since `restart_peak`, in bytes;
     None where the system does not tell."""
-    return _status("VmHWM")
+    return _bytes(_STATUS, "VmHWM")
 
 
 def restart_peak() -> bool:
@@ -65,8 +62,8 @@ def restart_peak() -> bool:
     return True
 
 
-def _status(name: str) -> int | None:
-    if not _STATUS.exists():
+def _bytes(file: Path, name: str) -> int | None:
+    if not file.exists():
         return None
-    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
     return 1024 * int(fields[name].split()[0])

@@ -8,7 +8,7 @@ enter the cache at the next forward, and only those that have left the window.
 
 from collections.abc import Mapping, Sequence
 from threading import Lock, RLock
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.backend.protocol import Bucket, Executable
+from llada_jax.backend.steps import padded
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
@@ -74,10 +75,7 @@ class _CanvasCache:
     def make_room(self) -> None:
         """Copies what the executables hold for this canvas: another one will run."""
         if self.fresh is not None:
-            outputs: list[Mapping[str, np.ndarray]] = [
-                {name: array.copy() for name, array in output.items() if name != "hidden"}
-                for output in self.fresh.outputs
-            ]
+            outputs = [jax.tree.map(np.copy, dict(output)) for output in self.fresh.outputs]
             self.fresh = self.fresh._replace(outputs=outputs)
 
     def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
@@ -153,17 +151,15 @@ class Session:
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
         """Runs a forward, canvas by canvas; only the live rows run."""
-        rows = rows._replace(writes=rows.written)
-        arrays = Rows(*(np.asarray(array) for array in rows))  # pyright: ignore
+        arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
         with self._turn.lock:
             for b, canvas in enumerate(self._canvases):
                 (run,) = np.nonzero(arrays.live[b])
-                stand = np.asarray(arrays.positions[b])[np.asarray(arrays.written[b])]
-                canvas.write_left(stand, np.asarray(arrays.sees_cache[b])[run].any(axis=0))
+                row = Rows(*(array[b] for array in arrays))
+                canvas.write_left(row.positions[row.written], row.sees_cache[run].any(axis=0))
                 if len(run):
-                    row = Rows(*(array[b] for array in arrays))  # pyright: ignore
                     hidden[b, run] = self._run(canvas, row, run)
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
@@ -175,7 +171,7 @@ class Session:
         bucket, shards = self._program.body(len(run), self._length)
         inputs = self._inputs(rows, run, bucket)
         if bucket.cache and not canvas.cache:
-            canvas.cache = [_allocate_cache(shard, bucket) for shard in shards]
+            canvas.cache = list(map(allocate_cache, shards))
         outputs = []
         for index, shard in enumerate(shards):
             out = shard.executable.run(inputs | (canvas.cache[index] if canvas.cache else {}))
@@ -194,20 +190,15 @@ class Session:
         positions = np.asarray(rows.positions)[run]
         self._extend_angles(int(positions.max()) + 1)
 
-        def padded(values: np.ndarray) -> np.ndarray:
-            out = np.zeros((bucket.rows, values.shape[1]), np.float32)
-            out[:count] = values
-            return out
-
         bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
         bias[:count, : self._length][np.asarray(rows.sees_cache)[run]] = 0
         bias[:count, bucket.cache : bucket.cache + count][
             np.asarray(rows.sees_rows)[np.ix_(run, run)]
         ] = 0
         return {
-            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run])),
-            "cos": padded(self._cos[positions]),
-            "sin": padded(self._sin[positions]),
+            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run]), bucket.rows),
+            "cos": padded(self._cos[positions], bucket.rows),
+            "sin": padded(self._sin[positions], bucket.rows),
             "bias": bias,
         }
 
@@ -234,13 +225,12 @@ class Session:
                 else:
                     some = None if keys is None else keys[part]
                     parts.append(self._score_in_chunks(flat[part], some))
-        joined = (np.concatenate(list(map(np.asarray, each))) for each in zip(*parts, strict=True))
-        return Scores(*(array.reshape(batch, count) for array in joined))  # pyright: ignore
+        return jax.tree.map(lambda *each: np.concatenate(each).reshape(batch, count), *parts)
 
     def _score_greedily(self, hidden: Float[np.ndarray, "r D"]) -> Scores:
         count = len(hidden)
         rows, steps = self._program.head(count)
-        out = steps[f"rows{rows}"].run({"hidden": _rows_of(hidden, rows), "penalty": self._penalty})
+        out = steps[f"rows{rows}"].run({"hidden": padded(hidden, rows), "penalty": self._penalty})
         token, confidence = out["token"][:count].copy(), out["confidence"][:count].copy()
         unknown = np.full(count, np.nan, np.float32)
         return Scores(token, confidence, unknown, unknown)  # pyright: ignore
@@ -251,7 +241,7 @@ class Session:
         """Scores by any rule: the head gives logits, a chunk at a time, and JAX does the rest."""
         count = len(hidden)
         rows, steps = self._program.head(count)
-        inputs = {"hidden": _rows_of(hidden, rows)}
+        inputs = {"hidden": padded(hidden, rows)}
         keys = None if keys is None else keys[None]
         running = start_scores((1, count), jnp.dtype(self._rules.confidence_dtype))
         for chunk, (start, _) in enumerate(self._program.head_chunks):
@@ -264,12 +254,7 @@ class Session:
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
 
 
-def _rows_of(hidden: Float[np.ndarray, "r D"], rows: int) -> Float[np.ndarray, "R D"]:
-    out = np.zeros((rows, hidden.shape[1]), np.float32)
-    out[: len(hidden)] = hidden
-    return out
-
-
-def _allocate_cache(shard: Shard, bucket: Bucket) -> dict[str, np.ndarray]:
+def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:
+    """Returns an empty cache of a shard's layers, by the names of its inputs."""
     names = [f"{kind}_{layer}" for layer in shard.layers for kind in ("keys", "values")]
     return {name: shard.executable.allocate(name) for name in names}

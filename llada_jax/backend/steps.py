@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
@@ -82,6 +82,12 @@ def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str
     return inputs
 
 
+def bucket_of(step: Step) -> Bucket:
+    """Returns the shape of a body step."""
+    rows, width = step.inputs["bias"]
+    return Bucket(rows, width - rows)
+
+
 def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.ndarray]:
     """Cuts or pads a body step's inputs to another bucket: its first rows and cached positions."""
     old_rows, width = inputs["bias"].shape
@@ -90,14 +96,18 @@ def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.nd
     bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
     bias[:rows, :cache] = inputs["bias"][:rows, :cache]
     bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
-    out: dict[str, np.ndarray] = {"bias": bias}
-    for name in ("hidden", "cos", "sin"):
-        out[name] = np.zeros((bucket.rows, inputs[name].shape[1]), np.float32)
-        out[name][:rows] = inputs[name][:rows]
+    out = {name: padded(inputs[name][:rows], bucket.rows) for name in ("hidden", "cos", "sin")}
     for name, array in inputs.items():
         if name.startswith(("keys_", "values_")):
             out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
             out[name][:, :cache] = array[:, :cache]
+    return out | {"bias": bias}
+
+
+def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:
+    """Adds rows of zeros, to `rows` in all; float32."""
+    out = np.zeros((rows, values.shape[1]), np.float32)
+    out[: len(values)] = values
     return out
 
 

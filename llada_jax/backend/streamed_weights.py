@@ -10,7 +10,7 @@ not there, because what it hands out are JAX arrays.
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -58,13 +58,9 @@ class StreamedWeights:
     Every forward uses each layer once, in the order of the transfers: `acquire`, then `release`.
     """
 
-    def __init__(
-        self, file: LayerFile, staging: LayerStaging, bytes_per_second: float | None = None
-    ):
-        """Loads what stays in memory; `bytes_per_second` slows transfers, to see what it costs."""
-        slow = bytes_per_second is not None and bytes_per_second <= 0
-        require(not slow, f"bytes_per_second is {bytes_per_second}; allowed: above 0, or None")
-        self._file, self._staging, self._speed = file, staging, bytes_per_second
+    def __init__(self, file: LayerFile, staging: LayerStaging):
+        """Loads what stays in memory."""
+        self._file, self._staging = file, staging
         self._resident = {
             layer: self._load(layer)
             for layer in range(len(file.layers))
@@ -166,9 +162,9 @@ class StreamedWeights:
         first = next(iter(uses))
 
         def free() -> bool:
-            places = self._live.values()
             waits = not self._staging.prefetch and self._due != first
-            return not waits and not any(_overlap(a, b) for a in uses.values() for b in places)
+            pairs = product(uses.values(), self._live.values())
+            return not waits and not any(a.start < b.stop and b.start < a.stop for a, b in pairs)
 
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or free())
@@ -176,27 +172,12 @@ class StreamedWeights:
             return not self._stopped
 
     def _stage(self, uses: Mapping[_Use, range]) -> None:
-        began = time.perf_counter()
-        staged = {}
-        for use, place in uses.items():
-            staged[use] = self._area[place.start : place.stop]
-            self._file.read(use.layer, staged[use])
-        if self._speed is not None:
-            size = sum(len(place) for place in uses.values())
-            self._pause(size / self._speed - (time.perf_counter() - began))
+        staged = {use: self._area[place.start : place.stop] for use, place in uses.items()}
+        for use, memory in staged.items():
+            self._file.read(use.layer, memory)
         with self._changed:
             self._ready.update(staged)
             self._changed.notify_all()
-
-    def _pause(self, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        with self._changed:
-            while not self._stopped and (left := end - time.perf_counter()) > 0:
-                self._changed.wait(left)
-
-
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
 
 
 def _aligned(size: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """How weights are stored in a file that runs: numbers, scales, and where they come from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +13,12 @@ from llada_jax.lowered import LoweredWeight
 from llada_jax.model.params import ModelParams, parameter_name
 from llada_jax.model.quantize import QuantArray, dequantize, quantize
 
-_BITS: Mapping[str, int] = {"float32": 32, "int8": 8}
-_GROUPS: Mapping[str, int] = {"int4_block32": 32, "int4_block128": 128}
+_BITS_AND_GROUP: Mapping[str, tuple[int, int | None]] = {
+    "int8": (8, None),
+    "int4": (4, None),
+    "int4_block32": (4, 32),
+    "int4_block128": (4, 128),
+}
 _PIECE_ELEMENTS = 1 << 22
 
 
@@ -34,12 +39,12 @@ def stored_as(name: str, shape: tuple[int, ...], quant: Quant) -> LoweredWeight:
         return LoweredWeight(shape, 32)
     if name.startswith(("head", "embedding")):
         return LoweredWeight(shape, 8)
-    group = _GROUPS.get(quant)
+    bits, group = _BITS_AND_GROUP[quant]
     if group is not None and shape[-1] % group:
         raise ValueError(
             f"quant is {quant!r}, but {name} has {shape[-1]} inputs; allowed: a multiple of {group}"
         )
-    return LoweredWeight(shape, _BITS.get(quant, 4), group)
+    return LoweredWeight(shape, bits, group)
 
 
 class StoredPiece(NamedTuple):
@@ -60,21 +65,15 @@ def store(pieces: Iterator[Any], spec: LoweredWeight) -> Iterator[StoredPiece]:
 
 def _split(piece: Any, columns: int) -> Iterator[Any]:
     step = max(1, _PIECE_ELEMENTS // columns)
-    if isinstance(piece, QuantArray):
-        for start in range(0, len(piece.values), step):
-            stop = start + step
-            yield piece._replace(values=piece.values[start:stop], scale=piece.scale[start:stop])
-    else:
-        for start in range(0, len(piece), step):
-            yield piece[start : start + step]
+    for start in range(0, len(jax.tree.leaves(piece)[0]), step):
+        yield jax.tree.map(itemgetter(slice(start, start + step)), piece)
 
 
 def _stored(piece: Any, spec: LoweredWeight) -> StoredPiece:
-    if spec.bits == 32:
-        wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
-        return StoredPiece(np.ascontiguousarray(wide, np.float32), None)
     if not (isinstance(piece, QuantArray) and _fits(piece, spec)):
         wide = dequantize(piece, np.float32) if isinstance(piece, QuantArray) else piece
+        if spec.bits == 32:
+            return StoredPiece(np.ascontiguousarray(wide, np.float32), None)
         bits = 8 if spec.bits == 8 else 4
         piece = quantize(np.asarray(wide), bits, spec.group or spec.shape[-1])
     values, scale = np.asarray(piece.values), np.asarray(piece.scale, np.float32)
@@ -116,6 +115,11 @@ def pieces_of(weights: Weights, name: str) -> Iterator[Any]:
     parameter, _, part = name.partition("[")
     start, stop = map(int, part.rstrip("]").split(":")) if part else (0, None)
     return weights.rows(parameter, start, stop)
+
+
+def whole(pieces: Iterable[Any]) -> Any:
+    """Returns a weight of its pieces, in NumPy."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *pieces)
 
 
 class InMemory:

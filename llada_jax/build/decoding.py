@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
@@ -29,6 +30,7 @@ def generate(
     on_step: OnStep | None = None,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
+    holes: bool = False,
 ) -> Result:
     """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -45,35 +47,42 @@ def generate(
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
         the model on the run's own backend.
+      holes: the prompts are canvases whose holes are filled, as `infill` does.
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
     """
-    return _decode(
-        model, prompts, config, backend, seed, trace, on_step, loop, refresh_on, infill=False
-    )
+    config = with_ids(config or SamplerConfig(), model.config)
+    with ExitStack() as threads:
+        denoiser = backend_denoiser(model, backend, score_rules(config), threads)
+        refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
+        worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+        needs_host = on_step or not denoiser.traceable or config.has_worker
+        result = decode(
+            denoiser,
+            model.params,
+            model.config,
+            prompts,
+            config,
+            seed=seed,
+            loop=loop or ("host" if needs_host else "compiled"),
+            trace=trace,
+            on_step=on_step,
+            infill=holes,
+            refresher=Refresher(worker, *refreshing),
+        )
+    return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
 
 
 def infill(
-    model: Model,
-    canvases: Prompts,
-    config: SamplerConfig | None = None,
-    *,
-    backend: str | Backend | StreamedProgram = "xla",
-    seed: int | Sequence[int] = 0,
-    trace: bool = False,
-    on_step: OnStep | None = None,
-    loop: Loop | None = None,
-    refresh_on: Model | None = None,
+    model: Model, canvases: Prompts, config: SamplerConfig | None = None, **options: Any
 ) -> Result:
     """Fills the [MASK] holes of canvases, wherever they are; all other tokens stay.
 
     Blocks count from the canvas's start. Of `config`, `gen_length` is only used with `steps`, to
-    give the steps per block. Other arguments, result and errors as `generate`.
+    give the steps per block. Options, result and errors as `generate`.
     """
-    return _decode(
-        model, canvases, config, backend, seed, trace, on_step, loop, refresh_on, infill=True
-    )
+    return generate(model, canvases, config, holes=True, **options)
 
 
 def latency_table(
@@ -111,41 +120,6 @@ def latency_table(
             vocab_size=model.config.vocab_size,
             repeats=repeats,
         )
-
-
-def _decode(
-    model: Model,
-    prompts: Prompts,
-    config: SamplerConfig | None,
-    backend: str | Backend | StreamedProgram,
-    seed: int | Sequence[int],
-    trace: bool,
-    on_step: OnStep | None,
-    loop: Loop | None,
-    refresh_on: Model | None,
-    *,
-    infill: bool,
-) -> Result:
-    config = with_ids(config or SamplerConfig(), model.config)
-    with ExitStack() as threads:
-        denoiser = backend_denoiser(model, backend, score_rules(config), threads)
-        refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
-        worker = threads.enter_context(Worker())  # the first to end: its job may run the others
-        needs_host = on_step or not denoiser.traceable or config.has_worker
-        result = decode(
-            denoiser,
-            model.params,
-            model.config,
-            prompts,
-            config,
-            seed=seed,
-            loop=loop or ("host" if needs_host else "compiled"),
-            trace=trace,
-            on_step=on_step,
-            infill=infill,
-            refresher=Refresher(worker, *refreshing),
-        )
-    return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
 
 
 def _refreshing(

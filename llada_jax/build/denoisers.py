@@ -32,10 +32,7 @@ from llada_jax.types import Denoiser, Params
 
 def has_tiles(params: Params) -> bool:
     """Returns whether the matrices are tiles."""
-    return isinstance(params, ModelParams) and any(
-        isinstance(leaf, Tiles)
-        for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Tiles))
-    )
+    return any(isinstance(leaf, Tiles) for leaf in jax.tree.leaves(params))
 
 
 def score_rules(config: SamplerConfig) -> ScoreRules:

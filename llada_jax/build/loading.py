@@ -130,12 +130,8 @@ def forward(
     array = jnp.asarray(tokens)
     vocab = model.config.vocab_size
     require(
-        array.ndim == 2 and array.size > 0,
-        f"tokens have shape {array.shape}; allowed: [B, L], not empty",
-    )
-    require(
-        jnp.issubdtype(array.dtype, jnp.integer),
-        f"tokens have dtype {array.dtype}; allowed: integers",
+        array.ndim == 2 and array.size > 0 and jnp.issubdtype(array.dtype, jnp.integer),
+        f"tokens are {array.dtype} of shape {array.shape}; allowed: integers [B, L], not empty",
     )
     require(
         bool((array >= 0).all() and (array < vocab).all()),
@@ -145,9 +141,7 @@ def forward(
         block_length is None or block_length > 0,
         f"block_length is {block_length}; allowed: 1 or more",
     )
-    config = (
-        model.config if block_length is None else model.config.replace(block_length=block_length)
-    )
+    config = model.config.replace(block_length=block_length or model.config.block_length)
     return _forward(model.params, config, array.astype(jnp.int32))
 
 

@@ -3,27 +3,18 @@
 from os import PathLike
 from pathlib import Path
 
-from llada_jax.checkpoint.bundled import bundled_folder, bundled_names, model_path
-from llada_jax.checkpoint.gguf import load_gguf, open_gguf
-from llada_jax.checkpoint.huggingface import (
-    CONFIG_FILE,
-    load_huggingface,
-    open_huggingface,
-    save_huggingface,
-)
+from llada_jax.checkpoint.bundled import bundled_names, model_path
+from llada_jax.checkpoint.gguf import open_gguf
+from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
 from llada_jax.checkpoint.sources import Checkpoint
 from llada_jax.checkpoint.streamed import StreamedParams
-from llada_jax.checkpoint.tensors import cast_params, check_dtype, read_params
-from llada_jax.config import ModelConfig, require
+from llada_jax.checkpoint.tensors import Dtype, cast_params, read_params
+from llada_jax.config import ModelConfig, require, require_choice
 from llada_jax.model.params import ModelParams
 
 __all__ = [
-    "bundled_folder",
     "bundled_names",
-    "load_gguf",
-    "load_huggingface",
-    "load_orbax",
     "load_params",
     "model_path",
     "save_huggingface",
@@ -43,6 +34,8 @@ def load_params(
       source: the name of a bundled model, a folder in the Hugging Face layout, a folder that
         `save_orbax` wrote, or a `.gguf` file.
       dtype: None (as stored; float32 for bundled models), "float32", "bfloat16", "int8" or "int4".
+        With the last two, matrices are quantized while they load and the rest becomes bfloat16. A
+        router stored as float32 stays float32, which is what it is computed in.
 
     Returns:
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
@@ -50,7 +43,7 @@ def load_params(
 
     Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong.
     """
-    check_dtype(dtype)
+    require_choice("dtype", dtype, Dtype)
     path = model_path(source)
     if (path / DESCRIPTION_FILE).is_file():
         config, params = load_orbax(path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,12 +16,10 @@ from llada_jax.checkpoint.sources import (
     StoredTensor,
     checked,
     param_sources,
-    plain_numbers,
 )
-from llada_jax.checkpoint.tensors import check_dtype, read_params
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf
-from llada_jax.model.params import ModelParams
+from llada_jax.model.families.family import families
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 
 _KINDS: Mapping[str, np.dtype] = {
     **FLOATS,
@@ -31,56 +28,40 @@ _KINDS: Mapping[str, np.dtype] = {
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 
 
-def load_gguf(
-    path: str | PathLike[str], dtype: str | None = None
-) -> tuple[ModelConfig, ModelParams]:
-    """Loads a GGUF file of architecture `llada` or `dream`. Needs the extra `gguf`.
-
-    Args:
-      path: tensors of F32, F16, BF16, Q8_0 or Q4_0.
-      dtype: as in `load_huggingface`; None takes the embedding's own float, and bfloat16 for
-        blocks. "int4" keeps the integers and scales of Q4_0; all else is quantized anew.
-
-    Raises ImportError without the extra, FileNotFoundError or ValueError before any tensor is read.
-    """
-    check_dtype(dtype)
-    checkpoint = open_gguf(Path(path))
-    return checkpoint.config, read_params(checkpoint, dtype)
-
-
 def open_gguf(path: Path) -> Checkpoint:
-    """Looks a file through, as `load_gguf`; no tensor is read yet."""
+    """Looks a file of architecture `llada` or `dream` through. Needs the extra `gguf`.
+
+    As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16.
+
+    Raises ImportError without the extra, and FileNotFoundError or ValueError.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     metadata, stored = _contents(path)
-    embedding = GGUF_NAMES["embedding"]
+    names = gguf_names()
+    embedding = names["embedding"]
     require(embedding in stored, f"{path} lacks {embedding}")
     config = config_from_gguf(metadata, stored[embedding].shape[0])
-    config = config.replace(tied_embeddings=GGUF_NAMES["head"] not in stored)
-    sources = param_sources(config, GGUF_NAMES)
+    config = config.replace(tied_embeddings=names["head"] not in stored)
+    sources = param_sources(config, names)
     row_order = partial(_row_order, config)
     return checked(Checkpoint(path, config, sources, stored, row_order), tuple(_KINDS))
 
 
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
     """Returns where stored rows came from: the converter put row i + Dh / 2 of a head after i."""
-    permuted = source.path.rsplit(".", 1)[-1] in _PERMUTED
-    if not (permuted and FAMILIES[config.family].gguf_permuted):
+    permuted = source.last_name in _PERMUTED
+    if not (permuted and families()[config.family].gguf_permuted):
         return None
     rows = np.arange(source.part[0]).reshape(-1, 2, config.head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def _gguf() -> ModuleType:
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     try:
         import gguf
     except ImportError as error:
         raise ImportError("GGUF files need the extra 'gguf' of llada_jax") from error
-    return gguf
-
-
-def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    gguf = _gguf()
     try:
         reader = gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -97,7 +78,6 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
     shape = tuple(int(length) for length in reversed(tensor.shape))
     kind = tensor.tensor_type.name
-    blocks = partial(gguf.dequantize, qtype=tensor.tensor_type)
     return StoredTensor(
         path,
         offset=int(tensor.data_offset),
@@ -105,7 +85,7 @@ def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
         row_bytes=int(tensor.n_bytes) // shape[0],
         kind=kind,
         dtype=_KINDS.get(kind),
-        decode=plain_numbers(kind) if kind in FLOATS else blocks,
+        blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.tensor_type),
         int4=_q4_0 if kind == "Q4_0" else None,
     )
 

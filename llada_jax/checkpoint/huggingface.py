@@ -19,13 +19,13 @@ from llada_jax.checkpoint.sources import (
     StoredTensor,
     checked,
     param_sources,
-    plain_numbers,
 )
-from llada_jax.checkpoint.tensors import check_dtype, kept_dtype, read_params
+from llada_jax.checkpoint.tensors import kept_dtype
 from llada_jax.config import ModelConfig, require, require_choice
-from llada_jax.model.families import FAMILIES, config_from_hf, config_to_hf
+from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.model.families.family import families
 from llada_jax.model.params import ModelParams
-from llada_jax.model.quantize import QuantArray
+from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"
@@ -33,42 +33,24 @@ _INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
 
-def load_huggingface(
-    folder: str | PathLike[str], dtype: str | None = None
-) -> tuple[ModelConfig, ModelParams]:
-    """Loads a checkpoint of any known family.
-
-    Args:
-      folder: has `config.json`, and `model.safetensors` or shards with their index.
-      dtype: None (as stored), "float32", "bfloat16", "int8" or "int4". With the last two the
-        matrices are quantized while they load and the rest becomes bfloat16. A router stored as
-        float32 stays float32, which is what it is computed in.
-
-    Raises FileNotFoundError or ValueError before any tensor is read: a missing file, a file that is
-    cut short or unparsable, an unknown family, a tensor that is missing or of the wrong shape.
-    """
-    check_dtype(dtype)
-    checkpoint = open_huggingface(Path(folder))
-    return checkpoint.config, read_params(checkpoint, dtype)
-
-
 def open_huggingface(folder: Path) -> Checkpoint:
-    """Looks a folder through, as `load_huggingface`; no tensor is read yet."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}")
+    """Looks through a folder that has `config.json`, and `model.safetensors` or shards with their
+    index. No tensor is read yet.
+
+    Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
+    an unknown family, a tensor that is missing or of the wrong shape.
+    """
     hf = read_json(folder / CONFIG_FILE)
     stored = {
         name: tensor for file in _weight_files(folder) for name, tensor in _header(file).items()
     }
     config = config_from_hf(hf, stored)
-    sources = param_sources(config, FAMILIES[config.family].names)
+    sources = param_sources(config, families()[config.family].names)
     return checked(Checkpoint(folder, config, sources, stored), tuple(FLOATS))
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object; FileNotFoundError or ValueError name the file."""
-    if not file.is_file():
-        raise FileNotFoundError(f"no {file.name} in {file.parent}")
+    """Reads a JSON object; ValueError names the file."""
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
@@ -132,7 +114,6 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> Store
         row_bytes=(end - begin) // max(rows, 1),
         kind=entry["dtype"],
         dtype=dtype,
-        decode=plain_numbers(entry["dtype"]),
     )
 
 
@@ -144,44 +125,38 @@ def save_huggingface(
 ) -> None:
     """Writes `config.json`, in the family's own spelling, and `model.safetensors`.
 
-    A new folder appears only when it is complete; in an existing one the two files are resources,
+    A new folder appears only when it is complete; in an existing one the two files are replaced,
     each at once, and other files stay. Raises ValueError for quantized parameters, for parameters
     that do not fit `config`, and for a `config` that the family cannot spell.
     """
     require_choice("dtype", dtype, SaveDtype)
     hf = {**config_to_hf(config), "torch_dtype": dtype}
-    sources = param_sources(config, FAMILIES[config.family].names)
-    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantArray))
-    _check_leaves(sources, leaves)
-    tensors = _tensors(sources, leaves, np.dtype(dtype))
+    sources = param_sources(config, families()[config.family].names)
+    tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder), replace=False) as part:
         save_file(tensors, part / _SINGLE_FILE, metadata={"format": "pt"})
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
 
 
-def _check_leaves(sources: Sequence[ParamSource], leaves: Sequence[Any]) -> None:
+def _tensors(
+    sources: Sequence[ParamSource], leaves: Sequence[Any], dtype: np.dtype
+) -> dict[str, np.ndarray]:
     require(
         len(sources) == len(leaves),
         f"the parameters have {len(leaves)} arrays, the configuration {len(sources)}",
     )
-    for source, leaf in zip(sources, leaves, strict=True):
-        require(
-            not isinstance(leaf, QuantArray),
-            f"{source.tensors[0]} is quantized; allowed: floats (save_orbax keeps quantized ones)",
-        )
-        require(
-            leaf.shape == source.spec.shape,
-            f"{source.tensors[0]}: the parameter is {list(leaf.shape)}, expected "
-            f"{list(source.spec.shape)}",
-        )
-
-
-def _tensors(
-    sources: Sequence[ParamSource], leaves: Sequence[Any], dtype: np.dtype
-) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {}
     for source, leaf in zip(sources, leaves, strict=True):
-        array = np.asarray(leaf).astype(kept_dtype(source.path, leaf.dtype, dtype))
+        name, shape = source.tensors[0], source.spec.shape
+        require(
+            not is_quantized(leaf),
+            f"{name} is quantized; allowed: floats (save_orbax keeps quantized ones)",
+        )
+        require(
+            leaf.shape == shape,
+            f"{name}: the parameter is {list(leaf.shape)}, expected {list(shape)}",
+        )
+        array = np.asarray(leaf).astype(kept_dtype(source.last_name, leaf.dtype, dtype))
         array = array.reshape(len(source.tensors), *source.part)
         for name, part in zip(source.tensors, array, strict=True):
             parts.setdefault(name, []).append(part)

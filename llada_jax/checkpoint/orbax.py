@@ -13,9 +13,10 @@ from jax.sharding import SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.huggingface import read_json
-from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.params import ModelParams, ParamSpec, abstract_params
-from llada_jax.model.quantize import INT4_GROUP, QuantArray
+from llada_jax.config import ModelConfig, require
+from llada_jax.config_files import checked_dataclass
+from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
+from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 
 DESCRIPTION_FILE = "llada_jax.json"
 _TREE_FOLDER = "params"
@@ -35,10 +36,10 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
             folder.is_dir() and not any(folder.iterdir()),
             f"{folder} exists; allowed: a new or empty folder, or a checkpoint to replace",
         )
-    leaves = jax.tree.leaves_with_path(params, is_leaf=_is_quantized)
+    leaves = jax.tree.leaves_with_path(params, is_leaf=is_quantized)
     description = {
         "config": dataclasses.asdict(config),
-        "dtypes": {_name(path): _dtype_name(leaf) for path, leaf in leaves},
+        "dtypes": {parameter_name(path): _dtype_name(leaf) for path, leaf in leaves},
     }
     with new_folder(folder, replace=True) as part:
         ocp.save(str(part / _TREE_FOLDER), params)
@@ -48,7 +49,7 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
 def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
     """Loads what `save_orbax` wrote, in the dtypes it was saved with.
 
-    Raises FileNotFoundError or ValueError for a folder that is not such a checkpoint.
+    Raises FileNotFoundError or ValueError for a folder whose content is damaged.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -57,28 +58,16 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
     if not (folder / _TREE_FOLDER).is_dir():
         raise FileNotFoundError(f"no {_TREE_FOLDER} in {folder}")
     try:
-        config = _config(description["config"])
-        dtypes = description["dtypes"]
-    except (KeyError, TypeError) as error:
+        config = checked_dataclass(ModelConfig, description.get("config", {}))
+    except ValueError as error:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
+    dtypes = description.get("dtypes")
+    require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
     return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
-
-
-def _is_quantized(leaf: Any) -> bool:
-    return isinstance(leaf, QuantArray)
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _dtype_name(leaf: Any) -> str:
     return (leaf.values if isinstance(leaf, QuantArray) else leaf).dtype.name
-
-
-def _config(fields: Mapping[str, Any]) -> ModelConfig:
-    moe = fields["moe"]
-    return ModelConfig(**{**fields, "moe": None if moe is None else MoEConfig(**moe)})
 
 
 def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path) -> ModelParams:
@@ -88,8 +77,9 @@ def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path)
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
     def describe(path: tuple[Any, ...], spec: ParamSpec) -> Any:
-        require(_name(path) in dtypes, f"{folder / DESCRIPTION_FILE} lacks {_name(path)}")
-        dtype = dtypes[_name(path)]
+        name = parameter_name(path)
+        require(name in dtypes, f"{folder / DESCRIPTION_FILE} lacks {name}")
+        dtype = dtypes[name]
         if dtype not in ("int8", "int4"):
             return abstract(spec.shape, dtype)
         groups = 1 if dtype == "int8" else spec.shape[-1] // INT4_GROUP

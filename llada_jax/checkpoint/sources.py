@@ -8,18 +8,17 @@ read, not mapped: mapped pages count as resident memory until the file is closed
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import ml_dtypes
 import numpy as np
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families import Names, checkpoint_name
-from llada_jax.model.params import ParamSpec, abstract_params
+from llada_jax.model.architecture.parameters import ParamSpec, is_routed, named_specs
+from llada_jax.model.families.family import Names, checkpoint_name
 
 FLOATS: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -41,8 +40,8 @@ class StoredTensor:
     """The format's own name of the number type."""
     dtype: np.dtype | None
     """What it loads as where no dtype is asked for; None where the kind is not supported."""
-    decode: Callable[[np.ndarray], np.ndarray]
-    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]."""
+    blocks: Callable[[np.ndarray], np.ndarray] | None = None
+    """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]; None where they are floats."""
     int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     """Rows of raw bytes to int4 and scales, for kinds that are the int4 of `quantize` already."""
 
@@ -52,22 +51,32 @@ class StoredTensor:
         data = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * self.row_bytes)
         return data.reshape(stop - start, self.row_bytes)
 
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        """Returns rows of raw bytes as floats [rows, columns]."""
+        return raw.view(self.dtype) if self.blocks is None else self.blocks(raw)
 
-def plain_numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns `StoredTensor.decode` of a kind of `FLOATS`."""
-    dtype = FLOATS.get(kind)
-    return lambda raw: raw if dtype is None else raw.view(dtype)
+    def pieces(self, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
+        """Reads rows `start` to `stop` as `raw` does, in pieces of about so many numbers."""
+        step = max(1, elements // max(1, math.prod(self.shape[1:])))
+        for first in range(start, stop, step):
+            yield self.raw(first, min(first + step, stop))
 
 
 class ParamSource(NamedTuple):
     """Where one parameter lies: rows from `start` on of a tensor, or one tensor per expert."""
 
-    path: str
+    name: str
+    """As in `named_specs`."""
     spec: ParamSpec
     tensors: tuple[str, ...]
     part: tuple[int, ...]
     """Shape of what it takes of each tensor."""
     start: int
+
+    @property
+    def last_name(self) -> str:
+        """Returns the parameter's name without those of the records that it is in."""
+        return self.name.rpartition(".")[2]
 
 
 RowOrder = Callable[[ParamSource], np.ndarray | None]
@@ -89,24 +98,17 @@ def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
     """Returns where each parameter of `config` lies, in the order of the tree's leaves."""
     next_row: dict[tuple[str, ...], int] = defaultdict(int)
     sources = []
-    for keys, spec in jax.tree.leaves_with_path(abstract_params(config)):
-        path, layer = path_of(keys)
-        routed = config.moe is not None and layer >= config.moe.first_layer
-        template = checkpoint_name(names, path, routed=routed)
+    for name, spec in named_specs(config).items():
+        layer = int(name.split(".")[1]) if name.startswith("layers.") else -1
+        path = name.replace(f".{layer}.", ".{i}.", 1)
+        template = checkpoint_name(names, path, routed=is_routed(config, layer))
         stacked = "{e}" in template
         experts = range(spec.shape[0] if stacked else 1)
         tensors = tuple(template.format(i=layer, e=expert) for expert in experts)
         part = spec.shape[1:] if stacked else spec.shape
-        sources.append(ParamSource(path, spec, tensors, part, next_row[tensors]))
+        sources.append(ParamSource(name, spec, tensors, part, next_row[tensors]))
         next_row[tensors] += part[0]
     return sources
-
-
-def path_of(keys: Sequence[Any]) -> tuple[str, int]:
-    """Returns a leaf's path with `{i}` for the layer's number, and the number (-1 outside)."""
-    names = [key.name if hasattr(key, "name") else "{i}" for key in keys]
-    layer = next((key.idx for key in keys if hasattr(key, "idx")), -1)
-    return ".".join(names), layer
 
 
 def tensor_shapes(sources: Sequence[ParamSource]) -> dict[str, tuple[int, ...]]:
@@ -146,8 +148,3 @@ def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
 def _listed(items: Sequence[str]) -> str:
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more
-
-
-def columns_of(tensor: StoredTensor) -> int:
-    """Returns how many numbers a row has."""
-    return max(1, math.prod(tensor.shape[1:]))

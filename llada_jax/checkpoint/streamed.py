@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llada_jax.checkpoint.sources import Checkpoint, StoredTensor, columns_of
-from llada_jax.model.params import named_specs
+from llada_jax.checkpoint.sources import Checkpoint, StoredTensor
 from llada_jax.model.quantize import QuantArray
 
 _PIECE_ELEMENTS = 1 << 22
@@ -19,7 +18,7 @@ class StreamedParams:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._sources = dict(zip(named_specs(checkpoint.config), checkpoint.sources, strict=True))
+        self._sources = {source.name: source for source in checkpoint.sources}
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Gives rows of the first axis in order: floats as stored, `QuantArray`s of int4 blocks.
@@ -46,11 +45,8 @@ def _joined(pieces: Iterator[Any], index: Any) -> Any:
 
 
 def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
-    step = max(1, _PIECE_ELEMENTS // columns_of(tensor))
-    for first in range(start, stop, step):
-        raw = tensor.raw(first, min(first + step, stop))
-        if tensor.int4 is not None:
-            values, scale = tensor.int4(raw)
-            yield QuantArray(jnp.asarray(values), jnp.asarray(scale))
-        else:
+    for raw in tensor.pieces(start, stop, _PIECE_ELEMENTS):
+        if tensor.int4 is None:
             yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])
+        else:
+            yield QuantArray(*map(jnp.asarray, tensor.int4(raw)))

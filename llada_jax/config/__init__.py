@@ -13,10 +13,10 @@ from llada_jax.config.export import (
     Quant,
     Soc,
 )
-from llada_jax.config.latency_table import LatencyTable
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
+from llada_jax.config.timed_buckets import LatencyTable
 from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
 
 __all__ = [

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from llada_jax.config.checks import require, require_choice
-from llada_jax.config.latency_table import LatencyTable
 from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
@@ -18,6 +17,7 @@ from llada_jax.config.policies import (
     require_read,
     take_policy,
 )
+from llada_jax.config.timed_buckets import LatencyTable
 
 Remasking = Literal["low_confidence", "random", "entropy", "margin"]
 Loop = Literal["compiled", "host"]

@@ -33,8 +33,6 @@ class TrainConfig:
     """Last steps, over which the learning rate falls linearly to zero; constant before them."""
     weight_decay: float = 0.01
     clip_norm: float = 1.0
-    ema_decay: float | None = None
-    """Also keep an exponential moving average of the parameters."""
     balance_weight: float = 0.01
     """Of the loss that keeps the loads of routed experts even; as LLaDA-MoE (arXiv 2509.24389)."""
     router_z_weight: float = 0.001
@@ -105,10 +103,6 @@ class TrainConfig:
         require(
             0 < self.min_mask_probability < 1,
             f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",
-        )
-        require(
-            self.ema_decay is None or 0 < self.ema_decay < 1,
-            f"ema_decay is {self.ema_decay}; allowed: between 0 and 1, or None",
         )
 
     def replace(self, **changes: Any) -> "TrainConfig":

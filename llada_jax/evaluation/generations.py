@@ -17,7 +17,7 @@ from llada_jax import atomic
 from llada_jax.config import require
 from llada_jax.evaluation.stored import (
     first_difference,
-    parsed_object,
+    parsed,
     require_object,
     stored_in_format,
     stored_lines,
@@ -74,33 +74,6 @@ class GenerationBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GenerationMemory:
-    """Generations of one decoder on one sequence of items, in memory alone.
-
-    Attributes:
-      settings: everything that the generations depend on, as plain JSON.
-    """
-
-    settings: Mapping[str, Any]
-    _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
-
-    def __str__(self) -> str:
-        return "memory"
-
-    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
-        """Keeps a batch, and what decoding it did."""
-        self._added.append((batch, trace))
-
-    def batches(self) -> list[GenerationBatch]:
-        """Returns all batches, in the order of their items."""
-        return [batch for batch, _ in self._added]
-
-    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
-        """Yields the batches that have a trace; the batch row of a generation is its place."""
-        return ((batch, trace) for batch, trace in self._added if trace is not None)
-
-
-@dataclass(frozen=True)
 class GenerationStore:
     """The folder of one decoder on one sequence of items.
 
@@ -152,13 +125,8 @@ class GenerationStore:
             content = {"format": FORMAT, "settings": self.settings}
             atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
-        header = {
-            "count": len(lines),
-            "sha256": _sha256(lines),
-            "seconds": batch.seconds,
-            "compiled": batch.compiled,
-            "environment": batch.environment,
-        }
+        told = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
+        header = {"count": len(lines), "sha256": _sha256(lines), **told}
         path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
@@ -188,21 +156,38 @@ class GenerationStore:
         return [generation for batch in self.batches() for generation in batch.generations]
 
 
+@dataclass(frozen=True)
+class GenerationMemory:
+    """As a `GenerationStore`, in memory alone."""
+
+    settings: Mapping[str, Any]
+    _added: list[tuple[GenerationBatch, Trace | None]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
+        self._added.append((batch, trace))
+
+    def batches(self) -> list[GenerationBatch]:
+        return [batch for batch, _ in self._added]
+
+    def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
+        return ((batch, trace) for batch, trace in self._added if trace is not None)
+
+
 def _read(path: Path) -> GenerationBatch:
     first, *lines = stored_lines(path) or [""]
-    header = require_object({"environment": None} | parsed_object(first, path, {}), path, _BATCH)
+    told = require_object(parsed(first, path), path, {})
+    header = require_object({"environment": None} | told, path, _BATCH)
     whole = len(lines) == header["count"] and _sha256(lines) == header["sha256"]
     require(
         whole,
         f"{path} is damaged: {len(lines)} of {header['count']} lines, or their hash is another; "
         "allowed: the file as it was written, or none (its items are then decoded again)",
     )
-    return GenerationBatch(
-        [_generation(json.loads(line)) for line in lines],
-        header["seconds"],
-        header["compiled"],
-        header["environment"],
-    )
+    generations = [_generation(json.loads(line)) for line in lines]
+    return GenerationBatch(generations, *(header[key] for key in GenerationBatch._fields[1:]))
 
 
 def _generation(line: dict[str, Any]) -> Generation:

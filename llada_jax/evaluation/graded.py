@@ -131,8 +131,7 @@ class Evaluation:
           ValueError: as `Trajectory`.
         """
         for batch, trace in self.store.traces():
-            lengths = np.array([each.length for each in batch.generations])
-            yield Trajectory(trace, lengths)
+            yield Trajectory(trace, np.array([each.length for each in batch.generations]))
 
     def compared_with(self, baseline: "Evaluation") -> "Evaluation":
         """Returns this evaluation with its difference to a baseline, question by question.
@@ -156,18 +155,15 @@ def graded(
     store: GenerationStore | GenerationMemory, task: Task, items: int | None = None
 ) -> Evaluation:
     """Grades the answers of a store; with `items`, only those to the first ones."""
-    stored = store.batches()
-    batches = [first_items(batch, items) for batch in stored]
-    timed = [whole for whole, part in zip(stored, batches, strict=True) if part == whole]
-    batches = [batch for batch in batches if batch.generations]
+    batches, timed = [], []
+    for whole in store.batches():
+        kept = [each for each in whole.generations if items is None or each.index < items]
+        if kept:
+            batches.append(whole._replace(generations=kept))
+        if len(kept) == len(whole.generations):
+            timed.append(whole)
     right = {g.index: task.verify(g.item, g.text) for batch in batches for g in batch.generations}
     return Evaluation(store, tuple(batches), right, tuple(timed))
-
-
-def first_items(batch: GenerationBatch, items: int | None) -> GenerationBatch:
-    """Keeps of a batch what belongs to the first items; all of it where `items` is None."""
-    kept = [each for each in batch.generations if items is None or each.index < items]
-    return batch._replace(generations=kept)
 
 
 def require_same_items(baseline: Evaluation, task: Mapping[str, Any], items: int) -> None:

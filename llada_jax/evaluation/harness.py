@@ -6,12 +6,14 @@ found.score, found.interval, found.nfe, found.tpf
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.monitoring
 import numpy as np
 from tqdm import tqdm
 
@@ -19,13 +21,19 @@ from llada_jax import build
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig, require
-from llada_jax.evaluation.answers import answer_items
-from llada_jax.evaluation.generations import GenerationMemory, GenerationStore
+from llada_jax.evaluation.environment import environment
+from llada_jax.evaluation.generations import (
+    Generation,
+    GenerationBatch,
+    GenerationMemory,
+    GenerationStore,
+)
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require_same_items
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.revision.tiles import Tiles
+from llada_jax.sampler.trace import Trace
 
 
 def evaluate(
@@ -50,46 +58,41 @@ def evaluate(
     Args:
       model: loaded, or what `llada_jax.load` takes.
       task: a name of `llada_jax.evaluation.tasks.task_names()`, or a task of one's own.
-      sampler: a preset by name, with the task's answer length and one token a step where it
-        commits by number; or a configuration, taken as it is.
-      items: how many, from the first on; of those that ask the same question, one counts.
-      seed: whose sequence of items is asked.
+      sampler: a preset, which gets the task's answer length; or a configuration, taken as it is.
+      items, seed: how many of whose sequence; of those that ask the same question, one counts.
       difficulty: default: the task's.
       folder: where answers and traces are stored. The same call goes on where it was interrupted,
         and with more items it only decodes what is new. Default: they are kept in memory.
-      baseline: an evaluation of the same items, or its folder; `Evaluation.against` has the paired
-        difference to it.
-      backend: by name, as in `llada_jax.generate`; so are `refresh_on` and `loop`.
+      baseline: an evaluation of the same items, or its folder, for `Evaluation.against`.
+      backend, refresh_on, loop: as in `llada_jax.generate`.
       sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
       batch_size: items that are decoded together. It changes no answer.
-      progress: show a progress bar.
 
     Raises:
       ValueError, FileNotFoundError: one message that names the bad value and what is allowed,
         before anything is decoded; also for a folder of other settings, or a damaged one.
     """
-    chosen = load_task(task) if isinstance(task, str) else task
-    lengths = {"gen_length": chosen.gen_length, "steps": chosen.gen_length}
-    asked = TaskItems(task=chosen, count=items, seed=seed, difficulty=difficulty)
-    by_name = isinstance(sampler, str)
+    task, sampler_name = load_task(task) if isinstance(task, str) else task, "custom"
+    if isinstance(sampler, str):
+        sampler_name, sampler = sampler, lengthened(SamplerConfig.preset(sampler), task)
     trial = Trial(
         model=model if isinstance(model, Model) else build.load(model),
-        items=asked,
-        sampler_name=sampler if by_name else "custom",
-        sampler=SamplerConfig.preset(sampler, **lengths) if by_name else sampler,
+        items=TaskItems(task=task, count=items, seed=seed, difficulty=difficulty),
+        sampler_name=sampler_name,
+        sampler=sampler,
         backend=backend,
         refresh_on=refresh_on,
         loop=loop,
         seed=sampling_seed,
         batch_size=batch_size,
     )
-    if baseline is not None:
-        if not isinstance(baseline, Evaluation):
-            baseline = Evaluation.load(Path(baseline))
-        require_same_items(baseline, asked.settings, items)
-    store = trial.memory() if folder is None else trial.store(Path(folder))
-    found = trial.run(store, progress)
-    return found if baseline is None else found.compared_with(baseline)
+    return trial.compared(folder, baseline, progress)
+
+
+def lengthened(sampler: SamplerConfig, task: Task) -> SamplerConfig:
+    """Returns the sampler with a task's answer length; where it commits by number, with one token
+    in each step."""
+    return sampler.replace(gen_length=task.gen_length, steps=task.gen_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +147,6 @@ class Trial:
             "seed": self.seed,
         }
 
-    def memory(self) -> GenerationMemory:
-        """Makes an empty store that no folder holds."""
-        return GenerationMemory(self.settings)
-
     def store(self, folder: Path) -> GenerationStore:
         """Opens the answers in the folder of a run, with those that an interrupted run left.
 
@@ -170,19 +169,63 @@ class Trial:
             disable=not progress,
         ) as bar:
             for start in range(0, len(missing), self.batch_size):
-                indices = missing[start : start + self.batch_size]
-                answers = answer_items(
-                    self.model,
-                    {index: self.items.item(index) for index in indices},
-                    self.sampler,
-                    backend=self.backend,
-                    seed=self.seed,
-                    loop=self.loop,
-                    refresh_on=self.refresh_on,
-                )
-                store.add(*answers)
-                bar.update(len(indices))
+                places = missing[start : start + self.batch_size]
+                store.add(*self.answer(places))
+                bar.update(len(places))
         return graded(store, self.items.task, self.items.count)
+
+    def answer(self, places: Sequence[int]) -> tuple[GenerationBatch, Trace]:
+        """Decodes items at once. An answer ends with its first token that ends a text or a turn."""
+        assert self.model.tokenizer is not None
+        items = [self.items.item(place) for place in places]
+        chats = [[{"role": "user", "content": item.question}] for item in items]
+        compiled_before = len(_compilations())
+        found = build.generate(
+            self.model,
+            [self.model.tokenizer.encode_chat(chat) for chat in chats],
+            self.sampler,
+            backend=self.backend,
+            seed=[self.seed + place for place in places],
+            trace=True,
+            loop=self.loop,
+            refresh_on=self.refresh_on,
+        )
+        assert found.trace is not None
+        columns = (places, items, found.text, found.generated, found.answers, found.nfe)
+        generations = [  # the length of an answer counts the token that ends it
+            Generation(place, item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))
+            for place, item, text, ids, answer, nfe in zip(*columns, strict=True)
+        ]
+        compiled = len(_compilations()) > compiled_before
+        return GenerationBatch(generations, found.seconds, compiled, environment()), found.trace
+
+    def compared(
+        self,
+        folder: str | os.PathLike[str] | None,
+        baseline: Evaluation | str | os.PathLike[str] | None,
+        progress: bool,
+    ) -> Evaluation:
+        """Runs in a folder, or in memory; with a baseline, finds the difference to it."""
+        if not isinstance(baseline, Evaluation | None):
+            baseline = Evaluation.load(Path(baseline))
+        if baseline is not None:
+            require_same_items(baseline, self.items.settings, self.items.count)
+        store = GenerationMemory(self.settings) if folder is None else self.store(Path(folder))
+        found = self.run(store, progress)
+        return found if baseline is None else found.compared_with(baseline)
+
+
+@cache
+def _compilations() -> list[str]:
+    """Returns a list that grows with each program that JAX compiles, or reads from its cache."""
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return found
 
 
 def fingerprint(model: Model) -> str:

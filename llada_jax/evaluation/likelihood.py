@@ -6,6 +6,7 @@ vocabulary: no logits [B, L, V] exist.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice, pairwise
 from typing import NamedTuple, Protocol
 
@@ -51,6 +52,7 @@ def log_likelihoods(
     batch_size: int = 16,
     seed: int = 0,
     progress: bool = False,
+    score: ScoreMasked | None = None,
 ) -> Float[np.ndarray, " n"]:
     """Returns lower bounds of log p(answer | prompt), in nats: exact for short answers, else
     estimates.
@@ -64,27 +66,59 @@ def log_likelihoods(
       batch_size: canvases of a forward; beside rounding it changes nothing.
       seed: of the mask patterns.
       progress: show a progress bar.
+      score: what gives the log-probabilities of masked tokens; default: the model.
 
     Raises:
       ValueError: an empty answer, ids outside the vocabulary or [MASK], a canvas that is too long,
         a model without parameters or mask_id; all pairs are checked before anything is computed.
     """
-    check_pairs(params, config, pairs)
-    score = model_scorer(params, config)
-    return bounds(
-        score, config, pairs, mc_num=mc_num, batch_size=batch_size, seed=seed, progress=progress
+    require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
+    require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
+    require(
+        score is not None or params is not None,
+        "the model has no parameters (it is an export); allowed: a checkpoint",
     )
+    if config.mask_id is None:
+        raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
+    score = score or partial(score_masked, params, config)
+
+    def canvas(piece: Piece) -> int:
+        return padded(len(piece.ids))
+
+    pieces = sorted(_pieces(config, pairs), key=canvas)
+    sums = np.zeros(len(pairs))
+    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as shown:
+        for length, group in groupby(shown, canvas):
+            samples = _samples(group, mc_num, seed)
+            while batch := list(islice(samples, batch_size)):
+                log_p, masked = _run(score, batch, length, batch_size, config.mask_id)
+                weights = np.array([sample.weight for sample in batch])
+                index = np.array([sample.piece.pair for sample in batch])
+                np.add.at(sums, index[masked.row], weights[masked.row] * log_p)
+    return sums
 
 
-def check_pairs(params: ModelParams, config: ModelConfig, pairs: Sequence[Pair]) -> None:
-    """Raises one clear ValueError for what `log_likelihoods` cannot take."""
-    require(
-        params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
-    )
-    require(
-        config.mask_id is not None,
-        "mask_id is not set by the model's configuration, and likelihoods need it",
-    )
+class Piece(NamedTuple):
+    """A part of an answer that is masked as one: what stands from `start` to the end of `ids`."""
+
+    pair: int
+    ids: Int[np.ndarray, " L"]
+    start: int
+
+
+class _Sample(NamedTuple):
+    """One canvas to run: a piece, which of its positions are masked, and the pattern's weight."""
+
+    piece: Piece
+    masked: Int[np.ndarray, " l"]
+    weight: float
+
+
+def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
+    """Yields each answer, or its parts in each block of a block-causal family.
+
+    Raises ValueError for a pair that has no likelihood.
+    """
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
         require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
@@ -104,70 +138,10 @@ def check_pairs(params: ModelParams, config: ModelConfig, pairs: Sequence[Pair])
             f"prompt {index} is empty; allowed: 1 token or more (each position of this family "
             "predicts the next one)",
         )
-
-
-class Piece(NamedTuple):
-    """A part of an answer that is masked as one: what stands from `start` to the end of `ids`."""
-
-    pair: int
-    ids: Int[np.ndarray, " L"]
-    start: int
-
-
-def pieces_of(
-    pair: int, prompt: Sequence[int], answer: Sequence[int], block: int | None
-) -> list[Piece]:
-    """Returns the whole answer, or its parts in each block of a block-causal family."""
-    ids = np.asarray([*prompt, *answer], np.int32)
-    first, end = len(prompt), len(ids)
-    cuts = [] if block is None else range((first // block + 1) * block, end, block)
-    edges = [first, *cuts, end]
-    return [Piece(pair, ids[:stop], start) for start, stop in pairwise(edges)]
-
-
-class _Sample(NamedTuple):
-    """One canvas to run: a piece, which of its positions are masked, and the pattern's weight."""
-
-    piece: Piece
-    masked: Int[np.ndarray, " l"]
-    weight: float
-
-
-def bounds(
-    score: ScoreMasked,
-    config: ModelConfig,
-    pairs: Sequence[Pair],
-    *,
-    mc_num: int = 128,
-    batch_size: int = 16,
-    seed: int = 0,
-    progress: bool = False,
-) -> Float[np.ndarray, " n"]:
-    """Returns `log_likelihoods` of whatever scores masked tokens; `config` gives mask and
-    blocks."""
-    require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
-    require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
-    assert config.mask_id is not None
-    pieces = [
-        piece
-        for index, (prompt, answer) in enumerate(pairs)
-        for piece in pieces_of(index, prompt, answer, config.block_length)
-    ]
-    pieces.sort(key=_canvas_length)
-    sums = np.zeros(len(pairs))
-    with tqdm(pieces, desc="likelihoods", unit="answer", disable=not progress) as shown:
-        for length, group in groupby(shown, _canvas_length):
-            samples = _samples(group, mc_num, seed)
-            while batch := list(islice(samples, batch_size)):
-                log_p, masked = _run(score, batch, length, batch_size, config.mask_id)
-                weights = np.array([sample.weight for sample in batch])
-                index = np.array([sample.piece.pair for sample in batch])
-                np.add.at(sums, index[masked.row], weights[masked.row] * log_p)
-    return sums
-
-
-def _canvas_length(piece: Piece) -> int:
-    return padded(len(piece.ids))
+        block, first = config.block_length, len(prompt)
+        cuts = range((first // block + 1) * block, len(ids), block) if block else ()
+        for start, stop in pairwise([first, *cuts, len(ids)]):
+            yield Piece(index, ids[:stop], start)
 
 
 def padded(length: int) -> int:
@@ -205,20 +179,20 @@ def _run(
     return score(tokens, live, masked), masked
 
 
-def model_scorer(params: ModelParams, config: ModelConfig) -> ScoreMasked:
-    """Returns body and head of a model as a `ScoreMasked`."""
-
-    def score(
-        tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked
-    ) -> Float[np.ndarray, " M"]:
-        states = _states(params, config, tokens, live)
-        filled = padded(len(masked.row)) - len(masked.row)
-        row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
-        predicting = np.maximum(position - int(config.shift_logits), 0)
-        log_p = _log_probabilities(params, states, row, predicting, token)
-        return np.asarray(log_p, np.float64)[: len(masked.row)]
-
-    return score
+def score_masked(
+    params: ModelParams,
+    config: ModelConfig,
+    tokens: Int[np.ndarray, "B L"],
+    live: Bool[np.ndarray, "B L"],
+    masked: Masked,
+) -> Float[np.ndarray, " M"]:
+    """Runs body and head of a model, as a `ScoreMasked` of its parameters and configuration."""
+    states = _states(params, config, tokens, live)
+    filled = padded(len(masked.row)) - len(masked.row)
+    row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
+    predicting = np.maximum(position - int(config.shift_logits), 0)
+    log_p = _log_probabilities(params, states, row, predicting, token)
+    return np.asarray(log_p, np.float64)[: len(masked.row)]
 
 
 _states = jax.jit(hidden_states, static_argnums=1)
@@ -233,24 +207,3 @@ def _log_probabilities(
     token: Int[Array, " M"],
 ) -> Float[Array, " M"]:
     return log_probabilities(params, states[row, position][None], token[None])[0]
-
-
-def rolling_windows(
-    tokens: Sequence[int], max_length: int, prefix: Sequence[int] = (), context: int = 1
-) -> list[Pair]:
-    """Cuts a text into (context, tokens to score), each token scored once, as lm-evaluation-harness
-    cuts it: windows side by side, and the last one filled up with what comes before it."""
-    require(len(tokens) > 0, "the text is empty; allowed: 1 token or more")
-    least = max(len(prefix), context)
-    require(
-        context >= 0 and max_length > least,
-        f"max_length is {max_length}, with a prefix of {len(prefix)} and context {context}; "
-        f"allowed: max_length above both, and context 0 or more",
-    )
-    stop = min(max_length - len(prefix), len(tokens))
-    windows: list[Pair] = [(list(prefix), list(tokens[:stop]))]
-    while stop < len(tokens):
-        start, stop = stop, min(stop + max_length - context, len(tokens))
-        begin = max(0, stop - max_length)
-        windows.append((list(tokens[begin:start]), list(tokens[start:stop])))
-    return windows

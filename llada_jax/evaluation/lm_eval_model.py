@@ -1,6 +1,6 @@
 """A model of this package as an `LM` of lm-evaluation-harness (the extra `eval`).
 
-    lm = LmEvalModel(model.config, model.params, model.tokenizer, generate, SamplerConfig(...))
+    lm = LmEvalModel(model, SamplerConfig(...))
     lm_eval.simple_evaluate(lm, tasks=["boolq"], task_manager=TaskManager(include_path=folder))
 
 Likelihoods are LLaDA's bound (`llada_jax.evaluation.likelihood`), which no sampler changes; texts
@@ -8,18 +8,16 @@ come from the sampler. No torch is needed or imported.
 """
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Int
 from tqdm import tqdm
 
-from llada_jax.config import ModelConfig, SamplerConfig, require
-from llada_jax.evaluation.greedy_match import decodes_greedily
-from llada_jax.evaluation.likelihood import Pair, log_likelihoods, rolling_windows
-from llada_jax.text import Tokenizer
-from llada_jax.types import Params
+from llada_jax import build
+from llada_jax.build import Model
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.likelihood import Pair, log_likelihoods
 
 try:
     from lm_eval.api.instance import Instance
@@ -31,14 +29,6 @@ except ImportError as error:
     ) from error
 
 _REQUEST_SETTINGS = ("until", "max_gen_toks", "do_sample", "temperature")
-
-
-class Generate(Protocol):
-    """Decodes prompts, each with its own seed, and gives the generated ids of each."""
-
-    def __call__(
-        self, prompts: list[list[int]], config: SamplerConfig, seeds: list[int], /
-    ) -> Sequence[Int[np.ndarray, " G"]]: ...
 
 
 class _Request(NamedTuple):
@@ -53,13 +43,11 @@ class LmEvalModel(LM):
     """What the harness asks, answered by a masked-diffusion model.
 
     Args:
-      generate: decodes; `llada_jax.generate` with a model, for example.
       sampler: how texts are decoded. Its `gen_length` is the canvas, whatever a task asks for;
         a task's `max_gen_toks` only cuts what was written.
+      backend: where texts are decoded, as in `llada_jax.generate`.
       mc_num: forwards for each likelihood; see `log_likelihoods`.
       batch_size: prompts that are decoded together, and canvases of a forward of likelihoods.
-      check_greedy: also find out whether greedy decoding gives each scored answer. Slow, a forward
-        a token, and only few tasks (LAMBADA) read it; without it, the harness is told False.
       seed: of the mask patterns, and of sampling: a prompt's own is this plus its place.
       progress: show progress bars.
 
@@ -70,29 +58,26 @@ class LmEvalModel(LM):
 
     def __init__(
         self,
-        config: ModelConfig,
-        params: Params,
-        tokenizer: Tokenizer | None,
-        generate: Generate,
+        model: Model,
         sampler: SamplerConfig,
         *,
+        backend: str = "xla",
         mc_num: int = 128,
         batch_size: int = 16,
-        check_greedy: bool = False,
         seed: int = 0,
         progress: bool = True,
     ) -> None:
         super().__init__()
-        if tokenizer is None:
+        if model.tokenizer is None:
             raise ValueError("the model has no tokenizer.json; allowed: one that has")
         require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
         require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
-        self._config, self._params, self._tokenizer = config, params, tokenizer
-        self._generate, self._sampler = generate, sampler
-        self._mc_num, self._batch_size = mc_num, batch_size
-        self._check_greedy, self._seed, self._progress = check_greedy, seed, progress
-        encoded = tokenizer.encode("", add_special_tokens=True)
-        self._opening = encoded[:1] if encoded[:1] == [tokenizer.bos_id] else []
+        self._model, self._tokenizer = model, model.tokenizer
+        self._sampler, self._backend = sampler, backend
+        self._mc_num, self._batch_size, self._seed = mc_num, batch_size, seed
+        self._progress = progress
+        encoded = self._tokenizer.encode("", add_special_tokens=True)
+        self._opening = encoded[:1] if encoded[:1] == [self._tokenizer.bos_id] else []
 
     @property
     def tokenizer_name(self) -> str:
@@ -111,28 +96,21 @@ class LmEvalModel(LM):
         return self._tokenizer.apply_chat_template(chat_history, add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Returns (bound of log p(continuation | context), whether greedy decoding gives it) of
-        each."""
-        pairs = [self._pair(*request.args) for request in requests]
-        values = self._log_likelihoods(pairs)
-        answers = []
-        shown = tqdm(pairs, desc="greedy", disable=not (self._progress and self._check_greedy))
-        for pair, value in zip(shown, values, strict=True):
-            greedy = self._check_greedy and decodes_greedily(self._params, self._config, *pair)
-            answers.append((float(value), greedy))
-        return answers
+        """Returns the bound of log p(continuation | context) of each; and False, since whether
+        greedy decoding gives the continuation is not found out."""
+        values = log_likelihoods(
+            self._model.params,
+            self._model.config,
+            [self._pair(*request.args) for request in requests],
+            mc_num=self._mc_num,
+            batch_size=self._batch_size,
+            seed=self._seed,
+            progress=self._progress,
+        )
+        return [(float(value), False) for value in values]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Returns the bound of the log-likelihood of each text, over windows of the model's
-        length."""
-        before = self._prefix()
-        windows = [
-            rolling_windows(self._tokenizer.encode(text), self._config.max_length, before)
-            for (text,) in (request.args for request in requests)
-        ]
-        values = self._log_likelihoods([pair for text in windows for pair in text])
-        ends = np.cumsum([len(text) for text in windows])
-        return [float(part.sum()) for part in np.split(values, ends[:-1])]
+        raise NotImplementedError("likelihoods of texts longer than the model are not computed")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Returns the text that the sampler writes after each context, up to the first stop
@@ -144,39 +122,19 @@ class LmEvalModel(LM):
         with tqdm(total=len(asked), desc="texts", disable=not self._progress) as bar:
             for start in range(0, len(asked), size):
                 chosen = longest_first[start : start + size]
-                for place, ids in zip(chosen, self._decode(asked, chosen, size), strict=True):
+                # A smaller batch would be compiled anew.
+                filled = chosen + chosen[-1:] * (size - len(chosen))
+                prompts = [asked[place].prompt for place in filled]
+                seeds = [self._seed + place for place in filled]
+                decoded = build.generate(
+                    self._model, prompts, self._sampler, backend=self._backend, seed=seeds
+                )
+                for place, ids in zip(chosen, decoded.answers, strict=False):
                     texts[place] = self._text(ids, asked[place])
-                    self.cache_hook.add_partial(
-                        "generate_until", requests[place].args, texts[place]
-                    )
+                    arguments = requests[place].args
+                    self.cache_hook.add_partial("generate_until", arguments, texts[place])
                 bar.update(len(chosen))
         return texts
-
-    def _decode(
-        self, asked: list[_Request], chosen: list[int], size: int
-    ) -> Sequence[Int[np.ndarray, " G"]]:
-        """Decodes a batch of `size`, filled up with copies: a smaller one would be compiled
-        anew."""
-        filled = chosen + chosen[-1:] * (size - len(chosen))
-        prompts = [asked[place].prompt for place in filled]
-        seeds = [self._seed + place for place in filled]
-        return self._generate(prompts, self._sampler, seeds)[: len(chosen)]
-
-    def _log_likelihoods(self, pairs: Sequence[Pair]) -> np.ndarray:
-        return log_likelihoods(
-            self._params,
-            self._config,
-            pairs,
-            mc_num=self._mc_num,
-            batch_size=self._batch_size,
-            seed=self._seed,
-            progress=self._progress,
-        )
-
-    def _prefix(self) -> list[int]:
-        """Returns what a text without context is conditioned on."""
-        bos = self._tokenizer.bos_id
-        return [] if bos is None else [bos]
 
     def _encode(self, text: str) -> list[int]:
         """Encodes with the BOS that the tokenizer puts before a text, unless the text spells it
@@ -189,7 +147,8 @@ class LmEvalModel(LM):
         """Returns ids of both, cut where the ids of the whole text allow; spaces go with what
         follows."""
         if not context:
-            return self._prefix(), self._tokenizer.encode(continuation)
+            bos = self._tokenizer.bos_id
+            return [] if bos is None else [bos], self._tokenizer.encode(continuation)
         stripped = context.rstrip(" ")
         continuation, context = context[len(stripped) :] + continuation, stripped
         prompt, whole = self._encode(context), self._encode(context + continuation)
@@ -216,17 +175,10 @@ class LmEvalModel(LM):
             int(settings.get("max_gen_toks", self._sampler.gen_length)),
         )
 
-    def _text(self, ids: Int[np.ndarray, " G"], asked: _Request) -> str:
-        """Returns what comes before the first end, given as a token or as text."""
-        ends = self._end_ids()
-        ends |= {self._tokenizer.backend.token_to_id(stop) for stop in asked.until}
-        kept = [int(token) for token in ids][: asked.max_tokens]
-        length = next((i for i, token in enumerate(kept) if token in ends), len(kept))
-        text = self._tokenizer.decode(kept[:length])
+    def _text(self, answer: Iterable[int], asked: _Request) -> str:
+        """Returns what comes before the first stop string, given as a token or as text."""
+        stops = {self._tokenizer.backend.token_to_id(stop) for stop in asked.until}
+        kept = takewhile(lambda token: token not in stops, islice(answer, asked.max_tokens))
+        text = self._tokenizer.decode(list(map(int, kept)))
         cuts = [text.find(stop) for stop in asked.until if stop in text]
         return text[: min(cuts, default=len(text))]
-
-    def _end_ids(self) -> set[int | None]:
-        """Returns tokens that end a text or a turn."""
-        owners = (self._sampler, self._config)
-        return {getattr(owner, name) for owner in owners for name in ("eos_id", "eot_id")}

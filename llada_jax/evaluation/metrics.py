@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from llada_jax.config import require
 
@@ -28,6 +29,7 @@ class Paired(NamedTuple):
       gained: items that only the second got right.
       lost: items that only the first got right.
       p_value: of McNemar's exact test.
+      n: how many items.
     """
 
     difference: float
@@ -35,6 +37,7 @@ class Paired(NamedTuple):
     gained: int
     lost: int
     p_value: float
+    n: int
 
 
 class Point(NamedTuple):
@@ -84,7 +87,7 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     variance = (gained + lost + 1 - (gained - lost) ** 2 / (n + 2)) / (n + 2) ** 2
     half = Z * math.sqrt(variance)
     interval = Interval(max(-1.0, middle - half), min(1.0, middle + half))
-    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost))
+    return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost), n)
 
 
 def area_under_parallelism(points: Sequence[Point], best: float | None = None) -> float:
@@ -103,11 +106,7 @@ def area_under_parallelism(points: Sequence[Point], best: float | None = None) -
     best = max(point.accuracy for point in points) if best is None else best
     kept = [point for point in points if point.accuracy >= slowest.accuracy - LARGEST_LOSS]
     area = slowest.parallelism * slowest.accuracy
-    for left, right in pairwise(kept):
-        height = (_weighted(left.accuracy, best) + _weighted(right.accuracy, best)) / 2
-        area += (right.parallelism - left.parallelism) * height
-    return area
-
-
-def _weighted(accuracy: float, best: float) -> float:
-    return accuracy * min(1.0, math.exp(-PENALTY * (1 - accuracy / best))) if best > 0 else 0.0
+    if best <= 0:
+        return area
+    heights = [at * min(1.0, math.exp(-PENALTY * (1 - at / best))) for _, at in kept]
+    return area + float(np.trapezoid(heights, [point.parallelism for point in kept]))

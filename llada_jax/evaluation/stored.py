@@ -37,11 +37,6 @@ def parsed(text: str, path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}; {_ALLOWED}") from error
 
 
-def parsed_object(text: str, path: Path, keys: Keys) -> dict[str, Any]:
-    """Parses as `parsed` an object with these keys, and maybe others."""
-    return require_object(parsed(text, path), path, keys)
-
-
 def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
     """Returns what was read from `path`, if it is an object with these keys; ValueError
     otherwise."""
@@ -56,8 +51,8 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
 
 
 def stored_object(path: Path, keys: Keys) -> dict[str, Any]:
-    """Reads a file that is one object with these keys."""
-    return parsed_object(stored_text(path), path, keys)
+    """Reads a file that is one object with these keys, and maybe others."""
+    return require_object(parsed(stored_text(path), path), path, keys)
 
 
 def stored_in_format(path: Path, version: int, keys: Keys) -> dict[str, Any]:

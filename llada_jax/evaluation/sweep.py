@@ -14,23 +14,15 @@ import numpy as np
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.tally import Tally
 
-_SETTINGS = {
-    name: hint
-    for name, hint in SamplerConfig.setting_types().items()
-    if name not in ("gen_length", "steps")  # which a task sets
-}
-_RULES = {
-    *("accept", "threshold", "factor", "entropy_bound", "theta_visible", "theta_stable"),
-    *("wino_accept", "wino_verify", "edit_unmask", "edit_replace", "edit_steps", "rescore"),
-    *("refresh", "refresh_rows", "end_steps"),
-}
-"""Settings of what accepts and revises tokens; the others say what it works on."""
-
 
 class Axes(
     make_dataclass(
         "Values",
-        [(name, tuple[hint, ...], field(default=())) for name, hint in _SETTINGS.items()],
+        [
+            (name, tuple[hint, ...], field(default=()))
+            for name, hint in SamplerConfig.setting_types().items()
+            if name not in ("gen_length", "steps")  # which a task sets
+        ],
         frozen=True,
         kw_only=True,
     )
@@ -39,8 +31,7 @@ class Axes(
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields all of them, less those whose theta_visible is above theta_stable."""
-        axes = {each.name: getattr(self, each.name) for each in fields(self)}
-        axes = {name: values for name, values in axes.items() if values}
+        axes = {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
         for values in itertools.product(*axes.values()):
             combination: dict[str, Any] = dict(zip(axes, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
@@ -141,17 +132,19 @@ def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
     pairs = []
     for staged in found:
         sampler = staged.setting.sampler
-        if sampler.accept != "staged":
-            continue
-        alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
-        for hasty in alike:
-            if hasty.setting.sampler.threshold == sampler.theta_visible:
-                pairs.append(_revision(staged, hasty, alike, slowest))
+        if sampler.accept == "staged":
+            alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
+            pairs += [
+                _revision(staged, hasty, alike, slowest)
+                for hasty in alike
+                if hasty.setting.sampler.threshold == sampler.theta_visible
+            ]
     return pairs
 
 
 def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SETTINGS.keys() - _RULES)
+    names = {each.name for each in fields(SamplerConfig)} - {"rule", "gen_length", "steps"}
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:

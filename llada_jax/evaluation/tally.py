@@ -63,12 +63,9 @@ def tally(generations: Sequence[Generation], right: Mapping[int, bool]) -> Tally
 
 def joined(tallies: Sequence[Tally]) -> Tally:
     """Joins several tasks into one tally, in which each question counts the same."""
-    return Tally(
-        tuple(chain.from_iterable(each.right for each in tallies)),
-        tuple(chain.from_iterable(each.forwards for each in tallies)),
-        tuple(chain.from_iterable(each.tokens for each in tallies)),
-        sum(each.repeated for each in tallies),
-    )
+    right, forwards, tokens, repeated = zip(*tallies, strict=True)
+    columns = (tuple(chain.from_iterable(each)) for each in (right, forwards, tokens))
+    return Tally(*columns, sum(repeated))
 
 
 def asked_first(generations: Sequence[Generation]) -> list[Generation]:

@@ -83,27 +83,23 @@ class Task:
     drill: Draw | None = None
     version: int = 1
 
-    def item(self, seed: int, index: int, split: Split, *, difficulty: int | None = None) -> Item:
-        """Returns the item at a place in the endless sequence of a seed.
-
-        Raises:
-          ValueError: unknown split or difficulty, or negative index.
-        """
-        return self._drawn(self.draw, seed, index, split, difficulty)
-
-    def drill_item(self, seed: int, index: int, *, difficulty: int | None = None) -> Item:
-        """Returns a drill of the training split; like `item` otherwise.
-
-        Raises:
-          ValueError: the task has no drill, or as `item`.
-        """
-        if self.drill is None:
-            raise ValueError(f"{self.name} has no drill; allowed: a task that has one")
-        return self._drawn(self.drill, seed, index, "train", difficulty)
-
-    def _drawn(
-        self, draw: Draw, seed: int, index: int, split: Split, difficulty: int | None
+    def item(
+        self,
+        seed: int,
+        index: int,
+        split: Split,
+        *,
+        difficulty: int | None = None,
+        drill: bool = False,
     ) -> Item:
+        """Returns the item, or the drill, at a place in the endless sequence of a seed.
+
+        Raises:
+          ValueError: unknown split or difficulty, negative index, or a task without drills.
+        """
+        draw = self.drill if drill else self.draw
+        if draw is None:
+            raise ValueError(f"{self.name} has no drill; allowed: a task that has one")
         difficulty = self.default_difficulty if difficulty is None else difficulty
         require(split in SPLITS, f"split is {split!r}; allowed: {', '.join(SPLITS)}")
         require(

@@ -4,7 +4,6 @@ These are the pictures by which llada.cpp explains its two techniques (arXiv 260
 8 and 13).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,23 +65,23 @@ class Trajectory:
     @cached_property
     def _states(self) -> Int[np.ndarray, "S B C"]:
         """Returns the current block when each forward begins."""
-        return np.stack(list(self._current_blocks()))
-
-    def _current_blocks(self) -> Iterator[Int[np.ndarray, "B C"]]:
-        trace, length = self.trace, self.block_length
+        trace, found = self.trace, []
         state = np.full(trace.tokens.shape, MASKED, np.int8)
         first = np.searchsorted(trace.event_step, np.arange(len(trace.rows) + 1))
         for step, block in enumerate(trace.block):
-            start = trace.prompt_lengths + block * length
-            positions = start[:, None] + np.arange(length)
-            yield np.take_along_axis(state, np.minimum(positions, state.shape[1] - 1), axis=1)
+            start = trace.prompt_lengths + block * self.block_length
+            positions = start[:, None] + np.arange(self.block_length)
+            positions = np.minimum(positions, state.shape[1] - 1)
+            found.append(np.take_along_axis(state, positions, axis=1))
             for event in range(first[step], first[step + 1]):
                 self._apply(state, event)
+        return np.stack(found)
 
     def _apply(self, state: Int[np.ndarray, "B L"], event: int) -> None:
         trace = self.trace
+        is_stable = self._rule.stable(np.float32(trace.event_confidence[event]))
         after = {
-            Event.COMMIT: self._when_committed(trace.event_confidence[event]),
+            Event.COMMIT: STABLE if is_stable else VISIBLE,
             Event.FILL: STABLE,
             Event.PROMOTE: STABLE,
             Event.FREEZE: STABLE,
@@ -91,26 +90,26 @@ class Trajectory:
         if after is not None:
             state[trace.event_row[event], trace.event_position[event]] = after
 
-    def _when_committed(self, confidence: float) -> int:
-        rule = take_policy("rule", dict(self._sampler))
-        return STABLE if rule.stable(np.float32(confidence)) else VISIBLE
+    @cached_property
+    def _rule(self) -> Any:
+        return take_policy("rule", dict(self._sampler))
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:
-        """Counts masks of the current block when each forward begins; also of what pads an
-        answer."""
+        """Counts masks of the current block when each forward begins, padding included."""
         return (self._states == MASKED).sum(axis=2)
 
     @property
     def open_decisions(self) -> Int[np.ndarray, "S B"]:
-        """Positions of the current block that each forward decides on: masked or visible ones, also
-        of what pads an answer."""
+        """Counts positions of the current block that each forward decides on: masked or visible."""
         return (self._states != STABLE).sum(axis=2)
 
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
         """Returns the mean forward of its block, from 1, that first commits each position of a
         block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
-        row, position, step = self._first_commits()
+        row, position, step, _ = self._events(Event.COMMIT)
+        _, first = np.unique(row * (position.max(initial=0) + 1) + position, return_index=True)
+        row, position, step = row[first], position[first], step[first]
         block, place = np.divmod(position, self.block_length)
         in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
         until = np.arange(len(self.trace.rows))[:, None] <= step
@@ -119,20 +118,13 @@ class Trajectory:
         total = np.bincount(place, weights=taken, minlength=self.block_length)
         return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
 
-    def _first_commits(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns row, place in the answer, and forward."""
-        row, place, step, _ = self._events(Event.COMMIT)
-        _, first = np.unique(row * (place.max(initial=0) + 1) + place, return_index=True)
-        return row[first], place[first], step[first]
-
-    def _events(self, *kinds: Event) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns row, place in the answer, forward and confidence of an answer's events, in
-        order."""
+    def _events(self, *kinds: Event) -> tuple[np.ndarray, ...]:
+        """Returns row, place in the answer, forward and confidence of the answers' events."""
         trace = self.trace
         place = trace.event_position - trace.prompt_lengths[trace.event_row]
         chosen = np.isin(trace.event_kind, kinds) & (place < self.lengths[trace.event_row])
-        row, step, confidence = trace.event_row, trace.event_step, trace.event_confidence
-        return row[chosen], place[chosen], step[chosen], confidence[chosen]
+        columns = trace.event_row, place, trace.event_step, trace.event_confidence
+        return tuple(column[chosen] for column in columns)
 
     def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
         """Returns, of the forwards that begin with masks in their block, the share with at most 1,
@@ -140,12 +132,6 @@ class Trajectory:
         left = self.masks_left[self.forwards]
         left = left[left > 0]
         return np.array([(left <= masks).mean() for masks in range(1, most + 1)])
-
-    def tokens_per_forward(self) -> float:
-        """Returns tokens of answers that forwards committed and that were not masked again (Figure
-        5b)."""
-        committed = len(self._events(Event.COMMIT)[0]) - len(self._events(Event.REMASK)[0])
-        return committed / int(self.forwards.sum())
 
     def below_at_block_end(self, confidence: float) -> Float[np.ndarray, " N"]:
         """Returns of each finished block the share of its tokens whose confidence was then still

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from llada_jax.evaluation.task import Item
+
 GIRLS: tuple[str, ...] = ("Anna", "Emma", "Lily", "Mia", "Zoe")
 BOYS: tuple[str, ...] = ("Ben", "Jack", "Leo", "Max", "Sam", "Tom")
 PEOPLE: tuple[str, ...] = GIRLS + BOYS
@@ -25,6 +27,9 @@ def sentences(texts: Sequence[str]) -> str:
     return " ".join(map(sentence, texts))
 
 
-def lettered(choices: Sequence[str]) -> str:
-    """Lists choices, each on a line of its own behind its letter."""
-    return "".join(f"\n{name}) {choice}" for name, choice in zip(LETTERS, choices, strict=True))
+def lettered_item(told: str, choices: Sequence[str], right: str, reasons: str) -> Item:
+    """Asks for the letter of the right one of four choices, which are listed below what is told."""
+    listed = "".join(f"\n{name}) {text}" for name, text in zip(LETTERS, choices, strict=True))
+    letter = LETTERS[choices.index(right)]
+    answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
+    return Item(f"{told}{listed}", answer, letter, tuple(choices))

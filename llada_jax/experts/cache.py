@@ -5,8 +5,8 @@ whoever has a transfer to spare brings in the expert worth most and evicts the o
 layer has its own number of slots, as in HybriMoE and TIDE.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol, get_args
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float, Int
 from llada_jax.config import require, require_choice
 from llada_jax.experts.routing import RoutingTrace, loads_of
 
-CacheName = Literal["mrs", "lru", "lfu", "static", "tide", "belady", "expected_load", "foretold"]
-NEEDS_FUTURE = ("belady", "foretold")
+CacheName = Literal["mrs", "lru", "static", "tide", "belady", "expected_load"]
 MRS_ALPHA = 0.5
 """The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
 MRS_WIDTH = 2
@@ -37,31 +36,36 @@ class Visit(NamedTuple):
     """The step is its block's first."""
 
 
-class CachePolicy(Protocol):
-    """Learns from visits, in the order in which they happen."""
+class ExpertCache:
+    """Keeps for ever what a profiling run used most (kTransformers); other caches learn.
 
-    def observe(self, visit: Visit) -> None: ...
+    Args:
+      profile: loads of a run before.
+    """
+
+    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
+        self._worth = (profile > 0).sum(axis=0).astype(float)
+
+    def observe(self, visit: Visit) -> None:
+        """Learns from a visit; they come in the order in which they happen."""
 
     def worth(self, layer: int) -> Float[np.ndarray, " E"]:
         """Returns what keeping each expert is worth, in any unit; ties go to lower indices."""
-        ...
-
-
-class _Table:
-    """The worth of every expert of every layer."""
-
-    def __init__(self, n_layers: int, n_experts: int) -> None:
-        self._worth = np.zeros((n_layers, n_experts))
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
         return self._worth[layer]
 
 
-class MinusRecentScore(_Table):
+class _LearningCache(ExpertCache):
+    """Knows nothing at first; a profile gives its shape alone."""
+
+    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
+        self._worth = np.zeros(profile.shape[1:])
+
+
+class MinusRecentScore(_LearningCache):
     """Learns S <- alpha TopP(s) + (1 - alpha) S of the p highest scores s alone (HybriMoE)."""
 
-    def __init__(self, n_layers: int, n_experts: int, alpha: float = MRS_ALPHA) -> None:
-        super().__init__(n_layers, n_experts)
+    def __init__(self, profile: Int[np.ndarray, "S N E"], alpha: float = MRS_ALPHA) -> None:
+        super().__init__(profile)
         require(0 < alpha <= 1, f"alpha is {alpha}; allowed: above 0, up to 1")
         self._alpha = alpha
 
@@ -76,7 +80,7 @@ class MinusRecentScore(_Table):
             score += self._alpha * visit.scores
 
 
-class LeastRecentlyUsed(_Table):
+class LeastRecentlyUsed(_LearningCache):
     """Counts worth as 1 + the step of the last use; of one step, the higher load is later."""
 
     def observe(self, visit: Visit) -> None:
@@ -85,51 +89,37 @@ class LeastRecentlyUsed(_Table):
         self._worth[visit.layer, used] = 1 + visit.step + within
 
 
-class LeastFrequentlyUsed(_Table):
-    """Counts the steps that used the expert."""
-
-    def observe(self, visit: Visit) -> None:
-        self._worth[visit.layer] += visit.loads > 0
-
-
-class StaticFrequency(_Table):
-    """Keeps for ever what a profiling run used most (kTransformers)."""
+class IntervalRefresh(_LearningCache):
+    """Keeps the loads of the last refresh: every fourth step of a block, and throughout the first
+    block (TIDE, arXiv 2605.20179)."""
 
     def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        self._worth = (profile > 0).sum(axis=0).astype(float)
-
-    def observe(self, visit: Visit) -> None:
-        pass
-
-
-class IntervalRefresh(_Table):
-    """Keeps the loads of the last refresh: every `interval` steps of a block, and throughout the
-    first block (TIDE, arXiv 2605.20179)."""
-
-    def __init__(self, n_layers: int, n_experts: int, interval: int = TIDE_INTERVAL) -> None:
-        require(interval > 0, f"interval is {interval}; allowed: 1 or more")
-        super().__init__(n_layers, n_experts)
-        self._interval = interval
-        self._step_of_block = np.zeros(n_layers, int)
-        self._blocks = np.zeros(n_layers, int)
+        super().__init__(profile)
+        self._step_of_block = np.zeros(profile.shape[1], int)
+        self._blocks = np.zeros(profile.shape[1], int)
 
     def observe(self, visit: Visit) -> None:
         layer = visit.layer
         if visit.new_block:
             self._step_of_block[layer] = 0
             self._blocks[layer] += 1
-        if self._blocks[layer] <= 1 or self._step_of_block[layer] % self._interval == 0:
+        if self._blocks[layer] <= 1 or self._step_of_block[layer] % TIDE_INTERVAL == 0:
             self._worth[layer] = visit.loads
         self._step_of_block[layer] += 1
 
 
-class Belady:
-    """Keeps what is used again soonest. Needs the future, and bounds the hit rates of all policies
-    that bring in nothing but what they missed."""
+class Belady(ExpertCache):
+    """Keeps what is used again soonest. Needs the loads of all steps, and bounds the hit rates of
+    all policies that bring in nothing but what they missed."""
 
     def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
-        self._worth = _soonest_worth_most(loads)
         self._step = np.zeros(loads.shape[1], int)
+        # Minus the step of the next use; of one step, the higher load is worth more.
+        self._worth = np.full(loads.shape, -np.inf)
+        for step in range(len(loads) - 2, -1, -1):
+            coming = loads[step + 1]
+            used = coming / (coming.max() + 1) - (step + 1)
+            self._worth[step] = np.where(coming > 0, used, self._worth[step + 1])
 
     def observe(self, visit: Visit) -> None:
         self._step[visit.layer] = visit.step
@@ -138,58 +128,29 @@ class Belady:
         return self._worth[self._step[layer], layer]
 
 
-def _soonest_worth_most(loads: Int[np.ndarray, "S N E"]) -> Float[np.ndarray, "S N E"]:
-    """Returns minus the step of the next use; of one step, the higher load is worth more."""
-    worth = np.full(loads.shape, -np.inf)
-    for step in range(len(loads) - 2, -1, -1):
-        coming = loads[step + 1]
-        used = coming / (coming.max() + 1) - (step + 1)
-        worth[step] = np.where(coming > 0, used, worth[step + 1])
-    return worth
-
-
-class ExpectedLoad(_Table):
+class ExpectedLoad(_LearningCache):
     """Expects the load of a layer's next run, from what only a denoising model shows.
 
     A block is denoised again and again, and a row whose token stays takes the experts that it took
     before. So the next step's loads are this step's, but for the rows whose tokens have just been
     committed: these are known when the step begins, and for them the gates of the layers ahead are
     asked. A new block has only new rows; until the gates see it, it is expected to route as the
-    last step did. To know better would win next to nothing: `Foretold` says how much.
+    last step did.
     """
 
-    def __init__(self, n_layers: int, n_experts: int) -> None:
-        super().__init__(n_layers, n_experts)
-        self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * n_layers
+    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
+        super().__init__(profile)
+        self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * profile.shape[1]
 
     def observe(self, visit: Visit) -> None:
-        layer = visit.layer
-        self._worth[layer] = visit.loads
-        for ahead, seen in enumerate(visit.foreseen[: len(self._experts) - 1 - layer], start=1):
-            self._expect_changed_rows(layer + ahead, visit.changed, seen)
-        self._experts[layer] = visit.experts
-
-    def _expect_changed_rows(
-        self, layer: int, changed: Bool[np.ndarray, " R"], seen: Int[np.ndarray, "R k"]
-    ) -> None:
-        before = self._experts[layer]
-        if before is not None and before.shape == seen.shape:
-            seen = np.where(changed[:, None], seen, before)
-        self._worth[layer] = loads_of(seen, self._worth.shape[1])
-
-
-class Foretold(ExpectedLoad):
-    """Learns all loads of a block's first step when the block begins: more than drafts (rows of
-    later blocks in a grown window) could ever tell. Needs the future."""
-
-    def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
-        super().__init__(*loads.shape[1:])
-        self._coming = loads
-
-    def observe(self, visit: Visit) -> None:
-        if visit.layer == 0 and visit.new_block:
-            self._worth[:] = self._coming[visit.step]
-        super().observe(visit)
+        self._worth[visit.layer] = visit.loads
+        layers = range(visit.layer + 1, len(self._experts))
+        for layer, seen in zip(layers, visit.foreseen, strict=False):
+            before = self._experts[layer]
+            if before is not None and before.shape == seen.shape:
+                seen = np.where(visit.changed[:, None], seen, before)
+            self._worth[layer] = loads_of(seen, visit.loads.size)
+        self._experts[visit.layer] = visit.experts
 
 
 def make_cache(
@@ -198,46 +159,34 @@ def make_cache(
     *,
     future: Int[np.ndarray, "S N E"] | None = None,
     alpha: float = MRS_ALPHA,
-) -> CachePolicy:
+) -> ExpertCache:
     """Returns a policy by name.
 
     Args:
       profile: loads of a run before; `static` is made of them, the others take their shape.
-      future: the loads of all steps to come, for `belady` and `foretold`.
+      future: the loads of all steps to come, for `belady`.
     """
     require_choice("cache", name, CacheName)
-    require(
-        name not in NEEDS_FUTURE or future is not None,
-        f"cache {name!r} needs the future; allowed: loads",
-    )
-    n_layers, n_experts = profile.shape[1:]
-    size = (n_layers, n_experts)
-    makers: dict[str, Callable[[], CachePolicy]] = {
-        "mrs": lambda: MinusRecentScore(*size, alpha),
-        "lru": lambda: LeastRecentlyUsed(*size),
-        "lfu": lambda: LeastFrequentlyUsed(*size),
-        "static": lambda: StaticFrequency(profile),
-        "tide": lambda: IntervalRefresh(*size),
-        "belady": lambda: Belady(np.asarray(future)),
-        "expected_load": lambda: ExpectedLoad(*size),
-        "foretold": lambda: Foretold(np.asarray(future)),
+    if name == "mrs":
+        return MinusRecentScore(profile, alpha)
+    if name == "belady":
+        require(future is not None, "cache 'belady' needs the future; allowed: loads")
+        return Belady(np.asarray(future))
+    caches = {
+        "lru": LeastRecentlyUsed,
+        "static": ExpertCache,
+        "tide": IntervalRefresh,
+        "expected_load": ExpectedLoad,
     }
-    return makers[name]()
+    return caches[name](profile)
 
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
     """Returns the layers of a step, as a policy visits them."""
+    arrays = (trace.experts, trace.loads, trace.scores, trace.foreseen)
+    last = trace.changed[step], bool(trace.begins_block[step])
     return [
-        Visit(
-            step,
-            layer,
-            trace.experts[step, layer],
-            trace.loads[step, layer],
-            trace.scores[step, layer],
-            trace.foreseen[step, layer],
-            trace.changed[step],
-            bool(trace.begins_block[step]),
-        )
+        Visit(step, layer, *(array[step, layer] for array in arrays), *last)
         for layer in range(trace.n_layers)
     ]
 
@@ -249,21 +198,13 @@ def best(worth: Float[np.ndarray, " E"], count: int) -> Bool[np.ndarray, " E"]:
     return marked
 
 
-def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: int) -> float:
+def hit_rate(trace: RoutingTrace, policy: ExpertCache, slots: int, *, warmup: int) -> float:
     """Returns the share of the activated experts that are resident when their layer begins.
 
     A layer that was run may take in what it missed, while all that stays is worth more than what
     goes. The first `warmup` steps fill the cache and do not count.
     """
-    require(
-        0 < slots <= trace.n_experts, f"slots is {slots}; allowed: 1 to {trace.n_experts} experts"
-    )
     require(0 <= warmup < trace.n_steps, f"warmup is {warmup}; allowed: 0 to {trace.n_steps - 1}")
-    size = len(policy.worth(0))
-    require(
-        size == trace.n_experts,
-        f"the trace has {trace.n_experts} experts; allowed: {size}, as the policy",
-    )
     resident = np.zeros((trace.n_layers, trace.n_experts), bool)
     hits = uses = 0
     for step in range(trace.n_steps):
@@ -277,6 +218,3 @@ def hit_rate(trace: RoutingTrace, policy: CachePolicy, slots: int, *, warmup: in
             worth = np.where(present, policy.worth(visit.layer), -np.inf)
             resident[visit.layer] = best(worth, slots) & present
     return hits / uses
-
-
-CACHES: tuple[CacheName, ...] = get_args(CacheName)

@@ -1,4 +1,4 @@
-"""What running and moving one expert costs, on the paper's desktop and on phones.
+"""What running and moving one expert costs, on the desktop of HybriMoE's paper and on phones.
 
 The accelerator takes the same time for an expert whatever its load (up to its row tile), the CPU's
 time grows linearly with the load, and moving an expert takes the same time for each (arXiv
@@ -6,8 +6,7 @@ time grows linearly with the load, and moving an expert takes the same time for 
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,53 +48,34 @@ class ExpertCosts:
         return many if math.isinf(self.cpu_few_row) else np.minimum(many, self.cpu_few_row * loads)
 
 
-Tag = Literal["measured", "derived", "inferred", "fitted"]
+# HybriMoE's desktop: RTX A6000, ten cores of a Xeon Gold 5220R, PCIe (arXiv 2504.05897).
+# A derived number is arithmetic on measured ones; an inferred number nobody has published.
+
+BYTES_A_WEIGHT = 0.5  # measured: 4-bit Marlin
+GPU_GWEIGHTS = 1200  # inferred: 600 of the A6000's 768 GB/s, for experts and all other matrices
+GPU_CALL_US = 150  # an expert beside its weights; inferred: three kernels launched from PyTorch
+CPU_GBPS = 10.1  # fitted: kTransformers, Qwen2 at 25 %: 0.21 s a decoded token
+CPU_GMACS = 1408  # inferred: 10 cores, 2.2 GHz, 64 8-bit multiply-adds a cycle
+CPU_FIRST_US = 300  # inferred: cold caches, a quarter of an expert
+LAYER_US = 300  # a layer beside its weights; inferred: attention over a short cache, and launches
+LINK_GBPS = 10.4
+LINK_SOURCE = "0.4179 ms for an expert of DeepSeek, HybriMoE's code"
 
 
-class Figure(NamedTuple):
-    """A number of a profile, how it was had, and where it comes from."""
+def desktop_costs(shape: MoEShape, link_gbps: float = LINK_GBPS) -> ExpertCosts:
+    """Returns the costs of a model's experts on HybriMoE's desktop.
 
-    value: float
-    tag: Tag
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineProfile:
-    """A machine, in the units in which its numbers are published: GB/s, billions of operations."""
-
-    name: str
-    bytes_per_weight: Figure
-    expert_weights: Figure
-    """Billions of weights a second that the accelerator's expert kernels take in."""
-    dense_weights: Figure
-    """The same of all other matrices."""
-    accelerator_call: Figure
-    """Microseconds of an expert beside its weights."""
-    cpu_bandwidth: Figure
-    cpu_rate: Figure
-    """Billions of multiply-adds a second, 8-bit or 4-bit weights."""
-    cpu_first: Figure
-    """Microseconds."""
-    transfer_bandwidth: Figure
-    layer_overhead: Figure
-    """Microseconds of a layer beside its weights: launches, norms, attention over a short cache."""
-
-    def costs(self, shape: MoEShape) -> ExpertCosts:
-        """Returns the costs of a model's experts on this machine."""
-        weights = shape.expert_weights
-        size = weights * self.bytes_per_weight.value
-        return ExpertCosts(
-            cpu_expert=size * 1e-9 / self.cpu_bandwidth.value,
-            cpu_row=weights * 1e-9 / self.cpu_rate.value,
-            cpu_first=self.cpu_first.value * 1e-6,
-            accelerator=weights * 1e-9 / self.expert_weights.value
-            + self.accelerator_call.value * 1e-6,
-            transfer=size * 1e-9 / self.transfer_bandwidth.value,
-            dense=shape.dense_weights * 1e-9 / self.dense_weights.value
-            + self.layer_overhead.value * 1e-6,
-        )
-
-    def figures(self) -> dict[str, Figure]:
-        """Returns all numbers by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name"}
+    The fitted number is that of the baseline, before anything of the paper's is added. The prompt
+    of its prefill is taken to have 32 tokens, the shortest of the paper: with more, reading the
+    experts from the CPU's memory would take longer than the baseline's 1.47 s.
+    """
+    weights = shape.expert_weights
+    size = weights * BYTES_A_WEIGHT
+    return ExpertCosts(
+        cpu_expert=size * 1e-9 / CPU_GBPS,
+        cpu_row=weights * 1e-9 / CPU_GMACS,
+        cpu_first=CPU_FIRST_US * 1e-6,
+        accelerator=weights * 1e-9 / GPU_GWEIGHTS + GPU_CALL_US * 1e-6,
+        transfer=size * 1e-9 / link_gbps,
+        dense=shape.dense_weights * 1e-9 / GPU_GWEIGHTS + LAYER_US * 1e-6,
+    )

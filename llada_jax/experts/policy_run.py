@@ -7,13 +7,13 @@ what runs.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.experts.cache import StaticFrequency, Visit, best, make_cache
+from llada_jax.experts.cache import ExpertCache, Visit, best, make_cache
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy import Policy
-from llada_jax.experts.prefetch import LOOK_AHEADS, Prefetcher, Swap
+from llada_jax.experts.expert_policies import ExpertPolicy
+from llada_jax.experts.prefetch import LOOK_AHEADS, Swap, refills, swaps
 from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
 
 
@@ -21,10 +21,9 @@ class LayerDecision(NamedTuple):
     """What is to happen in one layer."""
 
     schedule: Schedule
-    resident_before: Bool[np.ndarray, " E"]
     resident_after: Bool[np.ndarray, " E"]
     """Once its experts have run: what the schedule brought may have replaced others."""
-    swaps: tuple[Swap, ...]
+    swaps: tuple[Swap, ...] = ()
     """Transfers ahead of time that start while it runs, for any layer."""
 
 
@@ -33,7 +32,7 @@ class PolicyRun:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: ExpertPolicy,
         costs: ExpertCosts,
         slots: int,
         profile: Int[np.ndarray, "S N E"],
@@ -51,14 +50,10 @@ class PolicyRun:
         self.cache = make_cache(policy.cache, profile, future=future, alpha=policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = self.transfers = 0
-        frequency = StaticFrequency(profile)
+        frequency = ExpertCache(profile)
         self.resident = np.stack([best(frequency.worth(n), slots) for n in range(n_layers)])
-        self._costs = costs
+        self._policy, self._costs = policy, costs
         self._schedule = SCHEDULERS[policy.scheduler]
-        self._refill = policy.refill
-        self._prefetcher = Prefetcher(
-            LOOK_AHEADS[policy.prefetch], self.cache, self._schedule, costs
-        )
         self._link_end = 0.0
         self._in_flight: Swap | None = None
 
@@ -82,11 +77,14 @@ class PolicyRun:
         if schedule.transferred:
             self._link_end = self.seconds + schedule.transfer_seconds
             self.transfers += len(schedule.transferred)
-            self.resident[layer] = self._kept(layer, schedule.transferred)
+            present = before.copy()
+            present[schedule.transferred] = True
+            worth = np.where(present, self.cache.worth(layer), -np.inf)
+            self.resident[layer] = best(worth, int(np.count_nonzero(before)))
         after = self.resident[layer].copy()
-        swaps = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
+        ahead = self._use_idle_link(visit, self.seconds + schedule.seconds + self._costs.dense)
         self.seconds += schedule.seconds
-        return LayerDecision(schedule, before, after, swaps)
+        return LayerDecision(schedule, after, ahead)
 
     def _link(self, layer: int) -> Link:
         """Returns the link as this layer finds it: perhaps busy with the last transfer."""
@@ -95,25 +93,23 @@ class PolicyRun:
         mine = busy > 0 and flying is not None and flying.layer == layer
         return Link(busy, flying.expert if mine and flying else None)
 
-    def _kept(self, layer: int, brought: list[int]) -> Bool[np.ndarray, " E"]:
-        present = self.resident[layer].copy()
-        slots = int(np.count_nonzero(present))
-        present[brought] = True
-        return best(np.where(present, self.cache.worth(layer), -np.inf), slots)
-
     def _use_idle_link(self, visit: Visit, until: float) -> tuple[Swap, ...]:
         """Starts transfers ahead of time before `until`; refills end before it."""
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
-        wanted = self._prefetcher.swaps(visit, self.resident)
+        forecast = LOOK_AHEADS[self._policy.prefetch](visit, self.cache, len(self.resident))
+        wanted = swaps(forecast, self.cache, self.resident, self._seconds)
         while self._link_end < until and (swap := next(wanted, None)):
             done.append(self._started(swap))
-        if not self._refill:
+        if not self._policy.refill:
             return tuple(done)
-        wanted = self._prefetcher.refills(visit, self.resident)
+        wanted = refills(visit.layer, self.cache, self.resident)
         while self._link_end + self._costs.transfer <= until and (swap := next(wanted, None)):
             done.append(self._started(swap))
         return tuple(done)
+
+    def _seconds(self, loads: Float[np.ndarray, " E"], resident: Bool[np.ndarray, " E"]) -> float:
+        return self._schedule(loads, resident, self._costs).seconds
 
     def _started(self, swap: Swap) -> Swap:
         self.resident[swap.layer, [swap.expert, swap.victim]] = True, False

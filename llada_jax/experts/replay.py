@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from llada_jax.config import require
 from llada_jax.experts.cache import best, visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy import Policy
+from llada_jax.experts.expert_policies import ExpertPolicy
 from llada_jax.experts.policy_run import PolicyRun
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import IDLE, Scheduler, fastest
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def replay(
-    trace: RoutingTrace, policy: Policy, costs: ExpertCosts, slots: int, *, profile_steps: int
+    trace: RoutingTrace, policy: ExpertPolicy, costs: ExpertCosts, slots: int, *, profile_steps: int
 ) -> Outcome:
     """Runs the steps after the first `profile_steps`, which all policies have seen before.
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
 
-FORMAT = 1
+FORMAT = 2
 ABSENT = -1
 """In `experts`, for a row that a step did not run."""
 
@@ -22,8 +22,6 @@ class RoutingTrace:
     """S steps through N routed layers; R rows a step at the most, k experts a row, E in a layer."""
 
     experts: Int[np.ndarray, "S N R k"]
-    weights: Float[np.ndarray, "S N R k"]
-    """What each expert's output is multiplied with; 0 for absent rows."""
     scores: Float[np.ndarray, "S N E"]
     """Router scores (softmax or sigmoid) of all experts, the mean over the rows."""
     foreseen: Int[np.ndarray, "S N A R k"]
@@ -39,9 +37,12 @@ class RoutingTrace:
     """Where the trace comes from: plain JSON."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name != "settings":
-                _require_array(field.name, getattr(self, field.name))
+        for name, value in self._arrays().items():
+            require(
+                isinstance(value, np.ndarray) and value.dtype.kind in "biuf",
+                f"{name} is {type(value).__name__} {getattr(value, 'dtype', '')}; "
+                "allowed: a NumPy array of numbers",
+            )
         require(
             self.experts.ndim == 4, f"experts has {self.experts.ndim} axes; allowed: 4 [S, N, R, k]"
         )
@@ -49,7 +50,6 @@ class RoutingTrace:
         steps, layers, rows, k = self.experts.shape
         ahead = self.foreseen.shape[2] if self.foreseen.ndim == 5 else 0
         shapes = {
-            "weights": self.experts.shape,
             "scores": (steps, layers, self.n_experts),
             "foreseen": (steps, layers, ahead, rows, k),
             "changed": (steps, rows),
@@ -62,9 +62,8 @@ class RoutingTrace:
         self._check_values()
 
     def _check_values(self) -> None:
-        for name in ("weights", "scores"):
-            bad = int((~np.isfinite(getattr(self, name))).sum())
-            require(bad == 0, f"{name} has {bad} values that are NaN or infinite; allowed: none")
+        bad = int((~np.isfinite(self.scores)).sum())
+        require(bad == 0, f"scores has {bad} values that are NaN or infinite; allowed: none")
         for name in ("experts", "foreseen"):
             found = getattr(self, name)
             low, high = (int(found.min()), int(found.max())) if found.size else (ABSENT, ABSENT)
@@ -88,10 +87,6 @@ class RoutingTrace:
     def n_experts(self) -> int:
         return self.scores.shape[2]
 
-    @property
-    def experts_per_token(self) -> int:
-        return self.experts.shape[3]
-
     @cached_property
     def loads(self) -> Int[np.ndarray, "S N E"]:
         """Counts the rows of each expert."""
@@ -106,33 +101,26 @@ class RoutingTrace:
     def first_steps(self, count: int) -> "RoutingTrace":
         """Returns the trace of a run that was stopped after `count` steps."""
         require(0 < count <= self.n_steps, f"count is {count}; allowed: 1 to {self.n_steps}")
-        arrays = {name: getattr(self, name)[:count] for name in _array_names()}
+        arrays = {name: array[:count] for name, array in self._arrays().items()}
         return RoutingTrace(**arrays, settings=self.settings)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in _ARRAYS}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one .npz file, whole or not at all."""
-        arrays = {name: getattr(self, name) for name in _array_names()}
-        save_archive(path, arrays, self.settings, FORMAT)
+        save_archive(path, self._arrays(), self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RoutingTrace":
         """Reads a file that `save` wrote. Raises ValueError for anything else."""
         arrays, settings = load_archive(
-            path, _array_names(), FORMAT, kind="routing trace", short="routing"
+            path, _ARRAYS, FORMAT, kind="routing trace", short="routing"
         )
         return cls(settings=settings, **arrays)
 
 
-def _array_names() -> list[str]:
-    return [field.name for field in fields(RoutingTrace) if field.name != "settings"]
-
-
-def _require_array(name: str, value: Any) -> None:
-    require(
-        isinstance(value, np.ndarray) and value.dtype.kind in "biuf",
-        f"{name} is {type(value).__name__} {getattr(value, 'dtype', '')}; "
-        "allowed: a NumPy array of numbers",
-    )
+_ARRAYS = [field.name for field in fields(RoutingTrace) if field.name != "settings"]
 
 
 def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.ndarray, "*lead E"]:
@@ -154,20 +142,13 @@ def experts_per_step(trace: RoutingTrace) -> float:
 def step_similarity(trace: RoutingTrace, lag: int = 1) -> float:
     """Returns the mean cosine of a layer's loads, `lag` steps apart within a block."""
     require(lag > 0, f"lag is {lag}; allowed: 1 or more")
-    cosine = _cosines(trace.loads[:-lag], trace.loads[lag:])
+    before, after = trace.loads[:-lag].astype(np.float64), trace.loads[lag:].astype(np.float64)
+    norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
+    cosine = (before * after).sum(axis=-1) / norms
     current = trace.block.min(axis=1)
     same_block = current[:-lag] == current[lag:]
     require(bool(same_block.any()), f"lag is {lag}; allowed: less than the steps of a block")
     return float(cosine[same_block].mean())
-
-
-def _cosines(
-    before: Int[np.ndarray, "*lead E"] | Float[np.ndarray, "*lead E"],
-    after: Int[np.ndarray, "*lead E"],
-) -> Float[np.ndarray, "*lead"]:
-    before, after = before.astype(np.float64), after.astype(np.float64)
-    norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
-    return (before * after).sum(axis=-1) / norms
 
 
 def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:

@@ -27,24 +27,18 @@ class Link(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Who runs a layer's active experts, each in this order, and when each timeline ends (s)."""
+    """Who runs a layer's active experts, each in this order, and how long that takes (s)."""
 
     cpu: list[int]
     accelerator: list[int]
     transferred: list[int]
-    cpu_seconds: float
-    accelerator_seconds: float
-    transfer_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Tells how long the layer's experts take."""
-        return max(self.cpu_seconds, self.accelerator_seconds)
+    seconds: float = 0.0
+    """Until CPU and accelerator are done."""
+    transfer_seconds: float = 0.0
+    """Until the link is free again."""
 
 
 IDLE = Link()
-
-
 Scheduler = Callable[..., Schedule]
 """`scheduler(loads, resident, costs, link=IDLE)` of arrays [E]."""
 
@@ -102,8 +96,11 @@ def _scheduler(rule: _Rule) -> Scheduler:
             cpu,
             accelerator,
             queues.missing[:moved],
-            on_cpu + costs.cpu_first if cpu else 0.0,
-            max(len(accelerator) * costs.accelerator, float(last_arrival)),
+            max(
+                on_cpu + costs.cpu_first if cpu else 0.0,
+                len(accelerator) * costs.accelerator,
+                float(last_arrival),
+            ),
             link.free + moved * costs.transfer,
         )
 

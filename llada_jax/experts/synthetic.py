@@ -7,7 +7,8 @@ A row's preference for an expert is a normal number, the sum of independent part
     own         the row's, until its token changes
     jitter      fresh in every step
 
-Their variances add up to 1 and are all that is adjusted. The k best experts are taken.
+Their variances add up to 1 and are all that is adjusted. The k best experts are taken, and router
+logits are the preferences: an assumption, which only minus-recent-score caching sees.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,6 @@ GATE_AHEAD = 0.78
 arXiv 2511.10676 says to beat by about 15 points with 93.03 %. Further ahead its powers, which is an
 assumption."""
 LOOK_AHEAD = 3
-LOGIT_SCALE = 1.0
-"""Router logits for each standard deviation of preference: an assumption, which only the scores
-and thereby minus-recent-score caching see."""
 
 POPULAR = 0.1
 """Nothing is published about the usual shares of single experts; the same for all models."""
@@ -40,16 +38,14 @@ PASSAGE = 0.97
 class RoutingStatistics:
     """Variances of a row's preferences; `own` is what the others leave of 1."""
 
-    popular: float
+    popular: float = POPULAR
     topic: float
     jitter: float = 0.0
     topic_keeps: float = 0.0
     """Correlation of the topic with that of the block, or the token, before."""
-    token_change: float = 1.0
-    """Share of `own` that is drawn anew when a row's mask becomes a token."""
 
     def __post_init__(self) -> None:
-        for name in ("popular", "topic", "jitter", "topic_keeps", "token_change"):
+        for name in ("popular", "topic", "jitter", "topic_keeps"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
         shared = self.popular + self.topic + self.jitter
@@ -60,12 +56,19 @@ class RoutingStatistics:
         return 1 - self.popular - self.topic - self.jitter
 
 
-class Preferences(NamedTuple):
-    """The parts that stay from step to step."""
-
-    popular: Float[np.ndarray, "N E"]
-    topic: Float[np.ndarray, "N E"]
-    own: Float[np.ndarray, "N R E"]
+STATISTICS = {
+    # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of
+    # adjacent steps (TIDE, arXiv 2605.20179) the jitter.
+    "llada2_mini": RoutingStatistics(topic=0.47, jitter=0.002),
+    # 2.5 to 6.5 times the mean load for the busiest expert of a prompt of 352 tokens, taken as 4.5,
+    # fix popular and topic together; the jitter is LLaDA2's.
+    "llada_moe": RoutingStatistics(topic=0.16, jitter=0.002),
+    # LRU's hit rate at a quarter of the experts fixes the topic (arXiv 2504.05897, figure 9).
+    "qwen2": RoutingStatistics(topic=0.208, topic_keeps=PASSAGE),
+    "deepseek": RoutingStatistics(topic=0.213, topic_keeps=PASSAGE),
+    "mixtral": RoutingStatistics(topic=0.025, topic_keeps=PASSAGE),
+}
+"""By the name of the model's shape."""
 
 
 class _DrawnStep(NamedTuple):
@@ -75,6 +78,41 @@ class _DrawnStep(NamedTuple):
     block: int
     changed: Bool[np.ndarray, " R"]
     committed: int
+
+
+class _Preferences:
+    """What rows prefer, as their text goes on. Arrays are [N, E] and, of rows, [N, R, E]."""
+
+    def __init__(
+        self, shape: MoEShape, statistics: RoutingStatistics, seed: int, rows: int
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self._statistics = statistics
+        n, e = shape.n_layers, shape.n_experts
+        self._popular, self._topic = self._normal(n, e), self._normal(n, e)
+        self._own = self._normal(n, rows, e)
+
+    def _normal(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape, np.float32)
+
+    def change_topic(self) -> None:
+        """Begins the next block, or token, of which all rows are new."""
+        self.change_rows(np.arange(self._own.shape[1]))
+        fresh, keeps = self._normal(*self._topic.shape), np.float64(self._statistics.topic_keeps)
+        self._topic = keeps * self._topic + np.sqrt(1 - keeps**2) * fresh
+
+    def change_rows(self, rows: Int[np.ndarray, " r"]) -> None:
+        """Draws anew what rows themselves prefer, since their tokens change."""
+        self._own[:, rows] = self._normal(len(self._own), len(rows), self._own.shape[2])
+
+    def logits(self) -> Float[np.ndarray, "N R E"]:
+        """Returns the router's logits of a step."""
+        variances = self._statistics
+        shared = np.sqrt(variances.popular) * self._popular + np.sqrt(variances.topic) * self._topic
+        logits = shared[:, None] + np.sqrt(variances.own) * self._own
+        if variances.jitter:
+            logits = logits + np.sqrt(variances.jitter) * self._normal(*logits.shape)
+        return logits.astype(np.float32)
 
 
 def denoising_trace(
@@ -96,21 +134,20 @@ def denoising_trace(
         1 <= tokens_per_step <= block_length,
         f"tokens_per_step is {tokens_per_step}; allowed: 1 to block_length ({block_length})",
     )
-    rng = np.random.default_rng(seed)
-    state = _fresh(rng, shape, block_length)
+    text = _Preferences(shape, statistics, seed, block_length)
     steps = []
     for block in range(blocks):
-        state = _next_topic(rng, state, statistics)
+        text.change_topic()
         masked = done = np.arange(block_length)
         while masked.size:
-            logits = _logits(rng, state, statistics)
+            logits = text.logits()
             changed = np.isin(np.arange(block_length), done)
-            count = min(masked.size, 1 + rng.poisson(tokens_per_step - 1))
-            done = rng.choice(masked, count, replace=False)
+            count = min(masked.size, 1 + text.rng.poisson(tokens_per_step - 1))
+            done = text.rng.choice(masked, count, replace=False)
             masked = np.setdiff1d(masked, done)
-            _change_own(rng, state, done, statistics.token_change)
+            text.change_rows(done)
             steps.append(_DrawnStep(logits, block, changed, count))
-    return _trace(rng, shape, steps, "denoising", seed)
+    return _trace(text.rng, shape, steps, "denoising", seed)
 
 
 def decoding_trace(
@@ -118,10 +155,9 @@ def decoding_trace(
 ) -> RoutingTrace:
     """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
-    rng = np.random.default_rng(seed)
-    rows = _successive_rows(rng, shape, statistics, tokens)
-    steps = [_DrawnStep(logits, 0, np.ones(1, bool), 1) for logits in rows]
-    return _trace(rng, shape, steps, "decoding", seed)
+    text = _Preferences(shape, statistics, seed, 1)
+    steps = [_DrawnStep(row, 0, np.ones(1, bool), 1) for row in _successive_rows(text, tokens)]
+    return _trace(text.rng, shape, steps, "decoding", seed)
 
 
 def prefill_trace(
@@ -129,93 +165,40 @@ def prefill_trace(
 ) -> RoutingTrace:
     """Prefills a prompt a step: each row draws its topic's correlate of the row before."""
     require(prompts > 0 and tokens > 0, f"prompts, tokens are {prompts}, {tokens}; allowed: 1 up")
-    rng = np.random.default_rng(seed)
-    rows = _successive_rows(rng, shape, statistics, prompts * tokens)
+    text = _Preferences(shape, statistics, seed, 1)
+    rows = _successive_rows(text, prompts * tokens)
     steps = [
         _DrawnStep(np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
         for i in range(prompts)
     ]
-    return _trace(rng, shape, steps, "prefill", seed)
+    return _trace(text.rng, shape, steps, "prefill", seed)
 
 
-def _successive_rows(
-    rng: np.random.Generator, shape: MoEShape, statistics: RoutingStatistics, count: int
-) -> list[Float[np.ndarray, "N 1 E"]]:
+def _successive_rows(text: _Preferences, count: int) -> list[Float[np.ndarray, "N 1 E"]]:
     """Returns the logits of tokens of one text, one after another."""
-    state, rows = _fresh(rng, shape, 1), []
+    rows = []
     for _ in range(count):
-        state = _next_topic(rng, state, statistics)
-        rows.append(_logits(rng, state, statistics))
+        text.change_topic()
+        rows.append(text.logits())
     return rows
-
-
-def _fresh(rng: np.random.Generator, shape: MoEShape, rows: int) -> Preferences:
-    def normal(*leading: int) -> np.ndarray:
-        return rng.standard_normal((*leading, shape.n_experts), np.float32)
-
-    n = shape.n_layers
-    return Preferences(normal(n), normal(n), normal(n, rows))
-
-
-def _next_topic(
-    rng: np.random.Generator, state: Preferences, statistics: RoutingStatistics
-) -> Preferences:
-    _change_own(rng, state, np.arange(state.own.shape[1]), 1.0)
-    return state._replace(topic=_mixed(rng, state.topic, 1 - statistics.topic_keeps**2))
-
-
-def _change_own(
-    rng: np.random.Generator, state: Preferences, rows: Int[np.ndarray, " r"], share: float
-) -> None:
-    state.own[:, rows] = _mixed(rng, state.own[:, rows], share)
-
-
-def _mixed(rng: np.random.Generator, old: np.ndarray, fresh_variance: float) -> np.ndarray:
-    fresh = rng.standard_normal(old.shape, np.float32)
-    return np.sqrt(1 - fresh_variance) * old + np.sqrt(fresh_variance) * fresh
-
-
-def _logits(
-    rng: np.random.Generator, state: Preferences, statistics: RoutingStatistics
-) -> Float[np.ndarray, "N R E"]:
-    shared = np.sqrt(statistics.popular) * state.popular + np.sqrt(statistics.topic) * state.topic
-    logits = shared[:, None] + np.sqrt(statistics.own) * state.own
-    if statistics.jitter:
-        fresh = rng.standard_normal(logits.shape, np.float32)
-        logits = logits + np.sqrt(statistics.jitter) * fresh
-    return logits.astype(np.float32)
 
 
 def _trace(
     rng: np.random.Generator, shape: MoEShape, steps: Sequence[_DrawnStep], kind: str, seed: int
 ) -> RoutingTrace:
-    routed = [_routed(rng, shape, step.logits) for step in steps]
-    experts, weights, scores, foreseen = (np.stack(each) for each in zip(*routed, strict=True))
+    k, most = shape.experts_per_token, min(2 * shape.experts_per_token, shape.n_experts)
+    likely = [_best(step.logits, most) for step in steps]
+    experts = np.stack([each[..., :k] for each in likely]).astype(np.int16)
     block = np.array([step.block for step in steps], np.int32)
     return RoutingTrace(
         experts=experts,
-        weights=weights,
-        scores=scores,
-        foreseen=foreseen,
+        scores=np.stack([_scores(shape, step.logits).mean(axis=1) for step in steps]),
+        foreseen=np.stack([_foreseen(rng, k, each) for each in likely]),
         changed=np.stack([step.changed for step in steps]),
         block=np.repeat(block[:, None], experts.shape[2], axis=1),
         committed=np.array([step.committed for step in steps], np.int32),
         settings={"source": f"synthetic {kind}", "model": shape.name, "seed": seed},
     )
-
-
-def _routed(
-    rng: np.random.Generator, shape: MoEShape, logits: Float[np.ndarray, "N R E"]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    k = shape.experts_per_token
-    scores = _scores(shape, LOGIT_SCALE * logits)
-    likely = _best(logits, min(2 * k, shape.n_experts))
-    chosen = likely[..., :k]
-    weights = np.take_along_axis(scores, chosen, axis=-1)
-    if shape.sigmoid:
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-    foreseen = _foreseen(rng, shape, likely)
-    return chosen.astype(np.int16), weights, scores.mean(axis=1), foreseen
 
 
 def _scores(shape: MoEShape, logits: np.ndarray) -> np.ndarray:
@@ -233,11 +216,10 @@ def _best(logits: np.ndarray, count: int) -> np.ndarray:
 
 
 def _foreseen(
-    rng: np.random.Generator, shape: MoEShape, likely: Int[np.ndarray, "N R 2k"]
+    rng: np.random.Generator, k: int, likely: Int[np.ndarray, "N R 2k"]
 ) -> Int[np.ndarray, "N A R k"]:
     """Foresees the layers ahead with errors: a wrong guess is a runner-up."""
     n, rows, found = likely.shape
-    k = shape.experts_per_token
     seen = np.full((n, LOOK_AHEAD, rows, k), ABSENT, np.int16)
     runner_up = np.minimum(np.arange(k) + k, found - 1)
     for ahead in range(1, min(LOOK_AHEAD, n - 1) + 1):
@@ -246,18 +228,3 @@ def _foreseen(
             wrong, likely[ahead:][..., runner_up], likely[ahead:, :, :k]
         )
     return seen
-
-
-STATISTICS = {
-    # 69.5 of 256 experts a step (dMoE, arXiv 2605.30876) fix the topic, the cosine 0.985 of
-    # adjacent steps (TIDE, arXiv 2605.20179) the jitter.
-    "llada2_mini": RoutingStatistics(popular=POPULAR, topic=0.47, jitter=0.002),
-    # 2.5 to 6.5 times the mean load for the busiest expert of a prompt of 352 tokens, taken as 4.5,
-    # fix popular and topic together; the jitter is LLaDA2's.
-    "llada_moe": RoutingStatistics(popular=POPULAR, topic=0.16, jitter=0.002),
-    # LRU's hit rate at a quarter of the experts fixes the topic (arXiv 2504.05897, figure 9).
-    "qwen2": RoutingStatistics(popular=POPULAR, topic=0.208, topic_keeps=PASSAGE),
-    "deepseek": RoutingStatistics(popular=POPULAR, topic=0.213, topic_keeps=PASSAGE),
-    "mixtral": RoutingStatistics(popular=POPULAR, topic=0.025, topic_keeps=PASSAGE),
-}
-"""By the name of the model's shape."""

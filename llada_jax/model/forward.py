@@ -26,7 +26,7 @@ from llada_jax.model.layers import (
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import Experts, Layer, ModelParams
 from llada_jax.model.quantize import linear
-from llada_jax.rows import empty_cache, make_rows
+from llada_jax.rows import make_rows
 from llada_jax.types import KVCache, Rows, RowsOut
 
 FeedForwardOf = Callable[[Float[Array, "B R D"], Layer, ModelConfig, int], Float[Array, "B R D"]]
@@ -166,6 +166,5 @@ def hidden_states(
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:
     """Returns an empty cache for canvases of `length`, in the activations' dtype."""
-    return empty_cache(
-        config.n_layers, batch, length, config.n_kv_heads, config.head_dim, params.embedding.dtype
-    )
+    shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
+    return KVCache(*(jnp.zeros(shape, params.embedding.dtype) for _ in range(2)))

@@ -12,7 +12,7 @@ from llada_jax.model.params import Experts
 from llada_jax.model.quantize import QuantArray, Weight, dequantize
 
 
-class Routing(NamedTuple):
+class Chosen(NamedTuple):
     """The experts of each row and their weights (float32)."""
 
     experts: Int[Array, "T k"]
@@ -32,7 +32,7 @@ def router_scores(
     return jax.nn.sigmoid(logits) if config.router == "sigmoid" else jax.nn.softmax(logits)
 
 
-def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routing:
+def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Chosen:
     """Picks the top k in float32, within the best groups of experts where there are groups.
 
     LLaDA-MoE takes a softmax over all experts and keeps the weights as they are. LLaDA2 takes
@@ -49,7 +49,7 @@ def route(x: Float[Array, "T D"], experts: Experts, config: MoEConfig) -> Routin
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.normalize_weights:
         weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
-    return Routing(chosen, weights * config.weight_scale)
+    return Chosen(chosen, weights * config.weight_scale)
 
 
 def _keep_best_groups(preference: Float[Array, "T E"], config: MoEConfig) -> Float[Array, "T E"]:
@@ -72,7 +72,7 @@ def moe_feed_forward(
 
 
 def weighted_experts(
-    x: Float[Array, "T D"], routing: Routing, experts: Experts
+    x: Float[Array, "T D"], routing: Chosen, experts: Experts
 ) -> Float[Array, "T D"]:
     """Adds up each row's experts by their weights; one of weight 0 adds exactly nothing.
 

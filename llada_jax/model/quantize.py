@@ -28,6 +28,11 @@ class QuantArray(NamedTuple):
 Weight = Float[Array, "..."] | QuantArray
 
 
+def is_quantized(leaf: object) -> bool:
+    """Tells whether a leaf of a tree of weights is a `QuantArray`."""
+    return isinstance(leaf, QuantArray)
+
+
 def quantize(weight: np.ndarray, bits: Bits, group: int | None = None) -> QuantArray:
     """Quantizes [..., In] by the largest magnitude; scales are float32, one for `group` inputs.
 

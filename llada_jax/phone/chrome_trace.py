@@ -16,10 +16,10 @@ def chrome_trace(timeline: Timeline, title: str) -> dict[str, Any]:
 
     Tasks without length are left out: they say nothing in a picture.
     """
-    names = [_metadata("process_name", 0, title)]
+    names = [_metadata("process_name", 0, name=title)]
     for number, lane in enumerate(LANES, start=1):
-        names.append(_metadata("thread_name", number, _TITLES[lane]))
-        names.append(_metadata("thread_sort_index", number, number))
+        names.append(_metadata("thread_name", number, name=_TITLES[lane]))
+        names.append(_metadata("thread_sort_index", number, sort_index=number))
     events = [
         {
             "name": event.task.name,
@@ -45,9 +45,8 @@ def chrome_trace(timeline: Timeline, title: str) -> dict[str, Any]:
     }
 
 
-def _metadata(what: str, thread: int, value: Any) -> dict[str, Any]:
-    key = "sort_index" if what.endswith("index") else "name"
-    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": thread, "args": {key: value}}
+def _metadata(what: str, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": thread, "args": arguments}
 
 
 def write_chrome_trace(timeline: Timeline, title: str, path: str | PathLike[str]) -> None:

@@ -11,7 +11,7 @@ fused into passes, one that ends with each reduction, and a pass costs by its la
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
@@ -31,104 +31,62 @@ ELEMENTWISE = {
 }
 KNOWN = {"dot_general"} | FREE | MOVES | ELEMENTWISE
 
-Engine = Literal["matrix", "dequantization", "dma", "vector", "overhead"]
-BUSY_ENGINES: tuple[Engine, ...] = ("matrix", "dequantization", "dma", "vector")
-ENGINES: tuple[Engine, ...] = (*BUSY_ENGINES, "overhead")
 
+class StepCost(NamedTuple):
+    """Seconds of a step, or a part of one, by what they wait for; and the bytes that it reads.
 
-class OperationCost(NamedTuple):
-    """Seconds of one operation by the engine that it waits for, and the bytes that it reads.
-
-    A pass of vector work is booked where it ends.
+    A pass of vector work is booked where it ends. The call from the host is not in it.
     """
 
     matrix: float = 0.0
     dequantization: float = 0.0
     dma: float = 0.0
     vector: float = 0.0
+    overhead: float = 0.0
     dram_bytes: float = 0.0
 
-
-class UnknownOperation(NamedTuple):
-    """An operation that the model does not know, and how it was priced instead."""
-
-    name: str
-    scope: str
-    shapes: str
-    priced_as: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.shapes} at {self.scope or 'the top'}: priced as {self.priced_as}"
-
-
-class PartCost(NamedTuple):
-    """One layer, or what comes before and after all of them."""
-
-    scope: str
-    seconds: float
-    dram_bytes: float
-    by_engine: dict[Engine, float]
-
-    def times(self, count: float) -> "PartCost":
-        """Returns the cost of so many of them, one after the other."""
-        by_engine: dict[Engine, float] = {e: count * s for e, s in self.by_engine.items()}
-        return PartCost(self.scope, count * self.seconds, count * self.dram_bytes, by_engine)
-
-
-class StepCost(NamedTuple):
-    """A lowered step on one processor, without the call from the host."""
-
-    parts: tuple[PartCost, ...]
-    unknown: tuple[UnknownOperation, ...]
+    @property
+    def by_engine(self) -> dict[str, float]:
+        """Seconds by what is waited for."""
+        return dict(zip(self._fields[:-1], self[:-1], strict=True))
 
     @property
     def seconds(self) -> float:
-        return sum(part.seconds for part in self.parts)
+        return sum(self[:-1])
 
-    @property
-    def dram_bytes(self) -> float:
-        return sum(part.dram_bytes for part in self.parts)
+    def times(self, count: float) -> "StepCost":
+        """Returns the cost of so many of them, one after the other."""
+        return StepCost(*(count * each for each in self))
 
-    @property
-    def by_engine(self) -> dict[Engine, float]:
-        """Seconds by what is waited for."""
-        return {engine: sum(part.by_engine[engine] for part in self.parts) for engine in ENGINES}
+
+def sum_of(costs: Iterable[StepCost]) -> StepCost:
+    """Returns the cost of all of them, one after the other."""
+    return StepCost(*map(math.fsum, zip(*costs, strict=True)))
 
 
 def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
     """Prices a step on the NPU."""
 
-    def product(operation: Operation) -> OperationCost:
+    def product(operation: Operation) -> StepCost:
         if operation.weight is None:
             return _attention_product(operation, kernels)
         return _product(operation, lowered.weights[operation.weight], kernels, memory)
 
-    rates = _VectorRates(kernels.elementwise_ns * 1e-9, kernels.score_ns * 1e-9)
-    return _step(lowered, product, rates, kernels.layer_overhead_us * 1e-6)
+    passes = _priced(lowered, product, kernels.elementwise_ns, kernels.score_ns)
+    layers = {each.scope.split("/")[0] for each in lowered.operations}
+    count = sum(layer.startswith("layer_") for layer in layers)
+    return sum_of([*passes, StepCost(overhead=count * kernels.layer_overhead_us * 1e-6)])
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
     """Prices a step on the CPU. A product takes the faster of the kernels for many and few rows,
     and at least until its weights are read."""
 
-    def product(operation: Operation) -> OperationCost:
+    def product(operation: Operation) -> StepCost:
         weight = lowered.weights.get(operation.weight or "")
         return _cpu_product(operation, weight, kernels, memory)
 
-    seconds = kernels.elementwise_ns * 1e-9
-    return _step(lowered, product, _VectorRates(seconds, seconds), 0.0)
-
-
-class _VectorRates(NamedTuple):
-    """Seconds for an element of a pass, and for an attention score."""
-
-    element: float
-    score: float
-
-
-def _is_free(operation: Operation) -> bool:
-    """Says whether it is fused, or a layout's change at the edge: caches lie as they are read."""
-    return operation.name in FREE or (operation.name in MOVES and not operation.scope)
+    return sum_of(_priced(lowered, product, kernels.elementwise_ns, kernels.elementwise_ns))
 
 
 def matrix_shape(operation: Operation) -> tuple[int, int, int, int]:
@@ -151,12 +109,12 @@ def stored_bits(weight: LoweredWeight) -> float:
 
 def _product(
     operation: Operation, weight: LoweredWeight, kernels: NpuKernels, memory: PhoneMemory
-) -> OperationCost:
+) -> StepCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     if rows == 1 and kernels.gemv_gbps:
-        return OperationCost(dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
+        return StepCost(dma=size / kernels.gemv_gbps / 1e9, dram_bytes=size)
     passes = math.ceil(rows / rows_in_a_pass(inputs, kernels, memory))
     dma = passes * size / kernels.dma_gbps / 1e9
     unpacking = passes * numbers / _dequant_rate(operation, weight, kernels)
@@ -165,16 +123,12 @@ def _product(
     matrix = matrix / kernels.matrix_tops / 1e12
     matrix += padded // kernels.tile_rows * -(-outputs // MATRIX_TILE) * kernels.readout_us * 1e-6
     vector = rows * (inputs + outputs) * kernels.activation_ns * 1e-9
-    cost = OperationCost(vector=vector, dram_bytes=passes * size)
+    stages = {"dma": dma, "dequantization": unpacking}
     if kernels.overlap == "all":
-        slowest = max(dma, unpacking, matrix)
-        return cost._replace(**{_name_of(slowest, dma, unpacking): slowest})
-    fetched = max(dma, unpacking)
-    return cost._replace(matrix=matrix, **{_name_of(fetched, dma, unpacking): fetched})
-
-
-def _name_of(seconds: float, dma: float, unpacking: float) -> str:
-    return {dma: "dma", unpacking: "dequantization"}.get(seconds, "matrix")
+        stages["matrix"], matrix = matrix, 0.0
+    slowest = max(stages, key=lambda stage: stages[stage])
+    cost = StepCost(matrix=matrix, vector=vector, dram_bytes=passes * size)
+    return cost._replace(**{slowest: stages[slowest]})
 
 
 def _dequant_rate(operation: Operation, weight: LoweredWeight, kernels: NpuKernels) -> float:
@@ -193,99 +147,74 @@ def rows_in_a_pass(inputs: int, kernels: NpuKernels, memory: PhoneMemory) -> int
     )
 
 
-def _attention_product(operation: Operation, kernels: NpuKernels) -> OperationCost:
+def _attention_product(operation: Operation, kernels: NpuKernels) -> StepCost:
     """Prices one of the two products of attention: the cached side is read from memory."""
     batch, left, inputs, right = matrix_shape(operation)
     macs = batch * _up(left, MATRIX_TILE) * _up(inputs, MATRIX_TILE) * _up(right, MATRIX_TILE)
     matrix = 2 * macs / kernels.matrix_tops / 1e12
     size = operation.inputs[0].size * kernels.kv_bits / 8
     dma = size / kernels.dma_gbps / 1e9
-    cost = OperationCost(dram_bytes=size)
-    return cost._replace(matrix=matrix) if matrix > dma else cost._replace(dma=dma)
+    slowest = {"matrix": matrix} if matrix > dma else {"dma": dma}
+    return StepCost(**slowest, dram_bytes=size)
 
 
 def _cpu_product(
     operation: Operation, weight: LoweredWeight | None, kernels: CpuKernels, memory: PhoneMemory
-) -> OperationCost:
+) -> StepCost:
     _, rows, inputs, outputs = matrix_shape(operation)
     many = 2 * operation.macs / kernels.gemm_tops / 1e12
     if weight is None:
-        return OperationCost(matrix=many)
+        return StepCost(matrix=many)
     numbers = inputs * outputs
     size = numbers * stored_bits(weight) / 8
     reading = size / memory.dram_gbps / 1e9
     unpacking = numbers / kernels.unpack_gweights / 1e9 if kernels.unpack_gweights else 0.0
     few = max(rows * numbers / kernels.gemv_gweights / 1e9, rows * reading)
     if few < max(many + unpacking, reading):
-        return OperationCost(dma=few, dram_bytes=rows * size)
+        return StepCost(dma=few, dram_bytes=rows * size)
     if many + unpacking < reading:
-        return OperationCost(dma=reading, dram_bytes=size)
-    return OperationCost(matrix=many, dequantization=unpacking, dram_bytes=size)
+        return StepCost(dma=reading, dram_bytes=size)
+    return StepCost(matrix=many, dequantization=unpacking, dram_bytes=size)
 
 
-def _step(
+def _priced(
     lowered: Lowered,
-    product: Callable[[Operation], OperationCost],
-    rates: _VectorRates,
-    layer_overhead: float,
-) -> StepCost:
-    costs: dict[str, list[OperationCost]] = {}
+    product: Callable[[Operation], StepCost],
+    element_ns: float,
+    score_ns: float,
+) -> Iterator[StepCost]:
+    """Yields the costs of products, attention scores and passes of vector work."""
     fused = 0
-    for operation, in_attention in _with_attention(lowered.operations):
-        here = costs.setdefault(operation.scope.split("/")[0], [])
-        if operation.name == "dot_general":
-            here.append(OperationCost(vector=fused * rates.element))
-            here.append(product(operation))
-            fused = 0
-            continue
+    in_attention = False  # between a product without weights and the next one with weights
+    for operation in lowered.operations:
         is_unknown = operation.name not in KNOWN
-        if in_attention:
+        if operation.name == "dot_general":
+            yield StepCost(vector=fused * element_ns * 1e-9)
+            yield product(operation)
+            fused, in_attention = 0, operation.weight is None
+        elif in_attention:
             # What is known there is in the price of a score.
-            rate = rates.element if is_unknown else rates.score
+            rate = element_ns if is_unknown else score_ns
             priced = is_unknown or operation.name == "exponential"
-            here.append(OperationCost(vector=priced * _elements(operation) * rate))
-        elif not _is_free(operation):
+            yield StepCost(vector=priced * _elements(operation) * rate * 1e-9)
+        elif operation.name not in FREE and (operation.scope or operation.name not in MOVES):
+            # A change of layout at the edge is free, too: caches lie as they are read.
             fused = max(fused, _elements(operation))
             if operation.name == "reduce":
-                here.append(OperationCost(vector=fused * rates.element))
+                yield StepCost(vector=fused * element_ns * 1e-9)
                 fused = 0
-    if fused:
-        here.append(OperationCost(vector=fused * rates.element))
-    parts = (
-        _part(scope, operations, layer_overhead if scope.startswith("layer_") else 0.0)
-        for scope, operations in costs.items()
-    )
-    return StepCost(tuple(parts), unknown_operations(lowered))
+    yield StepCost(vector=fused * element_ns * 1e-9)
 
 
-def _with_attention(operations: Iterable[Operation]) -> Iterator[tuple[Operation, bool]]:
-    """Marks what lies between a product without weights and the next one with weights."""
-    inside = False
-    for operation in operations:
-        if operation.name == "dot_general":
-            inside = operation.weight is None
-        yield operation, inside
-
-
-def _part(scope: str, costs: list[OperationCost], overhead: float) -> PartCost:
-    by_engine: dict[Engine, float] = {
-        engine: sum(getattr(cost, engine) for cost in costs) for engine in BUSY_ENGINES
-    }
-    by_engine["overhead"] = overhead
-    dram = sum(cost.dram_bytes for cost in costs)
-    return PartCost(scope, sum(by_engine.values()), dram, by_engine)
-
-
-def unknown_operations(lowered: Lowered) -> tuple[UnknownOperation, ...]:
-    """Returns operations of a step that either processor would price as something else."""
+def unknown_operations(lowered: Lowered) -> list[str]:
+    """Names operations that either processor prices as something else, and as what."""
     found = (
-        UnknownOperation(
-            each.name, each.scope, each.types, f"vector work on {_elements(each):,} elements"
-        )
+        f"{each.name} {each.types} at {each.scope or 'the top'}: priced as vector work on "
+        f"{_elements(each):,} elements"
         for each in lowered.operations
         if each.name not in KNOWN
     )
-    return tuple(dict.fromkeys(found))
+    return [*dict.fromkeys(found)]
 
 
 def _elements(operation: Operation) -> int:

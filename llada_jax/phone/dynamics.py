@@ -16,7 +16,7 @@ It says how many forwards of which size run, never which tokens: quality is meas
 real models.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from llada_jax.config import require, require_choice
 from llada_jax.phone.workload import Forward, Workload, rounded
 
 Commit = Literal["one", "threshold"]
+BLOCK = 32
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
 
@@ -55,34 +56,27 @@ class Dynamics:
             f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
         )
 
-    def replace(self, **changes: float) -> "Dynamics":
-        """Returns a copy with some numbers changed."""
-        return replace(self, **changes)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
     """Which of llada.cpp's techniques run."""
 
-    multi_block: bool = True
-    """A window that slides over the block's end, and looks ahead (MBSD)."""
     trigger: int = 4
-    """Masks left in the block at which the window grows to two tiles."""
+    """Masks left in the block at which its sliding window grows, and so looks ahead (MBSD)."""
     commit: Commit = "threshold"
     """`one` token a forward, or every confident one (STS)."""
     skip_logits: bool = True
     """No head for rows whose decision is not open (SLS)."""
     refresh: int = 2
     """Rows that the CPU may revise beside a forward (SCR); 0: none."""
-    block: int = 32
-    ahead: int = 32
+    ahead: int = BLOCK
     """Rows that the window grows by."""
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
-        for name, least in (("trigger", 0), ("refresh", 0), ("block", 1), ("ahead", 0)):
+        for name in ("trigger", "refresh", "ahead"):
             value = getattr(self, name)
-            require(value >= least, f"{name} is {value}; allowed: {least} or more")
+            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
 
 
 class Statistics(NamedTuple):
@@ -126,6 +120,11 @@ class _DecodingProcess:
     def done(self) -> bool:
         return not self.masked.any()
 
+    @property
+    def current(self) -> slice:
+        """Positions of the current block."""
+        return slice(self.block * BLOCK, min((self.block + 1) * BLOCK, len(self.masked)))
+
     def forward(self) -> Forward:
         first = not self.fed.any() and bool(self.masked.all())
         start, stop = self._window()
@@ -141,24 +140,12 @@ class _DecodingProcess:
         prefill = self.prompt if first else 0
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
-    def _start(self) -> int:
-        return self.block * self.decoding.block
-
-    def _end(self) -> int:
-        return min(self._start() + self.decoding.block, len(self.masked))
-
-    def _masks_left(self) -> int:
-        return int(self.masked[self._start() : self._end()].sum())
-
     def _window(self) -> tuple[int, int]:
         kept = self.masked | ~self.fed
-        kept[self._start() : self._end()] |= ~self.stable[self._start() : self._end()]
+        kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
-        if not self.decoding.multi_block:
-            return start, self._end()
-        size = self.decoding.block
-        if self._masks_left() <= self.decoding.trigger:
-            size += self.decoding.ahead
+        grows = self.masked[self.current].sum() <= self.decoding.trigger
+        size = BLOCK + (self.decoding.ahead if grows else 0)
         return start, min(start + size, len(self.masked))
 
     def _settle(self, inside: np.ndarray) -> None:
@@ -166,37 +153,37 @@ class _DecodingProcess:
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
         chance = self.dynamics.reach * self.dynamics.decay**before
-        later = inside >= self._end()
+        later = inside >= self.current.stop
         if self.decoding.commit == "one":
             chance = np.where(later, chance * self.dynamics.strict, 0.0)
             chance /= self.dynamics.tokens_per_forward
         draw = self.rng.random(len(inside))
         promoted = ~masked & (draw < chance * self.dynamics.strict)
         chosen = inside[masked & (draw < chance)]
-        if not (chosen < self._end()).any():  # one of the block at the least: the most confident
+        if not (chosen < self.current.stop).any():  # one of the block at the least
             chosen = np.append(chosen, self._best())
         self.masked[chosen] = False
         sure = self.rng.random(len(chosen)) >= self.dynamics.unstable
         self.stable[chosen] = sure | (self.decoding.commit == "one")
         self.stable[inside[promoted]] = True
-        while not self._masks_left() and not self.done:
-            self.stale += int((~self.stable[self._start() : self._end()]).sum())
+        while not self.masked[self.current].any() and not self.done:
+            self.stale += int((~self.stable[self.current]).sum())
             self.block += 1
 
     def _best(self) -> np.ndarray:
         """Draws a masked position of the block, the sooner the nearer it is to settled text."""
-        masked = self._start() + np.flatnonzero(self.masked[self._start() : self._end()])
+        masked = self.current.start + np.flatnonzero(self.masked[self.current])
         if not len(masked):
             return masked
         chances = self.dynamics.decay ** np.arange(len(masked))
         return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
 
 
-def statistics(dynamics: Dynamics, block: int = 32, runs: int = 400, seed: int = 0) -> Statistics:
+def statistics(dynamics: Dynamics, runs: int = 400) -> Statistics:
     """Returns what blocks decoded alone look like."""
-    rng = np.random.default_rng(seed)
-    masked = np.ones((runs, block), bool)
-    first = np.zeros((runs, block))
+    rng = np.random.default_rng(0)
+    masked = np.ones((runs, BLOCK), bool)
+    first = np.zeros((runs, BLOCK))
     left: list[np.ndarray] = []
     step = 0
     while masked.any():

@@ -1,13 +1,16 @@
 """Calibration: the few numbers of a profile that are fitted, each to figures named here.
 
-It is handed the content of `fit.json` (`published.read_fit_figures`) and cannot see the other file.
+It is handed the content of `fit.json` (`PublishedTasks.figures`) and cannot see the other file.
 Every fitted number is written down in `profiles/`; a test holds that this module still gives it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
@@ -18,47 +21,28 @@ from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers
-from llada_jax.phone.workload import Forward, vanilla
+from llada_jax.phone.workload import Forward
 from llada_jax.swap.address_budget import MIB
 
 Figures = Mapping[str, Any]
-RUNS = 24
-"""Decodings that a mean latency is taken over."""
 TASK_TOKENS = 128
 ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
 LLaDA-8B mapped."""
 
 
-class Residual(NamedTuple):
-    """A fitted figure's point, and what the fitted model gives for it."""
+def fitted(
+    profile: Profile, start: Mapping[str, float], misfit: Callable[[Profile], np.ndarray]
+) -> dict[str, float]:
+    """Finds positive numbers of a profile, by their paths: those of the least squares."""
 
-    name: str
-    published: float
-    modelled: float
+    def values(logs: np.ndarray) -> dict[str, float]:
+        return dict(zip(start, np.exp(logs).tolist(), strict=True))
 
-    @property
-    def error(self) -> float:
-        return self.modelled / self.published - 1
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return misfit(profile.with_values(values(logs)))
 
-
-def least_squares(
-    residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 30
-) -> list[float]:
-    """Finds the positive parameters of least squares: Gauss-Newton on their logarithms."""
-    logs = np.log(np.asarray(start, float))
-    for _ in range(rounds):
-        here = residuals(np.exp(logs))
-        columns = []
-        for index in range(len(logs)):
-            moved = logs.copy()
-            moved[index] += 1e-4
-            columns.append((residuals(np.exp(moved)) - here) / 1e-4)
-        step = np.linalg.lstsq(np.stack(columns, axis=1), -here, rcond=None)[0]
-        logs = logs + np.clip(step, -0.5, 0.5)
-        if np.abs(step).max() < 1e-7:
-            break
-    return np.exp(logs).tolist()
+    return values(optimize.least_squares(residuals, np.log([*start.values()]), xtol=1e-10).x)
 
 
 def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
@@ -78,59 +62,43 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     """Fits `cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
     numbers = graphs.model.width * graphs.model.ffn_width
     groups = figures["fig3b_ffn_down_32_rows_ms"]["cpu"]
-    gemv = numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9
-    base = {"cpu.plain.gemv_gweights": gemv}
+    gemv = {"cpu.plain.gemv_gweights": numbers * 32 / (float(np.mean(groups)) * 1e-3) / 1e9}
     table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
 
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return base | {"cpu.plain.gemm_tops": free[0], "cpu.plain.unpack_gweights": free[1]}
-
-    def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free.tolist()))
-        phone = ForwardTimer(graphs, changed, System(body="cpu"))
-        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
+    def misfit(changed: Profile) -> np.ndarray:
+        steps = _table2(figures, ForwardTimer(graphs, changed, System(body="cpu")))
         downs = [
             price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"], profile.memory).seconds
             for n in single["rows"]
         ]
         return _joined(_relative(steps, table["cpu"]), _relative(downs, single["cpu"]))
 
-    return values(least_squares(residuals, (0.13, 10.0)))
+    start = {"cpu.plain.gemm_tops": 0.13, "cpu.plain.unpack_gweights": 10.0}
+    return gemv | fitted(profile.with_values(gemv), start, misfit)
 
 
 def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """Fits `npu.llada_cpp`: FFN down's dequantization on Figures 3a and 3b, the rest on Table 2."""
     single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
-    table, prefix = figures["table2_step_ms"], "npu.llada_cpp"
+    prefix = "npu.llada_cpp"
 
-    def down(rows: int, changed: Profile) -> float:
-        kernels = changed.npu["llada_cpp"]
-        return price_on_npu(ffn_down(graphs.model, rows), kernels, changed.memory).seconds
+    def of_down(changed: Profile) -> np.ndarray:
+        def down(rows: int) -> float:
+            kernels = changed.npu["llada_cpp"]
+            return price_on_npu(ffn_down(graphs.model, rows), kernels, changed.memory).seconds
 
-    def of_down(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values({f"{prefix}.fast_dequant_gweights": free[0]})
-        singles = [down(n, changed) for n in single["rows"]]
+        singles = [down(n) for n in single["rows"]]
         # A group of one row ran as a tile too, not in the kernel for single rows.
-        grouped = [32 / n * down(max(n, 2), changed) for n in groups["group"]]
+        grouped = [32 / n * down(max(n, 2)) for n in groups["group"]]
         return _joined(_relative(singles, single["npu"]), _relative(grouped, groups["npu"]))
 
-    (fast,) = least_squares(of_down, (45.0,))
+    def of_steps(changed: Profile) -> np.ndarray:
+        phone = ForwardTimer(graphs, changed, System(), transfers=ALL_MAPPED)
+        return _relative(_table2(figures, phone), figures["table2_step_ms"]["npu"])
 
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return {
-            f"{prefix}.fast_dequant_gweights": fast,
-            f"{prefix}.dequant_gweights": free[0],
-            f"{prefix}.layer_overhead_us": free[1],
-        }
-
-    def of_steps(free: np.ndarray) -> np.ndarray:
-        phone = ForwardTimer(
-            graphs, profile.with_values(values(free.tolist())), System(), transfers=ALL_MAPPED
-        )
-        steps = [phone.step(Forward(n, 0, n)).seconds for n in table["rows"]]
-        return _relative(steps, table["npu"])
-
-    return values(least_squares(of_steps, (22.0, 4000.0)))
+    fast = fitted(profile, {f"{prefix}.fast_dequant_gweights": 45.0}, of_down)
+    start = {f"{prefix}.dequant_gweights": 22.0, f"{prefix}.layer_overhead_us": 4000.0}
+    return fast | fitted(profile.with_values(fast), start, of_steps)
 
 
 def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
@@ -153,18 +121,15 @@ def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[
 def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """Fits `npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
     genie = figures["genie_llama_3b"]
-    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {_socs(genie)}")
+    known = ", ".join(name for name in genie if name.startswith("SM"))
+    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {known}")
     cell = genie[profile.soc]
     wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
 
-    def values(free: Sequence[float]) -> dict[str, float]:
-        return {"npu.vendor.dma_gbps": free[0], "npu.vendor.score_ns": free[1]}
-
-    def residuals(free: np.ndarray) -> np.ndarray:
-        changed = profile.with_values(values(free.tolist()))
+    def misfit(changed: Profile) -> np.ndarray:
         return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
 
-    return values(least_squares(residuals, (50.0, 0.1)))
+    return fitted(profile, {"npu.vendor.dma_gbps": 50.0, "npu.vendor.score_ns": 0.1}, misfit)
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
@@ -173,11 +138,7 @@ def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 
     layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
     call = kernels.step_overhead_us * 1e-6
-    return layer.seconds * graphs.n_layers + head.seconds * graphs.head_chunks + call
-
-
-def _socs(genie: Mapping[str, Any]) -> str:
-    return ", ".join(name for name in genie if name.startswith("SM"))
+    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
 
 
 def fit_dynamics(figures: Figures) -> Dynamics:
@@ -214,66 +175,48 @@ def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile
     phone = ForwardTimer(graphs, profile, System(body="cpu"))
 
     def seconds(prompt: int) -> float:
-        return phone.latency(vanilla(prompt, 1)._replace(forwards=(_whole(prompt),)))
+        rows = prompt + TASK_TOKENS
+        return phone.step(Forward(rows, 0, rows)).seconds
 
-    low, high = 1, 512
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if seconds(middle) < wanted else (low, middle)
-    return min((low, high), key=lambda prompt: abs(seconds(prompt) - wanted))
-
-
-def _whole(prompt: int) -> Forward:
-    rows = prompt + TASK_TOKENS
-    return Forward(rows, 0, rows)
+    high = bisect_left(range(512), wanted, lo=2, key=seconds)
+    return min((high - 1, high), key=lambda prompt: abs(seconds(prompt) - wanted))
 
 
 def fit_reach(
-    figures: Figures,
-    task: str,
-    prompt: int,
-    dynamics: Dynamics,
-    phone: ForwardTimer,
-    runs: int = RUNS,
+    figures: Figures, task: str, prompt: int, dynamics: Dynamics, phone: ForwardTimer, runs: int
 ) -> Dynamics:
     """Fits a task's own forwards per block to its 128-token llada.cpp cell of Figure 11."""
     wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
     low, high = 0.02, 1.0
     for _ in range(12):
         middle = (low * high) ** 0.5
-        tried = dynamics.replace(reach=middle)
-        found = mean_latency(tried, Decoding(), prompt, TASK_TOKENS, phone, runs)
+        tried = replace(dynamics, reach=middle)
+        found = mean_latency(tried, prompt, phone, runs)
         low, high = (middle, high) if found > wanted else (low, middle)
-    return dynamics.replace(reach=(low * high) ** 0.5)
+    return replace(dynamics, reach=(low * high) ** 0.5)
 
 
-def mean_latency(
-    dynamics: Dynamics,
-    decoding: Decoding,
-    prompt: int,
-    tokens: int,
-    phone: ForwardTimer,
-    runs: int = RUNS,
-) -> float:
-    """Returns mean seconds over so many runs of the process."""
-    seeds = range(runs)
-    return float(
-        np.mean([phone.latency(decode(dynamics, decoding, prompt, tokens, s)) for s in seeds])
-    )
+def mean_latency(dynamics: Dynamics, prompt: int, phone: ForwardTimer, runs: int) -> float:
+    """Returns mean seconds of llada.cpp's decoding, over so many runs of the process."""
+    found = (decode(dynamics, Decoding(), prompt, TASK_TOKENS, seed) for seed in range(runs))
+    return float(np.mean([phone.latency(workload) for workload in found]))
 
 
-def residuals_of(figures: Figures, graphs: GraphsLike, profile: Profile) -> list[Residual]:
-    """Returns what the profile gives for the figures that it was fitted to."""
+def residuals_of(
+    figures: Figures, graphs: GraphsLike, profile: Profile
+) -> Iterator[tuple[str, float, float]]:
+    """Yields the points of Table 2, which the profile was fitted to: a name, what is published and
+    what the profile gives, ms."""
     table = figures["table2_step_ms"]
-    cpu = ForwardTimer(graphs, profile, System(body="cpu"))
-    npu = ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED)
-    found = []
+    cpu = _table2(figures, ForwardTimer(graphs, profile, System(body="cpu")))
+    npu = _table2(figures, ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED))
     for index, rows in enumerate(table["rows"]):
-        forward = Forward(rows, 0, rows)
-        for name, phone in (("cpu", cpu), ("npu", npu)):
-            seconds = phone.step(forward).seconds * 1e3
-            found.append(Residual(f"table2/{name}/{rows}", table[name][index], seconds))
-    return found
+        for name, seconds in (("cpu", cpu), ("npu", npu)):
+            yield f"table2/{name}/{rows}", table[name][index], seconds[index] * 1e3
+
+
+def _table2(figures: Figures, phone: ForwardTimer) -> list[float]:
+    return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 
 def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.ndarray:

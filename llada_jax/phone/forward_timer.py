@@ -1,28 +1,27 @@
 """How long one forward takes on a phone: its layers, head and revision as tasks on the lanes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from llada_jax.config import LatencyTable, ModelConfig, ascending_counts, require
+from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
-from llada_jax.phone.cost import StepCost, UnknownOperation, price_on_cpu, price_on_npu
-from llada_jax.phone.memory import most_rows
-from llada_jax.phone.mixture import Routing, layer_costs, routing_of
-from llada_jax.phone.profile import CpuKernels, Profile
+from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.routed_layers import AnyRouting, Price, layer_costs, routing_of
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
 from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
-from llada_jax.phone.workload import Forward, Workload, distinct, rounded
+from llada_jax.phone.workload import Forward, Workload
 
 
 class GraphsLike(Protocol):
     """Where lowered steps come from: one dense layer stands for all, one chunk of the head too."""
 
     model: ModelConfig
-    n_layers: int
     head_chunks: float
 
     def layer(self, rows: int, cache: int, /) -> Lowered: ...
@@ -58,7 +57,7 @@ class ForwardTimer:
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
         engine: SamplingEngineLike | None = None,
-        routing: Routing | None = None,
+        routing: AnyRouting | None = None,
     ) -> None:
         attached = system.scores_on == "sampling_engine"
         require(
@@ -66,174 +65,98 @@ class ForwardTimer:
             "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
         )
         require(
-            not system.head_on_npu or transfers is None or not transfers.looped,
+            not system.head_on_npu or transfers is None or not transfers.stretches,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
         )
-        self._graphs, self._profile, self._system = graphs, profile, system
-        self._canvas = canvas
+        self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
-        self._cpu = profile.cpu_kernels(system.cpu)
-        self._head = profile.cpu_kernels(system.head)
+        on_cpu = partial(price_on_cpu, memory=profile.memory)
+        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=profile.memory)
+        self._on_cpu = partial(on_cpu, kernels=profile.cpu_kernels(system.cpu))
+        self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
         self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)
         """Which experts rows take; None for a model without experts."""
-        self.transfers = transfers or self._by_rule()
+        self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
-        self._unknown: dict[UnknownOperation, None] = {}
         self._steps: dict[Forward, Timeline] = {}
-
-    def _by_rule(self) -> WeightTransfers:
-        profile, system = self._profile, self._system
-        if system.body == "cpu":
-            return WeightTransfers()
-        return transfers_by_rule(
-            system.runtime,
-            self._graphs.model,
-            profile.memory,
-            profile.mapping,
-            resident_budget_mib=system.resident_mib,
-            canvas=self._canvas,
-            head=system.head_on_npu,
-        )
-
-    @property
-    def unknown(self) -> tuple[UnknownOperation, ...]:
-        """Operations that were priced as something else, in all steps so far."""
-        return tuple(self._unknown)
 
     def step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
         if forward not in self._steps:
-            on_cpu = self._system.body == "cpu"
-            work = self._work_of_cpu(forward) if on_cpu else self._work_of_npu(forward)
-            gbps = self._profile.memory.dram_gbps
-            self._steps[forward] = run_step(work, self.transfers, gbps)
+            gbps = self.profile.memory.dram_gbps
+            self._steps[forward] = run_step(self._work(forward), self.transfers, gbps)
         return self._steps[forward]
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""
-        kinds = distinct(workload.forwards)
+        kinds = Counter(workload.forwards).items()
         return math.fsum(count * self.step(forward).seconds for forward, count in kinds)
 
     def body_seconds(self, forward: Forward) -> float:
         """Returns the seconds of a forward's layers on the NPU, without staging."""
-        return math.fsum(cost.seconds for cost in self._layers_on_npu(forward))
+        return sum_of(self._layers(self._on_npu, forward.rows, forward.cache)).seconds
 
     def experts_per_layer(self, workload: Workload) -> float | None:
         """Returns how many different experts a routed layer runs in a forward, on average."""
         if self.routing is None or not workload.forwards:
             return None
-        total = sum(
-            count * sum(self.routing.experts_by_rows(forward.rows).values())
-            for forward, count in distinct(workload.forwards)
-        )
+        rows = Counter(forward.rows for forward in workload.forwards)
+        total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
         return total / len(workload.forwards)
 
-    def latency_table(self, rows: Sequence[int]) -> LatencyTable:
-        """Returns, for `SamplerConfig.latency_table`, the times of steps of so many rows, each of
-        which is scored, late on the phone's canvas.
-
-        Args:
-          rows: ascending, at most the canvas.
-        """
-        buckets = ascending_counts("rows", rows)
-        require(
-            buckets[-1] <= self._canvas,
-            f"rows is {list(buckets)}; allowed: up to the phone's canvas ({self._canvas})",
-        )
-        forwards = (Forward(n, rounded(self._canvas - n), n) for n in buckets)
-        return LatencyTable(rows=buckets, ms=tuple(1e3 * self.step(f).seconds for f in forwards))
-
-    def row_budget(self) -> int | None:
-        """Returns, for `SamplerConfig.row_budget`, the most rows whose activations find room on the
-        phone's canvas. None where nothing says so: for a body on the CPU, and beside a plan.
-
-        Raises ValueError where not even one row finds room.
-        """
-        resident = self.transfers.resident_mib
-        if self._system.body == "cpu" or resident is None:
-            return None
-        return most_rows(
-            self._system.runtime,
-            self._graphs.model,
-            self._profile.memory,
-            canvas=self._canvas,
-            resident=resident,
-            head=self._system.head_on_npu,
-        )
-
-    def _work_of_cpu(self, forward: Forward) -> StepWork:
-        layers = self._layers_on_cpu(forward.rows, forward.cache)
-        return StepWork(_layer_tasks(layers, "cpu"), [self._head_on_cpu(forward, self._cpu)])
-
-    def _work_of_npu(self, forward: Forward) -> StepWork:
+    def _work(self, forward: Forward) -> StepWork:
+        if self._system.body == "cpu":
+            layers = self._layers(self._on_cpu, forward.rows, forward.cache)
+            return StepWork(_layer_tasks(layers, "cpu"), [self._head_task(forward, self._on_cpu)])
         beside = []
         if forward.refreshed:
             beside.append(self._revision(forward))
         if not self._system.head_on_npu:
-            beside.append(self._head_on_cpu(forward, self._head))
+            beside.append(self._head_task(forward, self._head))
         elif forward.head_rows:
             beside.append(self._head_on_npu(forward.head_rows))
         overhead = self._kernels.step_overhead_us * 1e-6
         call = LaneTask("call", "npu", overhead, parts={"overhead": overhead}) if overhead else None
-        return StepWork(_layer_tasks(self._layers_on_npu(forward), "npu"), beside, call)
+        layers = self._layers(self._on_npu, forward.rows, forward.cache)
+        return StepWork(_layer_tasks(layers, "npu"), beside, call)
 
-    def _layers_on_npu(self, forward: Forward) -> list[StepCost]:
-        price = partial(price_on_npu, kernels=self._kernels, memory=self._profile.memory)
-        return self._layers(forward.rows, forward.cache, price)
+    def _layers(self, price: Price, rows: int, cache: int) -> list[StepCost]:
+        layer = self._graphs.layer(rows, cache)
+        return layer_costs(self._graphs.model, layer, rows, price, self.routing)
 
-    def _layers_on_cpu(self, rows: int, cache: int) -> list[StepCost]:
-        price = partial(price_on_cpu, kernels=self._cpu, memory=self._profile.memory)
-        return self._layers(rows, cache, price)
+    def _head_cost(self, price: Price, rows: int) -> StepCost:
+        """Prices the head of the whole vocabulary."""
+        return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 
-    def _layers(
-        self, rows: int, cache: int, price: Callable[[Lowered], StepCost]
-    ) -> list[StepCost]:
-        layer, model = self._graphs.layer(rows, cache), self._graphs.model
-        costs = layer_costs(model, layer, rows, price, self.routing)
-        self._note(costs[0])
-        return costs
-
-    def _note(self, cost: StepCost) -> StepCost:
-        self._unknown.update(dict.fromkeys(cost.unknown))
-        return cost
-
-    def _head_on_cpu(self, forward: Forward, kernels: CpuKernels) -> LaneTask:
-        if not forward.head_rows:
-            return LaneTask("head", "cpu", 0.0)
-        seconds, dram = self._head_cost(forward.head_rows, kernels)
-        return LaneTask("head", "cpu", seconds, dram, parts={"head": seconds})
+    def _head_task(self, forward: Forward, price: Price) -> LaneTask:
+        rows = forward.head_rows
+        return _cpu_task("head", self._head_cost(price, rows) if rows else StepCost())
 
     def _head_on_npu(self, rows: int) -> LaneTask:
-        lowered = self._graphs.head(rows)
-        chunk = self._note(price_on_npu(lowered, self._kernels, self._profile.memory))
-        count, vector = self._graphs.head_chunks, chunk.by_engine["vector"]
-        product, scores, dram = (chunk.seconds - vector) * count, vector * count, 0.0
+        cost = self._head_cost(self._on_npu, rows)
+        product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
         if self._engine:
-            scores, dram = self._engine.scores(rows, self._kernels.dma_gbps)
+            scores, more = self._engine.scores(rows, self._kernels.dma_gbps)
+            drawn += more
         parts = {"head": product, "scores": scores}
-        drawn = chunk.dram_bytes * count + dram
         return LaneTask("head", "npu", product + scores, drawn, parts=parts)
-
-    def _head_cost(self, rows: int, kernels: CpuKernels) -> tuple[float, float]:
-        """Returns seconds and bytes of the whole vocabulary, on the CPU."""
-        lowered = self._graphs.head(rows)
-        chunk = self._note(price_on_cpu(lowered, kernels, self._profile.memory))
-        return chunk.seconds * self._graphs.head_chunks, chunk.dram_bytes * self._graphs.head_chunks
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""
-        layers = self._layers_on_cpu(forward.refreshed, forward.cache)
-        seconds, dram = self._head_cost(forward.rescored, self._head)
-        seconds += math.fsum(layer.seconds for layer in layers)
-        dram += math.fsum(layer.dram_bytes for layer in layers)
-        return LaneTask("revision", "cpu", seconds, dram, parts={"revision": seconds})
+        layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
+        head = self._head_cost(self._head, forward.rescored)
+        return _cpu_task("revision", sum_of([*layers, head]))
+
+
+def _cpu_task(name: str, cost: StepCost) -> LaneTask:
+    return LaneTask(name, "cpu", cost.seconds, cost.dram_bytes, parts={name: cost.seconds})
 
 
 def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
     tasks: dict[int, LaneTask] = {}
     for cost in costs:
         if id(cost) not in tasks:
-            parts: dict[str, float] = {name: s for name, s in cost.by_engine.items() if s}
+            parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
             tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]

@@ -10,25 +10,25 @@ from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.lowered import Lowered
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.cost import UnknownOperation, unknown_operations
+from llada_jax.phone.cost import unknown_operations
 
 
 class Graphs:
     """Lowers each shape once.
 
-    One dense layer stands for all, also of a mixture, whose experts `llada_jax.phone.mixture` puts
-    in the place of its feed-forward; so does one chunk of the head.
+    One dense layer stands for all, also of a mixture, whose experts
+    `llada_jax.phone.routed_layers` puts in the place of its feed-forward; so does one chunk of the
+    head.
     """
 
     def __init__(self, model: ModelConfig, quant: Quant = "int4_block32") -> None:
         self.model: ModelConfig = model
         self.quant: Quant = quant
-        self.n_layers = model.n_layers
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)
         self.head = lru_cache(None)(self._head)
-        self.unknown: dict[UnknownOperation, None] = {}
-        """Operations that the cost model does not know, in all that was lowered."""
+        self.unknown: dict[str, None] = {}
+        """Operations that the cost model does not know, in all that was lowered, in words."""
 
     def _lowered(self, step: Step) -> Lowered:
         lowered = lower(step, self.quant)
@@ -74,6 +74,6 @@ def shape_name(shape: Shape) -> str:
     return Path(shape).stem
 
 
-def unknown_so_far() -> list[UnknownOperation]:
-    """Returns operations that were priced as something else, in all steps of `graphs_of` so far."""
+def unknown_so_far() -> list[str]:
+    """Names operations that were priced as something else, in all steps of `graphs_of` so far."""
     return [operation for graphs in _GRAPHS.values() for operation in graphs.unknown]

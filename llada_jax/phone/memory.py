@@ -5,23 +5,20 @@ small: map buffers again as operators need them, copy what is not resident into 
 map registered buffers from the NPU's side.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import body_matrices, head_weights, is_routed
 from llada_jax.phone.profile import PhoneMemory
-from llada_jax.swap.address_budget import MIB
+from llada_jax.phone.system import System
+from llada_jax.swap.address_budget import MIB, kv_bytes_per_token
 from llada_jax.swap.graph import ACTIVATION_BYTES
 
 SLOTS_MIB = 256.0
 """Two staging slots."""
 LARGEST_ROWS = 64
-Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
-"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
-address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
-with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
-while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
-mappings, nothing is ever mapped twice."""
+WEIGHT_BITS = 4.5
+"""Of Q4_0, scales included."""
 
 
 class Footprint(NamedTuple):
@@ -49,11 +46,11 @@ class Footprint(NamedTuple):
         )
 
 
-def weights_mib(model: ModelConfig, *, head: bool, bits: float = 4.5) -> float:
+def weights_mib(model: ModelConfig, *, head: bool) -> float:
     """Returns what the NPU computes with: all matrices of all layers, every expert's among them,
     and the head's where that is not the CPU's."""
     numbers = sum(matrix.weights for matrix in body_matrices(model))
-    return (numbers + (head_weights(model) if head else 0)) * bits / 8 / MIB
+    return (numbers + (head_weights(model) if head else 0)) * WEIGHT_BITS / 8 / MIB
 
 
 def buffers_mib(total: float, largest: float) -> list[float]:
@@ -70,17 +67,15 @@ def resident_mib(buffers: list[float], budget: float) -> float:
     return max(sums)
 
 
-def cache_mib(model: ModelConfig, positions: int, bits: int = 16) -> float:
+def cache_mib(model: ModelConfig, positions: int) -> float:
     """Returns the MiB of keys and values of so many positions."""
-    numbers = 2 * model.n_layers * model.n_kv_heads * model.head_dim * positions
-    return numbers * bits / 8 / MIB
+    return kv_bytes_per_token(model) * positions / MIB
 
 
 def temporaries_mib(model: ModelConfig, rows: int, *, shared: bool) -> float:
     """Returns activations: one layer's where lifetimes share offsets, else all layers'."""
-    hidden, attention = 4 * model.width, (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    inner = [_inner_numbers(model, layer) for layer in range(model.n_layers)]
-    numbers = [hidden + attention + each for each in inner]
+    outside = 4 * model.width + 2 * (model.n_heads + model.n_kv_heads) * model.head_dim
+    numbers = [outside + _inner_numbers(model, layer) for layer in range(model.n_layers)]
     return rows * (max(numbers) if shared else sum(numbers)) * ACTIVATION_BYTES / MIB
 
 
@@ -94,65 +89,50 @@ def _inner_numbers(model: ModelConfig, layer: int) -> int:
 
 
 def footprint(
-    runtime: Runtime,
+    system: System,
     model: ModelConfig,
     memory: PhoneMemory,
     *,
     canvas: int,
     rows: int,
     staging_mib: float = SLOTS_MIB,
-    head: bool = False,
 ) -> Footprint:
     """Returns what must be mapped at one time for forwards of `rows` on a canvas.
 
     Without a runtime that stages, that is all weights: where each keeps its mapping (`none`), they
     must fit into what a session keeps mapped, else into what can be mapped at all. Paging holds two
     buffers, the one in use and the one that comes, and gives every temporary an offset of its own;
-    swapping holds its slots (and resident buffers only as far as there is room). `head`: whether
-    the head is the NPU's too.
+    swapping holds its slots (and resident buffers only as far as there is room).
     """
-    weights = weights_mib(model, head=head)
-    cache = cache_mib(model, canvas)
+    runtime = system.runtime
+    temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
     if runtime == "wide":
-        temporaries = temporaries_mib(model, rows, shared=True)
         return Footprint(0.0, 0.0, temporaries, memory.address_space_mib)
-    held = {
+    weights = weights_mib(model, head=system.head_on_npu)
+    most = {
         "none": weights,
         "remap": weights,
-        "paging": min(weights, 2 * memory.buffer_mib),
-        "swap": min(weights, staging_mib),
-    }.get(runtime, min(weights, memory.buffer_mib))
-    temporaries = temporaries_mib(model, rows, shared=runtime != "paging")
+        "paging": 2 * memory.buffer_mib,
+        "swap": staging_mib,
+        "delayed": memory.buffer_mib,
+    }[runtime]
     limit = memory.mapping_cap_mib if runtime == "none" else memory.address_space_mib
-    return Footprint(held, cache, temporaries, limit)
+    return Footprint(min(weights, most), cache_mib(model, canvas), temporaries, limit)
 
 
 def most_rows(
-    runtime: Runtime,
-    model: ModelConfig,
-    memory: PhoneMemory,
-    *,
-    canvas: int,
-    resident: float = 0.0,
-    head: bool = False,
+    system: System, model: ModelConfig, memory: PhoneMemory, *, canvas: int, resident: float = 0.0
 ) -> int:
     """Returns the most rows of a forward whose activations find room beside what must be mapped.
 
     `resident`: MiB of weights that stay mapped while others are swapped through the slots. Raises
     ValueError where not even one row finds room.
     """
-    one = footprint(
-        runtime,
-        model,
-        memory,
-        canvas=canvas,
-        rows=1,
-        staging_mib=SLOTS_MIB + resident,
-        head=head,
-    )
+    held = SLOTS_MIB + resident
+    one = footprint(system, model, memory, canvas=canvas, rows=1, staging_mib=held)
     require(
         one.fits,
-        f"runtime is {runtime!r}: one row needs {one.reason}; allowed: a runtime or a canvas "
-        "that leaves room for a row",
+        f"runtime is {system.runtime!r}: one row needs {one.reason}; allowed: a runtime or a "
+        "canvas that leaves room for a row",
     )
     return int((one.limit - one.weights - one.cache) / one.temporaries)

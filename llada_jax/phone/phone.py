@@ -13,25 +13,30 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import LatencyTable, ModelConfig, Quant, require, require_choice
-from llada_jax.phone.energy import Energy
+from llada_jax.config import (
+    LatencyTable,
+    Quant,
+    ascending_counts,
+    require,
+    require_choice,
+)
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
-from llada_jax.phone.memory import Footprint, footprint
-from llada_jax.phone.mixture import Routing
+from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
-from llada_jax.phone.workload import Forward, TraceLike, Workload, from_trace, rounded
+from llada_jax.phone.workload import Forward, Workload, from_trace, rounded
 
 ROWS = (32, 64, 128, 256)
 CANVAS = 256
 
 
-@dataclass(frozen=True, repr=False)
-class ModelledRun:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ModelledRun(Simulated):
     """What a decoding run would take on a phone: every number is modelled."""
 
     soc: str
@@ -45,36 +50,18 @@ class ModelledRun:
     seconds."""
     footprint: Footprint
     """MiB that must be mapped at one time, and whether they fit."""
-    simulated: Simulated
-    """The run itself: its forwards and their timelines."""
-    plan: SwapPlan | None = None
+    plan: SwapPlan | None
     """The planner's plan that the run stages by, where one was named."""
-
-    @property
-    def seconds(self) -> float:
-        """Latency of the run."""
-        return self.simulated.seconds
 
     @property
     def breakdown(self) -> dict[str, float]:
         """Seconds by what they go to, the largest first; they add up to `seconds`."""
-        parts = self.simulated.parts.items()
-        return dict(sorted(parts, key=lambda part: -part[1]))
-
-    @property
-    def energy(self) -> Energy:
-        """Joules of the whole phone, and those above its idle power."""
-        return self.simulated.energy
+        return dict(sorted(self.parts.items(), key=lambda part: -part[1]))
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens, by the seconds of the run."""
-        return self.simulated.workload.tokens / self.seconds
-
-    @property
-    def source(self) -> str:
-        """What the numbers rest on: where the forwards come from, and which experts they take."""
-        return self.simulated.source
+        return self.workload.tokens / self.seconds
 
     def __repr__(self) -> str:
         """Names the run in one line."""
@@ -83,7 +70,7 @@ class ModelledRun:
         memory = self.footprint
         return (
             f"ModelledRun({self.seconds:.2f} s ({low:.2f} to {high:.2f}), modelled: "
-            f"{self.simulated.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
+            f"{self.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
             f"{self.energy.joules:.1f} J; {memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
             f"{self.source})"
         )
@@ -102,9 +89,9 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
-    routing: Routing | None = None
-    """Which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption, which
-    the source of every result then names."""
+    routing: AnyRouting | None = None
+    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
+    which the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -117,7 +104,7 @@ class Phone:
 
     def time(
         self,
-        run: TraceLike | Workload,
+        run: Any,
         shape: Shape,
         *,
         row: int = 0,
@@ -130,7 +117,7 @@ class Phone:
         large one's would take if it decoded alike, and `source` says whose run it is.
 
         Args:
-          run: the trace of `lj.generate(..., trace=True)`, or forwards of your own.
+          run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
           planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
             rule of the phone's runtime.
@@ -141,14 +128,15 @@ class Phone:
             canvas that the model cannot hold, a planner without a plan.
         """
         graphs = graphs_of(shape, self.quant)
-        workload = _workload(run, graphs.model, row)
+        require(
+            isinstance(run, Workload) or hasattr(run, "cache_length"),
+            f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
+            "Workload",
+        )
+        workload = run if isinstance(run, Workload) else from_trace(run, graphs.model, row)
         plan = None
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
-        transfers = None if plan is None else plan.transfers_on(self.profile)
-        simulated = simulate(
-            workload, graphs, self.profile, self.system, transfers, engine, self.routing
-        )
 
         def latency(moved: Profile) -> float:
             timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
@@ -156,19 +144,18 @@ class Phone:
 
         sure = with_uncertainty(self.profile, latency)
         return ModelledRun(
+            **vars(simulate(workload, self.timer(shape, workload.canvas, plan, engine))),
             soc=self.profile.soc,
             shape=shape_name(shape),
             interval=sure.bounds,
             doubts=sure.largest,
             footprint=footprint(
-                self.system.runtime,
+                self.system,
                 graphs.model,
                 self.profile.memory,
                 canvas=workload.canvas,
                 rows=max(forward.rows for forward in workload.forwards),
-                head=self.system.head_on_npu,
             ),
-            simulated=simulated,
             plan=plan,
         )
 
@@ -183,7 +170,14 @@ class Phone:
 
         Raises ValueError for rows that do not ascend or are too many.
         """
-        return self.timer(shape, canvas).latency_table(rows)
+        buckets = ascending_counts("rows", rows)
+        require(
+            buckets[-1] <= canvas,
+            f"rows is {list(buckets)}; allowed: up to the phone's canvas ({canvas})",
+        )
+        timer = self.timer(shape, canvas)
+        steps = [timer.step(Forward(n, rounded(canvas - n), n)) for n in buckets]
+        return LatencyTable(rows=buckets, ms=tuple(1e3 * step.seconds for step in steps))
 
     def row_budget(self, shape: Shape, *, canvas: int = CANVAS) -> int | None:
         """Returns the most rows whose activations find room, for `SamplerConfig.row_budget`.
@@ -191,7 +185,12 @@ class Phone:
         None where nothing says so: where the system runs the body on the CPU. Raises ValueError
         where not even one row finds room.
         """
-        return self.timer(shape, canvas).row_budget()
+        resident = self.timer(shape, canvas).transfers.resident_mib
+        if self.system.body == "cpu" or resident is None:
+            return None
+        model = graphs_of(shape, self.quant).model
+        memory = self.profile.memory
+        return most_rows(self.system, model, memory, canvas=canvas, resident=resident)
 
     def plan(
         self, shape: Shape, planner: str = "steady", *, rows: int = 32, canvas: int = CANVAS
@@ -234,7 +233,7 @@ def phone(
     name_or_path: str | PathLike[str],
     *,
     quant: Quant = "int4_block32",
-    routing: Routing | None = None,
+    routing: AnyRouting | None = None,
     **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
@@ -243,8 +242,8 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      routing: which experts a mixture's rows take (`llada_jax.phone.mixture`); None: an assumption,
-        which results name.
+      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an
+        assumption, which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
@@ -253,14 +252,3 @@ def phone(
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
     return Phone(load_profile(name_or_path), System(**software), quant, routing)
-
-
-def _workload(run: TraceLike | Workload, model: ModelConfig, row: int) -> Workload:
-    if isinstance(run, Workload):
-        return run
-    require(
-        hasattr(run, "cache_length"),
-        f"run is {type(run).__name__}; allowed: the trace of `generate(..., trace=True)`, or a "
-        "Workload",
-    )
-    return from_trace(run, model, row, as_if=True)

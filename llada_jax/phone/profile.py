@@ -2,14 +2,16 @@
 
 A profile is a YAML file in which each number is `{value, unit, tag, source}`. The loader refuses a
 number without all four, so that no figure of a report rests on a number that nobody can look up.
+It also refuses a number that is not above 0, but for fields with a default: these are stages that
+may be missing, which 0 stands for. The file states them all the same.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from llada_jax.config import require, require_choice
 from llada_jax.config_files import find_yaml, read_yaml
@@ -20,8 +22,12 @@ Tag = Literal["measured", "vendor", "derived", "inferred"]
 `inferred`: an assumption."""
 Overlap = Literal["dequantization", "all"]
 CpuClass = Literal["plain", "tuned"]
-
-T = TypeVar("T")
+UNITS = {
+    **{"gbps": "GB/s", "mib": "MiB", "ms": "ms", "us": "us", "ns": "ns", "gib": "ms/GiB"},
+    **{"tops": "TOPS", "gweights": "Gweights/s", "rows": "rows", "bits": "bits", "w": "W"},
+    "overlap": "-",
+}
+"""Of a number, by the end of its name; the file must state the same."""
 
 
 @dataclass(frozen=True)
@@ -34,28 +40,18 @@ class Sourced:
     source: str
 
 
-def _in(unit: str) -> Any:
-    """Declares a field of a profile, with the unit that the file must state."""
-    return field(metadata={"unit": unit, "least": "above 0"})
-
-
-def _or_none(unit: str) -> Any:
-    """Declares the same for a stage that may be missing, which 0 stands for."""
-    return field(metadata={"unit": unit, "least": "0 or more"})
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhoneMemory:
     """Shared memory, the NPU's own, and what the NPU can address."""
 
-    dram_gbps: float = _in("GB/s")
+    dram_gbps: float
     """What all units draw together at the most."""
-    vtcm_mib: float = _in("MiB")
-    address_space_mib: float = _in("MiB")
+    vtcm_mib: float
+    address_space_mib: float
     """What can be mapped at one time before mapping fails."""
-    mapping_cap_mib: float = _in("MiB")
+    mapping_cap_mib: float
     """What a session keeps mapped; beyond it, buffers are mapped again as they are needed."""
-    buffer_mib: float = _in("MiB")
+    buffer_mib: float
     """Largest buffer of weights, the unit in which they are mapped."""
 
 
@@ -63,47 +59,47 @@ class PhoneMemory:
 class MappingPaths:
     """Three ways to make weights visible to the NPU."""
 
-    event_ms: float = _in("ms")
+    event_ms: float
     """Mapping one buffer at once, while an operator waits."""
-    copy_gbps: float = _in("GB/s")
+    copy_gbps: float
     """Copying into a staging buffer that stays mapped."""
-    copy_ms: float = _or_none("ms")
+    copy_ms: float = 0
     """What such a copy costs once a step, whatever its size."""
-    delayed_ms_per_gib: float = _in("ms/GiB")
+    delayed_ms_per_gib: float
     """Mapping and unmapping, from the NPU's side, a buffer that was registered before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NpuKernels:
-    """How well one library of kernels uses the NPU; 0 stands for a stage that it does not have."""
+    """How well one library of kernels uses the NPU."""
 
-    tile_rows: int = _in("rows")
+    tile_rows: int
     """Rows are padded to a multiple of it."""
-    pass_rows: int = _in("rows")
+    pass_rows: int
     """Rows that share one pass over a matrix: its weights are read (and unpacked) once a pass."""
-    matrix_tops: float = _in("TOPS")
+    matrix_tops: float
     """The matrix engine on resident operands, two operations for a multiply-add."""
-    dma_gbps: float = _in("GB/s")
+    dma_gbps: float
     """PhoneMemory to the NPU's own, within a model."""
-    dequant_gweights: float = _or_none("Gweights/s")
-    fast_dequant_gweights: float = _or_none("Gweights/s")
+    dequant_gweights: float = 0
+    fast_dequant_gweights: float = 0
     """The same for the matrices whose kernel is faster: FFN down, and the head."""
-    gemv_gbps: float = _or_none("GB/s")
+    gemv_gbps: float = 0
     """Weights a second in a kernel of its own for a single row; 0: it runs as a padded tile."""
-    overlap: Overlap = field(metadata={"unit": "-", "least": ""})
+    overlap: Overlap
     """What runs at one time: DMA with dequantization only, or both with the matrix engine too."""
-    readout_us: float = _or_none("us")
+    readout_us: float = 0
     """Reading one [tile_rows, 32] accumulator, where that is not in `matrix_tops`."""
-    elementwise_ns: float = _in("ns")
+    elementwise_ns: float
     """An element of an elementwise or reducing operation."""
-    score_ns: float = _in("ns")
+    score_ns: float
     """An attention score, its softmax and its share of both products' layout included."""
-    activation_ns: float = _or_none("ns")
+    activation_ns: float = 0
     """Quantizing an input or dequantizing an output of a product with integers."""
-    kv_bits: int = _in("bits")
-    layer_overhead_us: float = _or_none("us")
+    kv_bits: int
+    layer_overhead_us: float = 0
     """What a layer costs whatever its rows: dispatch, synchronization, setup of its operators."""
-    step_overhead_us: float = _or_none("us")
+    step_overhead_us: float = 0
     """The call from the host, once a forward."""
 
 
@@ -111,22 +107,22 @@ class NpuKernels:
 class CpuKernels:
     """How well one library of kernels uses the CPU."""
 
-    gemm_tops: float = _in("TOPS")
-    unpack_gweights: float = _or_none("Gweights/s")
+    gemm_tops: float
+    unpack_gweights: float = 0
     """A pass over the weights that a product pays once, whatever its rows; 0: none."""
-    gemv_gweights: float = _in("Gweights/s")
+    gemv_gweights: float
     """Weights a second and row in the kernel for few rows."""
-    elementwise_ns: float = _in("ns")
+    elementwise_ns: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
     """Of the whole phone, at the battery, by what is busy."""
 
-    idle_w: float = _in("W")
-    npu_w: float = _in("W")
-    cpu_w: float = _in("W")
-    both_w: float = _in("W")
+    idle_w: float
+    npu_w: float
+    cpu_w: float
+    both_w: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +156,7 @@ class Profile:
         numbers = dict(self.numbers)
         for path, value in values.items():
             require(path in numbers, f"{path} is no number of {self.soc}")
-            old = numbers[path]
-            numbers[path] = Sourced(value, old.unit, old.tag, old.source)
+            numbers[path] = replace(numbers[path], value=value)
         return _build(self.soc, self.phone, numbers)
 
 
@@ -200,46 +195,44 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
     return Sourced(**node)
 
 
+_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
-_PARTS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
-_REQUIRED = {"npu": ("llada_cpp", "vendor"), "cpu": ("plain", "tuned")}
+_REQUIRED = ("npu.llada_cpp", "npu.vendor", "cpu.plain", "cpu.tuned")
 
 
 def _build(soc: str, phone: str, numbers: Mapping[str, Sourced]) -> Profile:
-    used: set[str] = set()
-    parts = {name: _part(kind, name, numbers, used) for name, kind in _PARTS.items()}
-    classes = {}
-    for room, kind in _CLASSES.items():
-        names = {path.split(".")[1] for path in numbers if path.startswith(f"{room}.")}
-        for name in _REQUIRED[room]:
-            require(name in names, f"{room}.{name} is missing")
-        classes[room] = {
-            name: _part(kind, f"{room}.{name}", numbers, used) for name in sorted(names)
-        }
-    unknown = sorted(set(numbers) - used)
-    require(not unknown, f"{', '.join(unknown)}: no number of a profile")
-    return Profile(soc=soc, phone=phone, numbers=numbers, **parts, **classes)  # pyright: ignore
+    paths = (path.rpartition(".")[0] for path in numbers)
+    classes = {path for path in paths if path.partition(".")[0] in _CLASSES} | set(_REQUIRED)
+    left = dict(numbers)
+    rooms: dict[str, Any] = {name: _part(kind, name, left) for name, kind in _ROOMS.items()}
+    rooms |= {room: {} for room in _CLASSES}
+    for path in sorted(classes):
+        room, _, name = path.partition(".")
+        rooms[room][name] = _part(_CLASSES[room], path, left)
+    require(not left, f"{', '.join(sorted(left))}: no number of a profile")
+    return Profile(soc=soc, phone=phone, numbers=numbers, **rooms)
 
 
-def _part(kind: type[T], path: str, numbers: Mapping[str, Sourced], used: set[str]) -> T:
-    hints = get_type_hints(kind)
-    values = {}
-    for each in fields(kind):  # pyright: ignore[reportArgumentType]
-        name = f"{path}.{each.name}"
-        require(name in numbers, f"{name} is missing")
-        used.add(name)
-        values[each.name] = _value(name, numbers[name], hints[each.name], each.metadata)
+def _part(kind: Any, path: str, left: dict[str, Sourced]) -> Any:
+    """Returns the dataclass that lies at a path; takes its numbers out of those that are left."""
+    hints, values = get_type_hints(kind), {}
+    for each in fields(kind):
+        name, unit = f"{path}.{each.name}", UNITS[each.name.rpartition("_")[2]]
+        require(name in left, f"{name} is missing")
+        entry = left.pop(name)
+        require(entry.unit == unit, f"unit of {name} is {entry.unit!r}; allowed: {unit!r}")
+        values[each.name] = _value(name, entry.value, hints[each.name], zero=each.default == 0)
     return kind(**values)
 
 
-def _value(name: str, entry: Sourced, hint: Any, wanted: Mapping[str, str]) -> Any:
-    unit, least = wanted["unit"], wanted["least"]
-    require(entry.unit == unit, f"unit of {name} is {entry.unit!r}; allowed: {unit!r}")
+def _value(name: str, number: Any, hint: Any, *, zero: bool) -> Any:
     if hint is Overlap:
-        require_choice(name, entry.value, Overlap)
-        return entry.value
-    number = entry.value
-    plain = isinstance(number, int | float) and not isinstance(number, bool)
-    large_enough = plain and (number > 0 or (number == 0 and least == "0 or more"))
-    require(large_enough and isfinite(number), f"{name} is {number!r}; allowed: a number, {least}")
+        require_choice(name, number, Overlap)
+        return number
+    plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
+    least = "0 or more" if zero else "above 0"
+    require(
+        plain and (number > 0 or (zero and number == 0)),
+        f"{name} is {number!r}; allowed: a number, {least}",
+    )
     return hint(number)

@@ -1,22 +1,23 @@
 """The paper's datasets, as far as time goes: fitted prompts and dynamics, on first use."""
 
+import json
 from collections.abc import Iterable
 from functools import cache, cached_property
-from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.fit import RUNS, fit_dynamics, fit_prompt, fit_reach
+from llada_jax.phone.fit import fit_dynamics, fit_prompt, fit_reach
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_figures import (
-    PUBLISHED,
-    read_fit_figures,
-    read_validation_figures,
-)
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload
 
+PUBLISHED = Path(__file__).parent / "published"
+"""Published figures: `fit.json` has all that the calibration may know, and `validation.json` what
+it is judged by. They share no figure."""
+RUNS = 24
+"""Decodings that a mean latency is taken over."""
 FITTED_SOC = "SM8750"
 CANVAS = 256
 
@@ -24,7 +25,6 @@ CANVAS = 256
 class PublishedTask(NamedTuple):
     """A dataset of the paper: how long its prompts are, and how fast it settles."""
 
-    name: str
     prompt: int
     dynamics: Dynamics
 
@@ -38,20 +38,21 @@ class PublishedTasks:
       folder: where `fit.json` and `validation.json` lie.
     """
 
-    def __init__(
-        self, graphs: GraphsLike, runs: int = RUNS, folder: str | PathLike[str] = PUBLISHED
-    ) -> None:
-        self.graphs, self.runs = graphs, runs
-        self.figures = read_fit_figures(folder)
-        self._folder = folder
+    def __init__(self, graphs: GraphsLike, runs: int = RUNS, folder: Path = PUBLISHED) -> None:
+        self.graphs, self.runs, self._folder = graphs, runs, folder
         self.task = cache(self._task)
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
 
     @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Figures that the fit may know."""
+        return json.loads((self._folder / "fit.json").read_text(encoding="utf-8"))
+
+    @cached_property
     def published(self) -> dict[str, Any]:
         """Validation figures: for references of results, never for the fit."""
-        return read_validation_figures(self._folder)
+        return json.loads((self._folder / "validation.json").read_text(encoding="utf-8"))
 
     @cached_property
     def dynamics(self) -> Dynamics:
@@ -62,7 +63,7 @@ class PublishedTasks:
         prompt = fit_prompt(self.figures, name, self.graphs, load_profile(FITTED_SOC))
         phone = self.phone(FITTED_SOC, System())
         dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
-        return PublishedTask(name, prompt, dynamics)
+        return PublishedTask(prompt, dynamics)
 
     def _phone(self, soc: str, system: System) -> ForwardTimer:
         return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)

@@ -2,82 +2,90 @@
 
 The step is the unit: the CPU's revisions are merged at its end (the paper's delayed merge), so no
 lane reaches into the next one. Equal forwards therefore take equal time and are simulated once.
+Power is of the whole phone, measured at the battery while one processor, or both, worked. Published
+joules are often idle-subtracted, so both are given.
 """
 
+import math
+from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from llada_jax.phone.cost import UnknownOperation
-from llada_jax.phone.energy import Energy, energy_of, total_energy
-from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike, SamplingEngineLike
-from llada_jax.phone.mixture import Routing
-from llada_jax.phone.profile import Profile
-from llada_jax.phone.system import System
-from llada_jax.phone.timeline import Timeline, breakdown
-from llada_jax.phone.transfers import WeightTransfers
-from llada_jax.phone.workload import Forward, Workload, distinct
+from llada_jax.phone.forward_timer import ForwardTimer
+from llada_jax.phone.profile import Power
+from llada_jax.phone.timeline import TimedTask, Timeline, breakdown, busy_seconds
+from llada_jax.phone.workload import Forward, Workload
 
 
-class Simulated(NamedTuple):
+class Energy(NamedTuple):
+    """Joules of the whole phone, and what is left without its idle power."""
+
+    joules: float = 0.0
+    above_idle: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def watts(self) -> float:
+        """On average; 0 for nothing."""
+        return self.joules / self.seconds if self.seconds else 0.0
+
+
+def energy_of(timeline: Timeline, power: Power) -> Energy:
+    """Returns what a timeline takes from the battery."""
+    busy = busy_seconds(timeline)
+    watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
+    joules = sum(watts[state] * seconds for state, seconds in busy.items())
+    return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
     """A run on a phone: all numbers are modelled."""
 
     workload: Workload
-    seconds: float
     parts: dict[str, float]
     """Where the seconds go; they add up to `seconds`."""
     energy: Energy
+    """Joules of the whole phone, and those above its idle power."""
     steps: dict[Forward, Timeline]
     """Each kind of forward alone."""
-    unknown: tuple[UnknownOperation, ...]
     source: str
-    """What the numbers rest on: the workload's source, and of a mixture its routing."""
-    experts_per_layer: float | None = None
+    """What the numbers rest on: where the forwards come from, and which experts they take."""
+    experts_per_layer: float | None
     """Different experts that a routed layer runs in a forward, on average; None without experts."""
+
+    @property
+    def seconds(self) -> float:
+        """Latency of the run."""
+        return self.energy.seconds
 
     def timeline(self, first: int = 0, last: int | None = None) -> Timeline:
         """Returns the events of some forwards, one after the other; the first one starts at 0."""
         events, now = [], 0.0
-        chosen = list(enumerate(self.workload.forwards))[first:last]
-        for index, forward in chosen:
+        for index, forward in list(enumerate(self.workload.forwards))[first:last]:
             step = self.steps[forward]
-            for event in step.shifted(now).events:
-                task = event.task._replace(name=f"{event.task.name}, step {index}")
-                events.append(event._replace(task=task))
+            for task, start, end, waited in step.events:
+                task = task._replace(name=f"{task.name}, step {index}")
+                events.append(TimedTask(task, start + now, end + now, waited))
             now += step.seconds
         return Timeline(tuple(events))
 
 
-def simulate(
-    workload: Workload,
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System | None = None,
-    transfers: WeightTransfers | None = None,
-    engine: SamplingEngineLike | None = None,
-    routing: Routing | None = None,
-) -> Simulated:
-    """Returns latency, breakdown and energy of a run: sums over its forwards.
-
-    The arguments are those of `ForwardTimer`.
-    """
-    timer = ForwardTimer(
-        graphs, profile, system or System(), workload.canvas, transfers, engine, routing
-    )
-    steps: dict[Forward, Timeline] = {}
+def simulate(workload: Workload, timer: ForwardTimer) -> Simulated:
+    """Returns latency, breakdown and energy of a run: sums over its forwards."""
+    counts = Counter(workload.forwards)
+    steps = {forward: timer.step(forward) for forward in counts}
     parts: dict[str, float] = {}
     energies = []
-    for forward, count in distinct(workload.forwards):
-        step = steps[forward] = timer.step(forward)
-        for name, seconds in breakdown(step).items():
+    for forward, count in counts.items():
+        for name, seconds in breakdown(steps[forward]).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
-        energies.append((energy_of(step, profile.power), count))
-    energy = total_energy(energies)
+        energies.append([count * each for each in energy_of(steps[forward], timer.profile.power)])
     return Simulated(
-        workload,
-        energy.seconds,
-        parts,
-        energy,
-        steps,
-        timer.unknown,
-        workload.source + (f"; {timer.routing.source}" if timer.routing else ""),
-        timer.experts_per_layer(workload),
+        workload=workload,
+        parts=parts,
+        energy=Energy(*map(math.fsum, zip(*energies, strict=True))),
+        steps=steps,
+        source=workload.source + (f"; {timer.routing.source}" if timer.routing else ""),
+        experts_per_layer=timer.experts_per_layer(workload),
     )

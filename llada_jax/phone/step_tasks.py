@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from llada_jax.phone.timeline import LaneTask, TimedTask, Timeline, run
-from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
+from llada_jax.phone.transfers import Stretch, WeightTransfer, WeightTransfers
 
 LAID_OUT = 3
 SHOWN = 1
@@ -29,9 +29,9 @@ class StepWork(NamedTuple):
 
 def run_step(work: StepWork, transfers: WeightTransfers, dram_gbps: float) -> Timeline:
     """Lays a step out and runs it; as a step in a loop, where transfers reach across steps."""
-    work = work._replace(layers=_stretched(work.layers, transfers))
-    if not transfers.looped:
+    if not transfers.stretches:
         return run(list(_step_tasks(work, transfers.transfers)), dram_gbps)
+    work = work._replace(layers=_stretched(work.layers, transfers.stretches))
     last = work.beside[-1].name
     tasks = [
         task
@@ -41,10 +41,8 @@ def run_step(work: StepWork, transfers: WeightTransfers, dram_gbps: float) -> Ti
     return _step_in_a_loop(run(tasks, dram_gbps), last)
 
 
-def _stretched(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Sequence[LaneTask]:
+def _stretched(layers: Sequence[LaneTask], stretches: Sequence[Stretch]) -> Sequence[LaneTask]:
     """Returns the body as the stretches that transfers know, by their shares of its time."""
-    if not transfers.stretches:
-        return layers
     seconds = math.fsum(layer.seconds for layer in layers)
     dram_bytes = math.fsum(layer.dram_bytes for layer in layers)
     names = dict.fromkeys(name for layer in layers for name in layer.parts)
@@ -57,7 +55,7 @@ def _stretched(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Sequen
             dram_bytes * stretch.share,
             parts={name: value * stretch.share for name, value in parts.items()},
         )
-        for stretch in transfers.stretches
+        for stretch in stretches
     ]
 
 
@@ -101,21 +99,15 @@ def _step_tasks(
 
 
 def _step_in_a_loop(timeline: Timeline, last: str) -> Timeline:
-    """Returns the step in the middle, from 0 on; `last` is the task that ends a step."""
+    """Returns the step in the middle, from 0 on; `last` is the task that ends a step. A transfer of
+    the step to come says so."""
     ends = {event.task.name: event.end for event in timeline.events}
     begin, end = (ends[f"{step}/{last}"] for step in (SHOWN - 1, SHOWN))
-    return Timeline(
-        tuple(
-            _clipped(event, begin, end)
-            for event in timeline.events
-            if event.end > begin and event.start < end
-        )
-    )
-
-
-def _clipped(event: TimedTask, begin: float, end: float) -> TimedTask:
-    """Returns its part between two times. A transfer of the step to come says so."""
-    step, _, name = event.task.name.partition("/")
-    name = f"{name} (for the next step)" if int(step) > SHOWN else name
-    start, stop = max(event.start, begin), min(event.end, end)
-    return TimedTask(event.task._replace(name=name), start - begin, stop - begin, event.waited)
+    events = []
+    for task, start, stop, waited in timeline.events:
+        if stop > begin and start < end:
+            step, _, name = task.name.partition("/")
+            name += " (for the next step)" if int(step) > SHOWN else ""
+            start, stop = max(start, begin) - begin, min(stop, end) - begin
+            events.append(TimedTask(task._replace(name=name), start, stop, waited))
+    return Timeline(tuple(events))

@@ -1,5 +1,6 @@
 """A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +8,12 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
-from llada_jax.phone.mapping import mapping_path
-from llada_jax.phone.mixture import Routing
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
-from llada_jax.phone.workload import Forward, Workload
-from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
+from llada_jax.phone.workload import Workload
+from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
 from llada_jax.swap.plan_checker import problems
@@ -23,6 +23,26 @@ from llada_jax.swap.stall_times import stall_of
 PATHS: Mapping[str, str] = {"remap": "immediate", "swap": "copy", "delayed": "delayed"}
 """Runtimes whose way to make weights visible a plan can use, with its name: mapping while the NPU
 waits for the call, copies, and mappings of registered buffers."""
+
+
+def mapping_path(profile: Profile, name: str) -> MappingPath:
+    """Returns a phone's way to make weights visible to its NPU: `immediate`, `copy` or `delayed`.
+
+    Published costs differ a thousandfold, so results name their path. Raises ValueError for an
+    unknown one.
+    """
+    costs = profile.mapping
+    paths = {
+        "immediate": ("event_ms", costs.event_ms, 0, math.inf),
+        "copy": ("copy_gbps", 0, costs.copy_ms, costs.copy_gbps * 1e9),
+        "delayed": ("delayed_ms_per_gib", 0, 0, 1024 * MIB / (costs.delayed_ms_per_gib * 1e-3)),
+    }
+    require(name in paths, f"path is {name!r}; allowed: {', '.join(map(repr, paths))}")
+    number, map_ms, step_ms, bytes_per_second = paths[name]
+    entry = profile.numbers[f"mapping.{number}"]
+    return MappingPath(
+        round(map_ms * 1e6), round(step_ms * 1e6), bytes_per_second, entry.tag, entry.source
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,11 +66,6 @@ class SwapPlan:
         return self.plan.resident_bytes(self.graph)
 
     @property
-    def staged_bytes(self) -> int:
-        """Weights that are made visible anew in each step."""
-        return self.graph.weight_bytes - self.resident_bytes
-
-    @property
     def transfers(self) -> int:
         """Transfers of a step."""
         return len(self.plan.transfers)
@@ -60,11 +75,6 @@ class SwapPlan:
         """Seconds of a step in which the NPU waits for weights."""
         return float(stall_of(self.graph, self.plan)) / 1e9
 
-    @property
-    def compute_seconds(self) -> float:
-        """Seconds of a step's operators alone."""
-        return self.graph.compute_ns / 1e9
-
     def transfers_on(self, profile: Profile) -> WeightTransfers:
         """Returns the plan's transfers, as long as they take by this profile of the phone."""
         path = mapping_path(profile, PATHS[self.runtime])
@@ -73,11 +83,12 @@ class SwapPlan:
 
     def __repr__(self) -> str:
         """Names the plan in one line."""
+        staged = self.graph.weight_bytes - self.resident_bytes
         return (
             f"SwapPlan(by {self.planner!r} on {self.soc}, modelled: "
-            f"{self.resident_bytes / MIB:,.0f} MiB resident, {self.staged_bytes / MIB:,.0f} MiB in "
+            f"{self.resident_bytes / MIB:,.0f} MiB resident, {staged / MIB:,.0f} MiB in "
             f"{self.transfers} transfers a step, stall {1e3 * self.stall_seconds:,.1f} ms beside "
-            f"{1e3 * self.compute_seconds:,.1f} ms of compute)"
+            f"{self.graph.compute_ns / 1e6:,.1f} ms of compute)"
         )
 
 
@@ -87,7 +98,7 @@ def plan_swaps(
     graphs: GraphsLike,
     profile: Profile,
     system: System,
-    routing: Routing | None = None,
+    routing: AnyRouting | None = None,
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
@@ -107,7 +118,15 @@ def plan_swaps(
     )
     path = mapping_path(profile, PATHS[system.runtime])
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
-    graph = path.price(_body(graphs, profile, system, forward, routing))
+    weights = graphs.layer(forward.rows, forward.cache).weights.values()
+    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
+    body = model_graph(
+        graphs.model,
+        rows=forward.rows,
+        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
+        step_ns=round(timer.body_seconds(forward) * 1e9),
+    )
+    graph = path.price(body)
     budget = Budget(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
@@ -123,21 +142,3 @@ def plan_swaps(
         raise RuntimeError(f"the plan of {planner!r} is invalid: {found[0]}")
     priced = path.price(graph, len(plan.transfers))
     return SwapPlan(profile.soc, planner, system.runtime, priced, plan)
-
-
-def _body(
-    graphs: GraphsLike,
-    profile: Profile,
-    system: System,
-    forward: Forward,
-    routing: Routing | None,
-) -> Graph:
-    """Returns the model's matrices, with the time that the cost model gives the body."""
-    weights = graphs.layer(forward.rows, forward.cache).weights.values()
-    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
-    return model_graph(
-        graphs.model,
-        rows=forward.rows,
-        weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
-        step_ns=round(timer.body_seconds(forward) * 1e9),
-    )

@@ -4,13 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llada_jax.config import require, require_choice
-from llada_jax.phone.memory import Runtime
 from llada_jax.phone.profile import CpuClass
 
 Processor = Literal["npu", "cpu"]
 ScoresOn = Literal["cpu", "npu", "sampling_engine"]
 """The CPU has its own copy of the head. On the NPU, the product is the kernels'; what makes tokens
 and confidences of the logits is their vector work, or that of an attached sampling engine."""
+
+Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
+"""`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the
+address space, but beyond the cap it is mapped anew at each use. `paging`: buffers are replaced,
+with neither lifetimes nor slots. `swap`: a resident budget, the rest is copied through two slots
+while the NPU computes. `delayed`: registered buffers, mapped from the NPU's side. `wide`: 64-bit
+mappings, nothing is ever mapped twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,9 @@ together want more than the memory gives, it is shared max-min fairly: who wants
 share gets it all, the others slow down. No random numbers, no clock: equal tasks, equal timeline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require
@@ -55,10 +57,6 @@ class Timeline(NamedTuple):
     @property
     def seconds(self) -> float:
         return max((event.end for event in self.events), default=0.0)
-
-    def shifted(self, by: float) -> "Timeline":
-        """Returns the same, later."""
-        return Timeline(tuple(e._replace(start=e.start + by, end=e.end + by) for e in self.events))
 
 
 def run(tasks: Sequence[LaneTask], dram_gbps: float) -> Timeline:
@@ -124,54 +122,41 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     The NPU comes first: what it does, then what it waits for (staging that is not hidden, the
     CPU), then what sharing the memory costs.
     """
-    parts: dict[str, float] = {}
-
-    def add(name: str, seconds: float) -> None:
-        if seconds > _DONE:
-            parts[name] = parts.get(name, 0.0) + seconds
-
-    first: dict[Lane, list[TimedTask]] = {lane: _of(timeline, lane) for lane in LANES}
-    lead: Lane = "npu" if first["npu"] else "cpu"
-    for event in first[lead]:
-        for name, seconds in (event.task.parts or {event.task.name: event.task.seconds}).items():
-            add(name, seconds)
-        add("shared memory", event.slowed)
-    busy = [(event.start, event.end) for event in first[lead]]
-    for lane in LANES:
-        if lane != lead:
-            for event in first[lane]:
-                kind = next(iter(event.task.parts), lane)
-                add(f"{kind} (not hidden)", _uncovered(event.start, event.end, busy))
-                busy = _merged([*busy, (event.start, event.end)])
-    add("idle", timeline.seconds - sum(end - start for start, end in _merged(busy)))
-    return parts
-
-
-def _of(timeline: Timeline, lane: Lane) -> list[TimedTask]:
-    return [event for event in timeline.events if event.task.lane == lane]
-
-
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _uncovered(start: float, end: float, spans: list[tuple[float, float]]) -> float:
-    covered = sum(max(0.0, min(end, e) - max(start, s)) for s, e in _merged(spans))
-    return end - start - covered
+    on_npu = any(event.task.lane == "npu" for event in timeline.events)
+    lead: Lane = "npu" if on_npu else "cpu"
+    parts: dict[str, float] = defaultdict(float)
+    for event in timeline.events:
+        task = event.task
+        if task.lane == lead:
+            for name, seconds in (task.parts or {task.name: task.seconds}).items():
+                parts[name] += seconds
+            parts["shared memory"] += event.slowed
+    for seconds, busy in _stretches(timeline):
+        if lead not in busy:
+            kinds = (f"{next(iter(busy[lane].task.parts), lane)} (not hidden)" for lane in busy)
+            parts[next(kinds, "idle")] += seconds
+    return {name: seconds for name, seconds in parts.items() if seconds > _DONE}
 
 
 def busy_seconds(timeline: Timeline) -> dict[str, float]:
     """Sums seconds by what is busy: `npu`, `cpu`, `both`, `idle`; staging keeps a CPU core busy."""
-    npu = _merged([(e.start, e.end) for e in _of(timeline, "npu")])
-    host = [(e.start, e.end) for lane in ("cpu", "staging") for e in _of(timeline, lane)]
-    host = _merged(host)
-    npu_s, host_s = (sum(end - start for start, end in spans) for spans in (npu, host))
-    both = sum(max(0.0, min(e, f) - max(s, b)) for s, e in npu for b, f in host)
-    idle = timeline.seconds - (npu_s + host_s - both)
-    return {"npu": npu_s - both, "cpu": host_s - both, "both": both, "idle": max(0.0, idle)}
+    found = dict.fromkeys(("npu", "cpu", "both", "idle"), 0.0)
+    for seconds, busy in _stretches(timeline):
+        on_host = "cpu" in busy or "staging" in busy
+        if "npu" in busy:
+            found["both" if on_host else "npu"] += seconds
+        else:
+            found["cpu" if on_host else "idle"] += seconds
+    return found
+
+
+def _stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask]]]:
+    """Yields seconds in which the same tasks run, with these by lane, in order of `LANES`."""
+    left = {lane: [e for e in reversed(timeline.events) if e.task.lane == lane] for lane in LANES}
+    bounds = {0.0, *(time for event in timeline.events for time in (event.start, event.end))}
+    for begin, end in pairwise(sorted(bounds)):
+        for events in left.values():
+            while events and events[-1].end <= begin:
+                events.pop()
+        running = {lane: events[-1] for lane, events in left.items() if events}
+        yield end - begin, {lane: e for lane, e in running.items() if e.start <= begin}

@@ -5,7 +5,8 @@ Of a mixture that is every expert's weights, since no runtime knows in time whic
 need. A plan says it operator by operator, and may stage for the step to come.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.phone.memory import (
     LARGEST_ROWS,
     SLOTS_MIB,
-    Runtime,
     buffers_mib,
     cache_mib,
     footprint,
@@ -21,7 +21,8 @@ from llada_jax.phone.memory import (
     temporaries_mib,
     weights_mib,
 )
-from llada_jax.phone.profile import MappingPaths, PhoneMemory
+from llada_jax.phone.profile import Profile
+from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
@@ -55,38 +56,33 @@ class WeightTransfers(NamedTuple):
     """What every step stages; nothing, where all stays mapped."""
 
     transfers: tuple[WeightTransfer, ...] = ()
-    seconds: float = 0.0
-    """One step's, when nothing hides it."""
     resident_mib: float | None = None
     """Weights that stay mapped by the rule; None for a plan, which gives each its address."""
     stretches: tuple[Stretch, ...] = ()
-    """What a plan's transfers wait for and feed; none where these are the layers."""
-    looped: bool = False
-    """Whether a transfer may begin in the step before the one that it is for."""
+    """What a plan's transfers wait for and feed, also those for the step to come; by the rule none,
+    as these are the layers."""
+
+    @property
+    def seconds(self) -> float:
+        """One step's, when nothing hides it."""
+        return math.fsum(transfer.seconds for transfer in self.transfers)
 
 
 def transfers_by_rule(
-    runtime: Runtime,
-    model: ModelConfig,
-    memory: PhoneMemory,
-    paths: MappingPaths,
-    *,
-    resident_budget_mib: float = 3072,
-    canvas: int = 0,
-    head: bool = False,
+    system: System, model: ModelConfig, profile: Profile, canvas: int = 0
 ) -> WeightTransfers:
     """Returns what a step in a loop stages where whole buffers stay and the rest is staged.
 
     What stays must leave room for keys and values of the canvas, for the activations of
-    `LARGEST_ROWS`, and for the slots. `head`: whether the head is the NPU's too. Raises ValueError
-    where the runtime is "none" and all does not stay mapped.
+    `LARGEST_ROWS`, and for the slots. Raises ValueError where the runtime is "none" and all does
+    not stay mapped.
     """
-    budget = resident_budget_mib
-    require(budget >= 0, f"resident budget is {budget}; allowed: 0 or more")
-    weights = weights_mib(model, head=head)
-    cache = cache_mib(model, canvas)
+    if system.body == "cpu":
+        return WeightTransfers()
+    runtime, memory, paths = system.runtime, profile.memory, profile.mapping
+    weights, cache = weights_mib(model, head=system.head_on_npu), cache_mib(model, canvas)
     if runtime == "none":
-        found = footprint(runtime, model, memory, canvas=canvas, rows=LARGEST_ROWS, head=head)
+        found = footprint(system, model, memory, canvas=canvas, rows=LARGEST_ROWS)
         require(
             found.fits,
             f"runtime is 'none', which maps all at once: {found.reason}; allowed: no more than "
@@ -95,44 +91,34 @@ def transfers_by_rule(
     if runtime in ("none", "wide") or weights + cache <= memory.mapping_cap_mib:
         return WeightTransfers(resident_mib=weights)
     buffers = buffers_mib(weights, memory.buffer_mib)
+    if runtime == "swap":
+        temporaries = temporaries_mib(model, LARGEST_ROWS, shared=True)
+        room = max(0.0, memory.address_space_mib - SLOTS_MIB - cache - temporaries)
+        resident = resident_mib(buffers, min(system.resident_mib, room))
+        copied = (weights - resident) * MIB
+        seconds = copied / (paths.copy_gbps * 1e9) + paths.copy_ms / 1e3 if copied else 0.0
+        shares = [seconds / model.n_layers] * model.n_layers
+        return WeightTransfers(_by_layer(shares, copied / model.n_layers, places=2), resident)
+    # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
+    event = paths.event_ms / 1e3
     if runtime == "delayed":
         event = weights / 1024 * paths.delayed_ms_per_gib / 1e3 / len(buffers)
-        return _mappings(len(buffers), event, weights, model.n_layers)
-    if runtime != "swap":
-        # In a cycle over buffers that do not all fit, each one is gone when its turn comes.
-        return _mappings(len(buffers), paths.event_ms / 1e3, weights, model.n_layers)
-    room = memory.address_space_mib - SLOTS_MIB - cache
-    room = max(0.0, room - temporaries_mib(model, LARGEST_ROWS, shared=True))
-    resident = resident_mib(buffers, min(budget, room))
-    return _copies(weights - resident, paths, resident, model.n_layers)
+    ends = [layer * len(buffers) // model.n_layers for layer in range(model.n_layers + 1)]
+    shares = [(end - begin) * event for begin, end in pairwise(ends)]
+    return WeightTransfers(_by_layer(shares, 0.0, places=1), weights)
 
 
-def _mappings(events: int, seconds: float, weights: float, n_layers: int) -> WeightTransfers:
-    """Spreads events over layers, each of which waits for the layer before."""
-    shares = [(i + 1) * events // n_layers - i * events // n_layers for i in range(n_layers)]
-    transfers = (
-        WeightTransfer(f"stage {layer}", share * seconds, 0.0, layer, layer - 1 if layer else None)
-        for layer, share in enumerate(shares)
-        if share
-    )
-    return WeightTransfers(tuple(transfers), events * seconds, weights)
-
-
-def _copies(
-    moved_mib: float, paths: MappingPaths, resident: float, n_layers: int
-) -> WeightTransfers:
-    """Spreads copies over layers. Two slots: one waits for the layer before the last to be done."""
-    if not moved_mib:
-        return WeightTransfers(resident_mib=resident)
-    copied, once, rate = moved_mib * MIB, paths.copy_ms / 1e3, paths.copy_gbps * 1e9
-    share = once / n_layers + copied / n_layers / rate
-    transfers = (
+def _by_layer(
+    seconds: Sequence[float], copied_bytes: float, *, places: int
+) -> tuple[WeightTransfer, ...]:
+    """Returns a transfer for each layer; it waits for the layer that used its place before."""
+    return tuple(
         WeightTransfer(
-            f"stage {layer}", share, copied / n_layers, layer, layer - 2 if layer > 1 else None
+            f"stage {layer}", each, copied_bytes, layer, layer - places if layer >= places else None
         )
-        for layer in range(n_layers)
+        for layer, each in enumerate(seconds)
+        if each
     )
-    return WeightTransfers(tuple(transfers), copied / rate + once, resident)
 
 
 def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransfers:
@@ -158,12 +144,7 @@ def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransf
                 0 if when_due else waits.lag[number],
             )
         )
-    return WeightTransfers(
-        tuple(transfers),
-        sum(transfer.seconds for transfer in transfers),
-        stretches=tuple(_stretches(graph, plan, bounds)),
-        looped=True,
-    )
+    return WeightTransfers(tuple(transfers), stretches=tuple(_stretches(graph, plan, bounds)))
 
 
 def _stretches(graph: Graph, plan: Plan, bounds: list[int]) -> Iterator[Stretch]:

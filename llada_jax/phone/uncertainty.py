@@ -38,14 +38,12 @@ def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> U
     What the model leaves out is not in it: compare with the errors of the reproduction.
     """
     base = latency(profile)
-    changes: list[tuple[str, float]] = []
-    for path, entry in profile.numbers.items():
-        if entry.unit in COUNTED or not entry.value:
-            continue
-        moved = profile.with_values({path: entry.value * (1 + DOUBT[entry.tag])})
-        change = abs(latency(moved) - base)
-        if change > 0:
-            changes.append((path, change))
-    changes.sort(key=lambda item: -item[1])
-    deviation = math.sqrt(sum(change**2 for _, change in changes))
-    return UncertainLatency(base, deviation, tuple(changes[:5]))
+    moved = {
+        path: profile.with_values({path: entry.value * (1 + DOUBT[entry.tag])})
+        for path, entry in profile.numbers.items()
+        if entry.unit not in COUNTED and entry.value
+    }
+    changes = {path: abs(latency(each) - base) for path, each in moved.items()}
+    largest = sorted(changes.items(), key=lambda item: -item[1])[:5]
+    deviation = math.sqrt(sum(change**2 for change in changes.values()))
+    return UncertainLatency(base, deviation, tuple(each for each in largest if each[1] > 0))

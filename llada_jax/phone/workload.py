@@ -1,7 +1,7 @@
 """What a phone is asked to run: forwards, one after the other, and where they come from."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,57 +37,21 @@ class Workload(NamedTuple):
     def canvas(self) -> int:
         return self.prompt_length + self.tokens
 
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / len(self.forwards)
 
+def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
+    """Returns the forwards of one batch row of an `lj.Trace`, as if it had been decoded alone.
 
-class TraceLike(Protocol):
-    """What is read of an `lj.Trace`."""
-
-    @property
-    def rows(self) -> Any: ...
-
-    @property
-    def live_rows(self) -> Any: ...
-
-    @property
-    def refreshed(self) -> Any: ...
-
-    @property
-    def head_rows(self) -> Any: ...
-
-    @property
-    def cache_length(self) -> Any: ...
-
-    @property
-    def prompt_lengths(self) -> Any: ...
-
-    @property
-    def event_row(self) -> Any: ...
-
-    @property
-    def event_position(self) -> Any: ...
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
-
-
-def from_trace(
-    trace: TraceLike, model: ModelConfig, row: int = 0, *, as_if: bool = False
-) -> Workload:
-    """Returns the forwards of one batch row of a trace, as if it had been decoded alone.
-
-    Raises ValueError where the trace was decoded by a model of another shape, unless `as_if` allows
-    just that: the same forwards, on a phone that runs `model`; the source then says so. Also for a
-    row that does not exist, a trace without forwards, and a canvas that the model cannot hold.
+    A trace that was decoded by a model of another shape gives the same forwards, on a phone that
+    runs `model`; the source then says so. Raises ValueError for a row that does not exist, a trace
+    without forwards, and a canvas that the model cannot hold.
     """
     n_rows = len(trace.prompt_lengths)
     require(0 <= row < n_rows, f"row is {row}; allowed: 0 to {n_rows - 1}")
-    difference = _difference(trace.settings.get("model", {}), model)
-    require(as_if or difference is None, str(difference))
-    live, rescored = trace.live_rows[:, row], _refreshed_beside(trace)[:, row]
-    beside = rescored * _rows_a_token(trace)
+    live, sampler = trace.live_rows[:, row], trace.settings.get("sampler", {})
+    # Without a worker, rows and scores of refreshed tokens are among the forward's.
+    rescored = trace.refreshed[:, row] * (sampler.get("refresh") == "worker")
+    # A refreshed token runs its own row, and its shadow's where it has one.
+    beside = rescored * (2 if sampler.get("rescore") == "shadow" else 1)
     buckets = np.unique(trace.rows)
     forwards = tuple(
         Forward(
@@ -97,8 +61,7 @@ def from_trace(
             refreshed=int(beside[step]),
             rescored=int(rescored[step]),
         )
-        for step in range(len(live))
-        if live[step] or beside[step]
+        for step in np.flatnonzero(live | beside)
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
     prompt = int(trace.prompt_lengths[row])
@@ -108,40 +71,17 @@ def from_trace(
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "
         "this model",
     )
-    return Workload(forwards, tokens, prompt, _source(trace.settings, as_if=difference is not None))
+    return Workload(forwards, tokens, prompt, _source(trace.settings.get("model", {}), model))
 
 
-def _source(settings: Mapping[str, Any], *, as_if: bool) -> str:
-    """Says whose trace it is, as far as it tells."""
-    model = settings.get("model", {})
+def _source(found: Mapping[str, Any], model: ModelConfig) -> str:
+    """Says whose trace it is, as far as it tells, and whether another model runs it."""
     whose = "a trace"
-    if {"family", "n_layers", "width"} <= set(model):
-        whose += " of {family}, {n_layers} layers of width {width}".format_map(model)
-    return f"{whose}, run as if by this model" if as_if else whose
-
-
-def _refreshed_beside(trace: TraceLike) -> Any:
-    """Tokens that a worker refreshed beside each forward, [S, B]. Without a worker, their rows and
-    scores are among the forward's."""
-    by_worker = trace.settings.get("sampler", {}).get("refresh") == "worker"
-    return trace.refreshed if by_worker else np.zeros_like(trace.refreshed)
-
-
-def _rows_a_token(trace: TraceLike) -> int:
-    """Returns the rows of a refreshed token: its own, and its shadow's where it has one."""
-    return 2 if trace.settings.get("sampler", {}).get("rescore") == "shadow" else 1
-
-
-def _difference(found: dict[str, Any], model: ModelConfig) -> str | None:
-    """Returns what another shape than `model` the trace's model has, if it has."""
+    if {"family", "n_layers", "width"} <= set(found):
+        whose += " of {family}, {n_layers} layers of width {width}".format_map(found)
     names = ("width", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_width", "vocab_size")
-    for name in names:
-        if found.get(name) != getattr(model, name):
-            return (
-                f"the trace's model has {name} {found.get(name)}; allowed: {getattr(model, name)}, "
-                "or as_if=true for what the same forwards would take in another model"
-            )
-    return None
+    alike = all(found.get(name) == getattr(model, name) for name in names)
+    return whose if alike else f"{whose}, run as if by this model"
 
 
 def rounded(cache: int) -> int:
@@ -176,11 +116,3 @@ def autoregressive(prompt: int, tokens: int) -> Workload:
     """Runs a prefill, then one row for each token."""
     later = (Forward(1, rounded(prompt + i), 1) for i in range(1, tokens))
     return Workload((Forward(prompt, 0, 1), *later), tokens, prompt, "one row a token")
-
-
-def distinct(forwards: Iterable[Forward]) -> Iterator[tuple[Forward, int]]:
-    """Yields each kind of forward once, with how often it occurs."""
-    counts: dict[Forward, int] = {}
-    for forward in forwards:
-        counts[forward] = counts.get(forward, 0) + 1
-    yield from counts.items()

@@ -40,45 +40,38 @@ Decode = Callable[[Value, Value], Sequence[Value]]
 _ROWS_THAT_WAIT = 3
 
 
-class Kernel:
-    """Compiled code for tiles of one kind and a number of rows, 1 to `MAX_ROWS`."""
-
-    def __init__(self, kind: Kind, n_rows: int):
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(),
-            features=llvm.get_host_cpu_features().flatten(),
-            opt=3,
-        )
-        module = llvm.parse_assembly(str(function_for(kind, n_rows)))
-        self._engine = llvm.create_mcjit_compiler(module, machine)  # the code lives as long as this
-        self._engine.finalize_object()
-        address = self._engine.get_function_address(_SYMBOL)
-        self._function = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(address)
-
-    def __call__(
-        self, blocks: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, first: int, last: int
-    ) -> None:
-        """Columns `first` to `last` of tiles [o, i, length]: `inputs` [In, R], contiguous, times
-        these into `outputs` [Out, R], both float32."""
-        pointers = (array.ctypes.data for array in (blocks, inputs, outputs))
-        self._function(*pointers, blocks.shape[1], first, last)
-
-
 @cache
-def kernel_for(kind: Kind, n_rows: int) -> Kernel:
-    """Returns the kernel for this many rows, 1 to `MAX_ROWS`."""
+def kernel_for(kind: Kind, n_rows: int) -> Callable[..., None]:
+    """Compiles the code for tiles of a kind and this many rows, 1 to `MAX_ROWS`.
+
+    Called as `kernel(blocks, inputs, outputs, first, last)`, it writes columns `first` to `last` of
+    tiles [o, i, length]: `inputs` [In, R], contiguous, times these into `outputs` [Out, R], both
+    float32.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return Kernel(kind, n_rows)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+    )
+    module = llvm.parse_assembly(str(Emitter(kind, n_rows).module))
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(engine.get_function_address(_SYMBOL))
+
+    def kernel(
+        blocks: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, first: int, last: int
+    ) -> None:
+        assert engine is not None  # with which the code would be gone
+        pointers = (array.ctypes.data for array in (blocks, inputs, outputs))
+        function(*pointers, blocks.shape[1], first, last)
+
+    return kernel
 
 
-def function_for(kind: Kind, n_rows: int) -> ir.Module:
-    """Returns a module of one function, which calls nothing and decodes into registers."""
-    return _Emitter(kind, n_rows).module
-
-
-class _Emitter:
-    """One function in LLVM's terms."""
+class Emitter:
+    """Writes a module of one function, which calls nothing and decodes into registers."""
 
     def __init__(self, kind: Kind, n_rows: int):
         self._n_rows = n_rows

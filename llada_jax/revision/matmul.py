@@ -1,6 +1,5 @@
 """Rows times tiles, on some threads of the host."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -8,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from llada_jax.config import require
-from llada_jax.revision.tiles import TILE, Kind, Tiles
+from llada_jax.revision.tiles import TILE, Tiles
 
 _CHUNKS_PER_THREAD = 4
 """So that a thread which the machine has slowed down gets less of the work."""
@@ -24,9 +23,13 @@ class TileMultiplier:
 
     def __init__(self, threads: int):
         require(threads > 0, f"threads is {threads}; allowed: 1 or more")
+        try:
+            from llada_jax.revision.kernel import MAX_ROWS, kernel_for
+        except ImportError as error:
+            raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
+        self._kernel_for, self._most_rows = kernel_for, MAX_ROWS
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles")
-        _kernels()  # the error of a missing package comes now
 
     def __call__(self, x: Float[np.ndarray, "*rows In"], tiles: Tiles) -> Float[np.ndarray, "..."]:
         """Turns [..., In] float32 into [..., Out]. Raises ValueError where they do not fit."""
@@ -38,25 +41,21 @@ class TileMultiplier:
         )
         rows = x.reshape(-1, inputs)
         result = np.empty((len(rows), out), np.float32)
-        largest = _kernels()[1]
-        for start in range(0, len(rows), largest):
-            self._multiply(rows[start : start + largest], tiles, result[start : start + largest])
+        for start in range(0, len(rows), self._most_rows):
+            some = slice(start, start + self._most_rows)
+            self._multiply(rows[some], tiles, result[some])
         return result.reshape(*x.shape[:-1], out)
-
-    def close(self) -> None:
-        """Waits for running products and ends the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _multiply(
         self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
     ) -> None:
-        kernel = _kernels()[0](tiles.kind, len(rows))
+        kernel = self._kernel_for(tiles.kind, len(rows))
         inputs = np.ascontiguousarray(rows.T)
         columns = len(tiles.blocks)
         sums = np.empty((columns, len(rows), TILE), np.float32)
@@ -72,11 +71,3 @@ class TileMultiplier:
         for helper in helpers:
             helper.result()
         result.reshape(len(rows), columns, TILE)[:] = sums.swapaxes(0, 1)
-
-
-def _kernels() -> tuple[Callable[[Kind, int], Callable[..., None]], int]:
-    try:
-        from llada_jax.revision.kernel import MAX_ROWS, kernel_for
-    except ImportError as error:
-        raise ImportError("tiles need the extra 'revision' of llada_jax (llvmlite)") from error
-    return kernel_for, MAX_ROWS

@@ -69,13 +69,11 @@ def _tiles(leaf: Any, kind: Kind) -> Tiles:
         require(kind == "q4_0", f"a quantized weight in {kind} tiles; allowed: q4_0")
         return pack_q4_0(leaf)
     weight = np.asarray(leaf)
-    return pack_q4_0(quantize_q4_0(weight)) if kind == "q4_0" else pack_float16(_narrow(weight))
-
-
-def _narrow(weight: Float[np.ndarray, "Out In"]) -> np.ndarray:
+    if kind == "q4_0":
+        return pack_q4_0(quantize_q4_0(weight))
     largest, limit = np.abs(weight).max(initial=0), np.finfo(np.float16).max
     require(bool(largest <= limit), f"a weight of {largest}; allowed in float16: up to {limit}")
-    return weight.astype(np.float16)
+    return pack_float16(weight.astype(np.float16))
 
 
 def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:

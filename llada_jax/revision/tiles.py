@@ -12,7 +12,6 @@ its scales lie, and whether its groups follow the columns or the interleaved ord
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import ml_dtypes
@@ -28,35 +27,20 @@ NIBBLE_BYTES = TILE * TILE // 2
 Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
 """A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
 Kind = Literal["q4_0", "float16"]
-_LENGTHS: dict[str, tuple[Kind, int]] = {
-    "uint8": ("q4_0", Q4_0_BYTES),
-    "float16": ("float16", TILE * TILE),
-}
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A weight [Out, In] in tiles; the array is contiguous, and the only copy.
+    """A weight [Out, In] in tiles, as one of the functions here packs them.
 
-    Raises ValueError for an array that cannot be tiles of either kind.
+    The array is contiguous, and the only copy.
     """
 
     blocks: UInt8[np.ndarray, "o i 576"] | Float16[np.ndarray, "o i 1024"]
 
-    def __post_init__(self) -> None:
-        dtype = str(self.blocks.dtype)
-        require(dtype in _LENGTHS, f"tiles have dtype {dtype}; allowed: {', '.join(_LENGTHS)}")
-        kind, length = _LENGTHS[dtype]
-        shape = self.blocks.shape
-        require(
-            len(shape) == 3 and shape[2] == length and self.blocks.size > 0,
-            f"{kind} tiles have shape {shape}; allowed: [Out / {TILE}, In / {TILE}, {length}]",
-        )
-        require(self.blocks.flags.c_contiguous, "tiles are strided; allowed: contiguous")
-
-    @cached_property
+    @property
     def kind(self) -> Kind:
-        return _LENGTHS[str(self.blocks.dtype)][0]
+        return "q4_0" if self.blocks.dtype == np.uint8 else "float16"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,7 +80,7 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
     inexact = narrow.astype(np.float32) != scale
     require(
         not inexact.any(),
-        f"scale {scale[inexact][:1]} is no float16 number; allowed: what `float16_scales` gives",
+        f"scale {scale[inexact][:1]} is no float16 number; allowed: float16 numbers",
     )
     biased = (values.astype(np.int8) + BIAS).astype(np.uint8)
     pairs = _interleaved(biased)
@@ -109,10 +93,11 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
 
 def unpack_q4_0(tiles: Tiles) -> QuantArray:
     """Inverts `pack_q4_0`; gives numpy arrays."""
-    _require_kind(tiles, "q4_0")
     nibbles = tiles.blocks[..., :NIBBLE_BYTES]
-    pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(*nibbles.shape[:2], -1)
-    values = (_in_rows(pairs).astype(np.int8) - BIAS).astype(ml_dtypes.int4)
+    # From o i pair column row to [Out, In].
+    pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1)
+    parts = pairs.reshape(*nibbles.shape[:2], TILE // 2, TILE, 2).transpose(0, 3, 1, 2, 4)
+    values = (parts.reshape(tiles.shape).astype(np.int8) - BIAS).astype(ml_dtypes.int4)
     columns = np.ascontiguousarray(tiles.blocks[..., NIBBLE_BYTES:]).view(np.float16)
     scale = columns.swapaxes(1, 2).reshape(tiles.shape[0], -1).astype(np.float32)
     return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
@@ -128,30 +113,20 @@ def pack_float16(weight: Float16[np.ndarray, "Out In"]) -> Tiles:
     return Tiles(_interleaved(weight))
 
 
-def unpack_float16(tiles: Tiles) -> Float16[np.ndarray, "Out In"]:
-    """Inverts `pack_float16`."""
-    _require_kind(tiles, "float16")
-    return _in_rows(tiles.blocks)
-
-
 def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
-    """Quantizes in groups of 32, with scales that Q4_0 can hold."""
-    return float16_scales(quantize(weight, bits=4))
-
-
-def float16_scales(weight: QuantArray) -> QuantArray:
-    """Rounds a weight's scales to float16; integers stay.
+    """Quantizes in groups of 32, with scales rounded to float16, as Q4_0 holds them.
 
     Raises ValueError for a scale beyond float16.
     """
-    scale = np.asarray(weight.scale, np.float32)
+    values, wide = quantize(weight, bits=4)
+    scale = np.asarray(wide)
     limit = np.finfo(np.float16).max
     require(
-        bool((np.abs(scale) <= limit).all()),
-        f"scale {np.abs(scale).max()} is too large for Q4_0; allowed: up to {limit}",
+        bool((scale <= limit).all()),
+        f"scale {scale.max()} is too large for Q4_0; allowed: up to {limit}",
     )
     rounded = scale.astype(np.float16).astype(np.float32)
-    return weight._replace(scale=rounded)  # pyright: ignore[reportArgumentType]
+    return QuantArray(values, rounded)  # pyright: ignore[reportArgumentType]
 
 
 def _interleaved(weight: np.ndarray) -> np.ndarray:
@@ -163,19 +138,8 @@ def _interleaved(weight: np.ndarray) -> np.ndarray:
     )
 
 
-def _in_rows(tiles: np.ndarray) -> np.ndarray:
-    """Inverts `_interleaved`: [o, i, 1024] to [Out, In]."""
-    out, inputs, _ = tiles.shape
-    parts = tiles.reshape(out, inputs, TILE // 2, TILE, 2)  # o i pair column row
-    return parts.transpose(0, 3, 1, 2, 4).reshape(out * TILE, inputs * TILE)
-
-
 def _require_shape(weight: np.ndarray) -> None:
     require(
         weight.ndim == 2 and weight.size > 0 and not any(size % TILE for size in weight.shape),
         f"a weight of shape {weight.shape} in tiles; allowed: [Out, In], multiples of {TILE}",
     )
-
-
-def _require_kind(tiles: Tiles, kind: Kind) -> None:
-    require(tiles.kind == kind, f"tiles are {tiles.kind}; allowed here: {kind}")

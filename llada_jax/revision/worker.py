@@ -26,12 +26,8 @@ class Worker:
         job, self._job = self._job, None
         return job.result()
 
-    def close(self) -> None:
-        """Waits for a running job and ends the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)

@@ -5,14 +5,14 @@ DMA; each logit is written by the head's product and read by the engine.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from llada_jax.config import require
 from llada_jax.sampling_engine.cycles import Hbm, TimingConfig, fitted_hbm, time_program
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.instructions import Column
 from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 KIB_AT_A_GB_PER_S = 1024.0
@@ -32,9 +32,9 @@ class AttachedConfig:
 
     def __post_init__(self) -> None:
         require(self.clock_ghz > 0, f"clock_ghz is {self.clock_ghz}; allowed: above 0")
-        EngineConfig(vlen=self.vlen)
         self.sampling(rows=1, vocab=1)
         self.timing(Hbm(0.0, 0.0))
+        EngineConfig(vlen=self.vlen)
 
     def sampling(self, rows: int, vocab: int) -> Sampling:
         return Sampling(batch=1, rows=rows, vocab=vocab, mode=self.mode, chunk_rows=self.chunk_rows)
@@ -43,26 +43,21 @@ class AttachedConfig:
         return TimingConfig(hbm=hbm, column=self.column, logits=self.logits, scale_traffic="full")
 
 
+@dataclass(frozen=True)
 class AttachedEngine:
-    """The engine for one vocabulary."""
+    """The engine for one vocabulary. What it has scored it keeps, as long as the process lives."""
 
-    def __init__(self, config: AttachedConfig, vocab: int) -> None:
-        self._config, self._vocab = config, vocab
-        self._program = lru_cache(None)(self.program)
-        self.scores = lru_cache(None)(self._scores)
+    config: AttachedConfig
+    vocab: int
 
-    def program(self, rows: int) -> SamplerProgram:
-        """Compiles the sampler of so many rows.
+    @cache  # noqa: B019
+    def scores(self, rows: int, gbps: float) -> tuple[float, float]:
+        """Returns seconds and bytes of memory, where memory gives so many GB/s.
 
-        Raises:
-          ValueError: they do not fit the engine's memories.
+        Raises ValueError for rows that do not fit the engine's memories.
         """
-        engine = EngineConfig(vlen=self._config.vlen)
-        return compile_sampler(self._config.sampling(rows, self._vocab), engine)
-
-    def _scores(self, rows: int, gbps: float) -> tuple[float, float]:
-        """Seconds and bytes of memory, where memory gives so many GB/s."""
-        clock = self._config.clock_ghz
+        config, clock = self.config, self.config.clock_ghz
+        program = compile_sampler(config.sampling(rows, self.vocab), EngineConfig(vlen=config.vlen))
         hbm = Hbm(fitted_hbm().latency * clock, KIB_AT_A_GB_PER_S / gbps * clock)
-        timing = time_program(self._program(rows), self._config.timing(hbm))
+        timing = time_program(program, config.timing(hbm))
         return timing.cycles.ms / 1e3 / clock, 2 * timing.hbm_bytes

@@ -15,35 +15,35 @@ from llada_jax.config import require, require_choice
 
 LogitFormat = Literal["float32", "bfloat16", "mx_e4m3", "mx_e3m4"]
 Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
 BLOCK = 8
 _SCALE_BIAS = 127
 _SLAB = 1 << 18
 """Numbers encoded at a time, so that their temporaries stay in the cache."""
 _ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m4}
+_FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def rounded(values: Floats, format: str) -> Floats:
     """Rounds values to nearest even in a format, and returns them as float32."""
-    if format == "float32":
-        return values
-    dtype = np.float16 if format == "float16" else ml_dtypes.bfloat16
     with np.errstate(over="ignore"):
-        return values.astype(dtype).astype(np.float32)
+        return values.astype(_FLOATS[format], copy=False).astype(np.float32, copy=False)
 
 
 def rounded_scalar(value: float, format: str) -> float:
     """Rounds one number to nearest even in a format that `rounded` knows."""
-    if format == "float32":
-        return float(np.float32(value))
-    return float(np.float16(value) if format == "float16" else ml_dtypes.bfloat16(value))
+    return float(_FLOATS[format](value))
 
 
 def largest(format: str) -> float:
     """Returns the largest finite number of a format that `rounded` knows."""
-    dtype = ml_dtypes.bfloat16 if format == "bfloat16" else np.dtype(format)
-    return float(ml_dtypes.finfo(dtype).max)
+    return float(ml_dtypes.finfo(_FLOATS[format]).max)
+
+
+def before(value: float, format: str) -> float:
+    """Returns the largest number of a format that `rounded` knows below a number of it."""
+    dtype = _FLOATS[format]
+    return float(np.nextafter(dtype(value), dtype(-1)))
 
 
 def sanitized(values: Floats, format: str) -> Floats:
@@ -66,14 +66,15 @@ class StoredLogits:
 
     format: LogitFormat
     elements: np.ndarray
-    scales: Bytes | None = None
+    scales: NDArray[np.uint8] | None = None
 
     def read(self, start: int, stop: int) -> Floats:
         """Returns rows as float32."""
         elements = self.elements[start:stop]
         if self.scales is None:
             return elements.astype(np.float32)
-        values = _decoded(self.format)[elements]
+        codes = np.arange(256, dtype=np.uint8).view(_ELEMENTS[self.format]).astype(np.float32)
+        values = codes[elements]
         scales = np.ldexp(np.float32(1), self.scales[start:stop].astype(np.int32) - _SCALE_BIAS)
         with np.errstate(over="ignore", invalid="ignore"):
             blocks = values.reshape(*scales.shape, BLOCK) * scales[..., None]
@@ -93,10 +94,8 @@ def store(values: Floats, format: LogitFormat) -> StoredLogits:
     """
     require_choice("format", format, LogitFormat)
     require(values.ndim == 2, f"values have {values.ndim} axes; allowed: 2")
-    if format == "float32":
-        return StoredLogits(format, values.astype(np.float32))
-    if format == "bfloat16":
-        return StoredLogits(format, values.astype(ml_dtypes.bfloat16))
+    if format in _FLOATS:
+        return StoredLogits(format, values.astype(_FLOATS[format]))
     require(
         values.shape[1] % BLOCK == 0,
         f"{values.shape[1]} columns; allowed in {format}: a multiple of {BLOCK}",
@@ -110,7 +109,7 @@ def store(values: Floats, format: LogitFormat) -> StoredLogits:
     return StoredLogits(format, elements, scales)
 
 
-def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
+def _encoded(numbers: Floats, format: LogitFormat) -> tuple[np.ndarray, np.ndarray]:
     """Returns elements and scales of some rows."""
     info = ml_dtypes.finfo(_ELEMENTS[format])
     top = np.float32(info.max)
@@ -124,8 +123,3 @@ def _encoded(numbers: Floats, format: LogitFormat) -> tuple[Bytes, Bytes]:
     scaled[absent] = np.nan
     elements = scaled.astype(_ELEMENTS[format]).view(np.uint8)
     return elements, (exponent + _SCALE_BIAS).astype(np.uint8)
-
-
-def _decoded(format: LogitFormat) -> Floats:
-    """Returns the number of each of the 256 codes."""
-    return np.arange(256, dtype=np.uint8).view(_ELEMENTS[format]).astype(np.float32)

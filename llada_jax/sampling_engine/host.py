@@ -2,7 +2,6 @@
 
 import math
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +9,7 @@ from llada_jax.config import require
 from llada_jax.sampling_engine.formats import (
     LogitFormat,
     StoredLogits,
+    before,
     largest,
     rounded_scalar,
     store,
@@ -43,8 +43,7 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
     Args:
       inputs: its logits are not read; `hbm` has them, from `store_logits`.
 
-    Raises:
-      ValueError: shapes that are not the program's, or k outside 0 to rows.
+    Raises ValueError for shapes that are not the program's, and for k outside 0 to rows.
     """
     sampling, memory_map = program.sampling, program.memory_map
     block = (sampling.batch, sampling.rows)
@@ -86,27 +85,19 @@ def _constants(program: SamplerProgram) -> list[float]:
     one without any number, whose sum is 0, negative ones.
     """
     sampling, scalars = program.sampling, program.engine.scalar_format
-    below_one = _before(1.0, scalars)
+    below_one = before(1.0, scalars)
     exceeded = 0.0
     if sampling.threshold is not None:
-        exceeded = bound_to_exceed(sampling.threshold, sampling.strict_threshold, scalars)
+        exceeded = bound_to_exceed(sampling.threshold, scalars)
         if sampling.key == "odds" and exceeded:
             exceeded = rounded_scalar(1 / (1 / exceeded - below_one), scalars)
     return [-largest(program.engine.vector_format), exceeded, 1.0, below_one]
 
 
-def bound_to_exceed(threshold: float, strict: bool, format: ScalarFormat) -> float:
-    """Returns the b of a format for which x > b says x > threshold, or x >= it unless strict.
+def bound_to_exceed(threshold: float, format: ScalarFormat) -> float:
+    """Returns the b of a format, 0 or more, for which x > b says x >= threshold.
 
-    For the top-k unit admits what is greater than 0, and nothing else. Never below 0.
+    For the top-k unit admits what is greater than 0, and nothing else.
     """
     bound = rounded_scalar(threshold, format)
-    if bound > threshold or (bound == threshold and not strict):
-        bound = _before(bound, format)
-    return max(bound, 0.0)
-
-
-def _before(value: float, format: ScalarFormat) -> float:
-    """Returns the largest number of a format below a number of it."""
-    dtype = np.dtype(ml_dtypes.bfloat16 if format == "bfloat16" else format)
-    return float(np.nextafter(dtype.type(value), dtype.type(-1)))
+    return max(before(bound, format) if bound >= threshold else bound, 0.0)

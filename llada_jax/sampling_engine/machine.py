@@ -5,15 +5,15 @@ to it. Scalars likewise. Time is `cycles.py`'s matter.
 """
 
 import math
+import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llada_jax.config import require
-from llada_jax.sampling_engine.assembly import Loop, Node, nested
 from llada_jax.sampling_engine.formats import (
     Floats,
     StoredLogits,
@@ -21,15 +21,32 @@ from llada_jax.sampling_engine.formats import (
     rounded_scalar,
     sanitized,
 )
-from llada_jax.sampling_engine.instructions import FLOAT_REGISTERS, INTEGER_REGISTERS, Instruction
+from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, Loop, Node, nested
 from llada_jax.sampling_engine.memories import EngineConfig
+
+_OF_ROWS: Mapping[str, Callable[..., Floats]] = {
+    "V_EXP_V": np.exp,
+    "V_RECI_V": lambda row: np.where(row == 0, np.float32(0), np.float32(1) / row),
+    "V_ADD_VV": np.add,
+    "V_MUL_VV": np.multiply,
+    "V_SELECT_VVM": lambda a, b, mask: np.where(mask != 0, a, b),
+}
+"""What an instruction writes of the rows that its other operands point to."""
+_OF_SCALARS: Mapping[str, Callable[..., float]] = {
+    "S_RECI_FP": lambda a: 1 / a if a else 0.0,
+    "S_EXP_FP": lambda a: float(np.exp(a)),
+    "S_ADD_FP": operator.add,
+    "S_SUB_FP": operator.sub,
+    "S_MUL_FP": operator.mul,
+}
+"""The same of floating-point registers."""
 
 
 class Machine:
     """Registers, memories and HBM of one engine.
 
-    A method named as an instruction, in small letters after an underscore, executes it: its
-    arguments are the operands, register numbers and immediates.
+    An instruction that is in neither table above is a method, named in small letters after an
+    underscore: its arguments are the operands, register numbers and immediates.
 
     Attributes:
       vector: [rows, vlen], fp: [words], int: [words]; the memories.
@@ -41,17 +58,15 @@ class Machine:
         self.vector = np.zeros((engine.memory("vector").words, engine.vlen), np.float32)
         self.fp = [0.0] * engine.memory("fp").words
         self.int = [0] * engine.memory("int").words
-        self._gp = [0] * INTEGER_REGISTERS
-        self._f = [0.0] * FLOAT_REGISTERS
+        self._gp = [0] * REGISTERS["gp"]
+        self._f = [0.0] * REGISTERS["fp"]
         self._lanes = engine.vlen
         self._started: deque[tuple[int, int, int]] = deque()
 
     def run(self, instructions: Sequence[Instruction]) -> None:
         """Executes a program.
 
-        Raises:
-          ValueError: an unknown instruction, loops that do not match, or an address outside its
-            memory.
+        Raises ValueError for what `nested` refuses, and for an address outside its memory.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             self._block(nested(instructions))()
@@ -77,7 +92,12 @@ class Machine:
         return repeat
 
     def _action(self, instruction: Instruction) -> Callable[[], None]:
-        return partial(getattr(self, f"_{instruction.name.lower()}"), *instruction.operands)
+        name, operands = instruction
+        if name in _OF_ROWS:
+            return partial(self._compute_row, _OF_ROWS[name], *operands)
+        if name in _OF_SCALARS:
+            return partial(self._compute_scalar, _OF_SCALARS[name], *operands)
+        return partial(getattr(self, f"_{name.lower()}"), *operands)
 
     # Access to registers and memories, with their limits.
 
@@ -114,6 +134,9 @@ class Machine:
 
     # Vector unit.
 
+    def _compute_row(self, compute: Callable[..., Floats], to: int, *rows: int) -> None:
+        self._store(to, compute(*map(self._row, rows)))
+
     def _v_red_max_idx(self, index: int, row: int, base: int, best: int) -> None:
         lane, top = first_maximum(self._row(row))
         if top > self._f[best]:
@@ -129,22 +152,6 @@ class Machine:
     def _v_sub_vf(self, to: int, row: int, scalar: int, reverse: int) -> None:
         numbers, value = self._row(row), np.float32(self._f[scalar])
         self._store(to, value - numbers if reverse else numbers - value)
-
-    def _v_exp_v(self, to: int, row: int) -> None:
-        self._store(to, np.exp(self._row(row)))
-
-    def _v_reci_v(self, to: int, row: int) -> None:
-        numbers = self._row(row)
-        self._store(to, np.where(numbers == 0, np.float32(0), np.float32(1) / numbers))
-
-    def _v_add_vv(self, to: int, a: int, b: int) -> None:
-        self._store(to, self._row(a) + self._row(b))
-
-    def _v_mul_vv(self, to: int, a: int, b: int) -> None:
-        self._store(to, self._row(a) * self._row(b))
-
-    def _v_select_vvm(self, to: int, a: int, b: int, mask: int) -> None:
-        self._store(to, np.where(self._row(mask) != 0, self._row(a), self._row(b)))
 
     def _v_topk_mask(self, to: int, row: int, mask: int, k: int, length: int) -> None:
         lanes, count = self._inside("vector lanes", 0, length, self._lanes), self._gp[k]
@@ -163,21 +170,8 @@ class Machine:
 
     # Scalar unit.
 
-    def _s_reci_fp(self, to: int, a: int) -> None:
-        value = self._f[a]
-        self._write_float(to, 1 / value if value else 0.0)
-
-    def _s_exp_fp(self, to: int, a: int) -> None:
-        self._write_float(to, float(np.exp(self._f[a])))
-
-    def _s_add_fp(self, to: int, a: int, b: int) -> None:
-        self._write_float(to, self._f[a] + self._f[b])
-
-    def _s_sub_fp(self, to: int, a: int, b: int) -> None:
-        self._write_float(to, self._f[a] - self._f[b])
-
-    def _s_mul_fp(self, to: int, a: int, b: int) -> None:
-        self._write_float(to, self._f[a] * self._f[b])
+    def _compute_scalar(self, compute: Callable[..., float], to: int, *registers: int) -> None:
+        self._write_float(to, compute(*(self._f[register] for register in registers)))
 
     def _s_ld_fp(self, to: int, address: int, offset: int) -> None:
         (value,) = self.fp[self._fp_words(address, offset)]
@@ -200,8 +194,7 @@ class Machine:
         self._store(to, numbers)
 
     def _s_addi_int(self, to: int, a: int, value: int) -> None:
-        if to:
-            self._gp[to] = self._gp[a] + value
+        self._write_int(to, self._gp[a] + value)
 
     def _s_add_int(self, to: int, a: int, b: int) -> None:
         self._write_int(to, self._gp[a] + self._gp[b])

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from llada_jax.config import require, require_choice, require_counts
-from llada_jax.sampling_engine.instructions import PREFETCH_ROWS
 from llada_jax.sampling_engine.sampling import Sampling
 
 Domain = Literal["vector", "fp", "int"]
@@ -18,7 +17,7 @@ CONSTANTS = ("lowest", "threshold", "one", "below_one")
 
 
 class MemoryDomain(NamedTuple):
-    """One domain: how many words it has, and bytes a word. A word of vector memory is a row."""
+    """Words of one domain, and bytes a word. A word of vector memory is a row."""
 
     words: int
     word_bytes: int
@@ -40,7 +39,6 @@ class EngineConfig:
     """None: VLEN, as published."""
     vector_format: VectorFormat = "bfloat16"
     scalar_format: ScalarFormat = "float32"
-    prefetch_rows: int = PREFETCH_ROWS
 
     def __post_init__(self) -> None:
         require_choice("vector_format", self.vector_format, VectorFormat)
@@ -49,7 +47,7 @@ class EngineConfig:
             self.vlen >= 8 and self.vlen & (self.vlen - 1) == 0,
             f"vlen is {self.vlen}; allowed: a power of two from 8 on",
         )
-        require_counts(self, "prefetch_rows", "vector_bytes", "int_bytes", "fp_words")
+        require_counts(self, "vector_bytes", "int_bytes", "fp_words")
 
     def memory(self, domain: Domain) -> MemoryDomain:
         """Returns the size of a domain."""
@@ -89,8 +87,7 @@ class MemoryMap(NamedTuple):
 def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
     """Lays a program's data out.
 
-    Raises:
-      ValueError: they do not fit a memory, or the block does not fit a vector row.
+    Raises ValueError where they do not fit a memory, or the block does not fit a vector row.
     """
     require(
         sampling.rows <= engine.vlen,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from llada_jax.sampling_engine.assembly import nested
-from llada_jax.sampling_engine.instructions import Instruction
+from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, Instruction
 from llada_jax.sampling_engine.memories import CONSTANTS, EngineConfig, MemoryMap, memory_map_of
 from llada_jax.sampling_engine.sampling import Sampling
 
@@ -43,14 +42,9 @@ class Chunk(NamedTuple):
 
 
 def compile_sampler(sampling: Sampling, engine: EngineConfig) -> SamplerProgram:
-    """Compiles a sampler for an engine.
-
-    Raises:
-      ValueError: the data do not fit the engine's memories.
-    """
+    """Compiles a sampler. Raises ValueError where the data do not fit the engine's memories."""
     memory_map = memory_map_of(sampling, engine)
     instructions = tuple(_Compiler(sampling, engine, memory_map).program())
-    nested(instructions)
     return SamplerProgram(instructions, sampling, engine, memory_map)
 
 
@@ -143,7 +137,7 @@ class _Compiler:
 
     def _load(self, rows: int) -> None:
         """Fetches rows to LOGITS and on, which moves."""
-        for size, same in groupby(_pieces(rows, self._engine.prefetch_rows)):
+        for size, same in groupby(_pieces(rows, PREFETCH_ROWS)):
             with self._loop(INNER, len(list(same))):
                 self._emit("H_PREFETCH_V", LOGITS, HBM, size)
                 self._add(LOGITS, LOGITS, size)
@@ -205,7 +199,7 @@ class _Compiler:
 
     def _start(self, buffer: int, rows: int) -> None:
         """Starts loads to a buffer; its register is as before afterwards."""
-        *before, last = _pieces(rows, self._engine.prefetch_rows)
+        *before, last = _pieces(rows, PREFETCH_ROWS)
         for size in before:
             self._emit("H_START_V", buffer, HBM, size)
             self._add(HBM, HBM, size)

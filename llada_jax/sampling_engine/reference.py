@@ -78,6 +78,5 @@ def committed(
     rank = np.argsort(order, axis=1, kind="stable")
     chosen = rank < k[:, None]
     if sampling.threshold is not None:
-        passes = np.greater if sampling.strict_threshold else np.greater_equal
-        chosen = chosen | passes(confidence, sampling.threshold)
+        chosen = chosen | (confidence >= sampling.threshold)
     return chosen & eligible

@@ -33,9 +33,7 @@ class Sampling:
     """Vector rows of VLEN logits in a chunk; performance mode has none."""
     key: Key = "confidence"
     threshold: float | None = None
-    """Confidence that commits a token, besides the k best; None: only the k best."""
-    strict_threshold: bool = False
-    """Whether a confidence has to exceed the threshold; else it may equal it."""
+    """Confidence from which on a token is committed, besides the k best; None: only those."""
 
     def __post_init__(self) -> None:
         require_counts(self, "batch", "rows", "vocab", "steps", "chunk_rows")
@@ -51,5 +49,5 @@ class Sampling:
         return -(-self.vocab // vlen)
 
     def tail(self, vlen: int) -> int:
-        """Logits in the last of them."""
+        """Counts the logits in the last of them."""
         return self.vocab - (self.vector_rows(vlen) - 1) * vlen

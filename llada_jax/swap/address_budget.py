@@ -1,6 +1,6 @@
 """The NPU's address space as a budget of bytes and mappings, and what a mapping costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph
@@ -32,31 +32,34 @@ class Budget:
     """What the runtime itself maps."""
 
     def __post_init__(self) -> None:
-        for name in ("session_bytes", "max_buffers", "max_buffer_bytes", "alignment"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value > 0, f"{name} is {value!r}; allowed: above 0")
-        for name in ("kv_bytes_per_token", "tokens", "reserved_bytes"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
+            may_be_zero = name in ("kv_bytes_per_token", "tokens", "reserved_bytes")
             require(
-                isinstance(value, int) and value >= 0, f"{name} is {value!r}; allowed: 0 or more"
+                isinstance(value, int) and (value > 0 or (may_be_zero and value == 0)),
+                f"{name} is {value!r}; allowed: {'0 or more' if may_be_zero else 'above 0'}",
             )
 
     def aligned(self, size: int) -> int:
         """Returns the bytes of the address space that `size` bytes take."""
         return -(-size // self.alignment) * self.alignment
 
+    def sizes(self, graph: Graph) -> list[int]:
+        """Returns the bytes of the address space that each operator's weights take."""
+        return [self.aligned(operator.weight_bytes) for operator in graph.operators]
+
     @property
     def fixed_bytes(self) -> int:
         """Bytes of keys, values and the runtime's own, which are mapped all the time."""
-        return self.aligned(self.kv_bytes_per_token * self.tokens) + self.aligned(
-            self.reserved_bytes
-        )
+        return sum(map(self.aligned, self._fixed_parts))
 
     @property
     def fixed_buffers(self) -> int:
         """Mappings of the fixed bytes."""
-        parts = (self.kv_bytes_per_token * self.tokens, self.reserved_bytes)
-        return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in parts)
+        return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in self._fixed_parts)
+
+    @property
+    def _fixed_parts(self) -> tuple[int, int]:
+        return self.kv_bytes_per_token * self.tokens, self.reserved_bytes
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
@@ -85,4 +88,8 @@ class MappingPath:
             a planner does not know how many it will make.
         """
         once = self.step_ns // transfers if transfers else 0
-        return graph.staged_at(self.bytes_per_second, self.map_ns + once)
+        operators = tuple(
+            replace(each, transfer_ns=round(each.weight_bytes / self.bytes_per_second * 1e9))
+            for each in graph.operators
+        )
+        return Graph(operators, self.map_ns + once)

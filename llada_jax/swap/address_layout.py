@@ -1,6 +1,7 @@
 """From decisions to addresses: the address space of a plan.
 
 It starts with keys and values, then come the temporaries, the buffers of the weights, the slots.
+Temporaries share addresses over their lifetimes, weights are packed in order of use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.offsets import pack, share, temporaries
 
 
 class Room(NamedTuple):
@@ -33,8 +35,7 @@ def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | rang
 
     Raises PlanError where no weights fit, or not those of the largest operator.
     """
-    lifetimes = temporaries(graph, order, budget)
-    offsets, arena_bytes = share(lifetimes)
+    offsets, arena_bytes = share(temporaries(graph, order, budget))
     fixed = Region(0, budget.fixed_bytes)
     arena = Region(fixed.end, arena_bytes)
     room = Room(
@@ -70,6 +71,82 @@ def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | rang
     return room
 
 
+class Lifetime(NamedTuple):
+    """Something that needs memory from one place in the order to another one, both included."""
+
+    size: int
+    first: int
+    last: int
+
+
+def temporaries(graph: Graph, order: Sequence[int], budget: Budget) -> list[Lifetime]:
+    """Returns each operator's output's lifetime: from its run to that of its last reader."""
+    place = {index: position for position, index in enumerate(order)}
+    return [
+        Lifetime(
+            budget.aligned(operator.temporary_bytes),
+            place[index],
+            max((place[reader] for reader in graph.readers[index]), default=place[index]),
+        )
+        for index, operator in enumerate(graph.operators)
+    ]
+
+
+def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Returns an offset for each, and the size of all; no two overlap while both live.
+
+    The largest are placed first, each in the lowest gap that holds it (greedy by size).
+    """
+    first = np.array([lifetime.first for lifetime in lifetimes])
+    last = np.array([lifetime.last for lifetime in lifetimes])
+    offsets = np.zeros(len(lifetimes), np.int64)
+    is_placed = np.zeros(len(lifetimes), bool)
+    size = 0
+    for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size, i)):
+        mine = lifetimes[index]
+        if not mine.size:
+            break
+        beside = np.flatnonzero(is_placed & (first <= mine.last) & (last >= mine.first)).tolist()
+        taken = sorted((int(offsets[other]), lifetimes[other].size) for other in beside)
+        offsets[index] = _lowest_gap(taken, mine.size)
+        is_placed[index] = True
+        size = max(size, int(offsets[index]) + mine.size)
+    return offsets.tolist(), size
+
+
+def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """Returns the lowest offset with `size` bytes free; the others are (offset, size) in order."""
+    at = 0
+    for offset, length in taken:
+        if at + size <= offset:
+            break
+        at = max(at, offset + length)
+    return at
+
+
+class Packer:
+    """Fills buffers one after the other: neighbours in order of use share a mapping."""
+
+    def __init__(self, room: int, max_buffers: int, max_buffer_bytes: int):
+        self._room, self._max_buffers, self._max_bytes = room, max_buffers, max_buffer_bytes
+        self.sizes: list[int] = []
+        """Bytes of each buffer."""
+        self.used = 0
+        """Bytes of all buffers."""
+
+    def add(self, size: int) -> int | None:
+        """Returns the offset of one more tensor; None, and nothing changes, if it does not fit."""
+        if self.used + size > self._room or size > self._max_bytes:
+            return None
+        if not self.sizes or self.sizes[-1] + size > self._max_bytes:
+            if len(self.sizes) == self._max_buffers:
+                return None
+            self.sizes.append(0)
+        self.sizes[-1] += size
+        self.used += size
+        return self.used - size
+
+
 def in_slots(
     graph: Graph,
     budget: Budget,
@@ -85,27 +162,26 @@ def in_slots(
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
     room = room_for_weights(graph, budget, tuple(order))
-    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
+    sizes = budget.sizes(graph)
     slot_bytes = max((sum(sizes[i] for i in group) for group in groups), default=0)
     if slot_bytes > budget.max_buffer_bytes or room.buffers < n_slots:
         return None
     staged = {i for group in groups for i in group}
     residents = [i for i in order if i not in staged and sizes[i]]
-    packed = pack(
-        [sizes[i] for i in residents],
-        room.size - n_slots * slot_bytes,
-        room.buffers - n_slots,
-        budget.max_buffer_bytes,
-    )
-    if packed is None:
-        return None
-    slots = regions(room.start + sum(packed.buffers), [slot_bytes] * n_slots)
-    address = {i: room.start + at for i, at in zip(residents, packed.offsets, strict=True)}
+    left = room.size - n_slots * slot_bytes
+    packer = Packer(left, room.buffers - n_slots, budget.max_buffer_bytes)
+    address = {}
+    for i in residents:
+        offset = packer.add(sizes[i])
+        if offset is None:
+            return None
+        address[i] = room.start + offset
+    slots = regions(room.start + packer.used, [slot_bytes] * n_slots)
     for rank, group in enumerate(groups):
         starts = accumulate((sizes[i] for i in group), initial=slots[rank % n_slots].start)
         address |= dict(zip(group, starts, strict=False))
     transfers = [Transfer(tuple(group), rank % n_slots) for rank, group in enumerate(groups)]
-    return assemble(graph, room, order, transfers, address, packed.buffers, slots)
+    return assemble(graph, room, order, transfers, address, packer.sizes, slots)
 
 
 def assemble(

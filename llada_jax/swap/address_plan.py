@@ -6,7 +6,8 @@ step, in the order in which they are used. An operator waits for its transfer; a
 the one before it, and for the last use of what lay where it goes.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import Graph
@@ -76,9 +77,5 @@ class Plan(NamedTuple):
         return sum(op.weight_bytes for i, op in enumerate(graph.operators) if i not in staged)
 
 
-class Planner(Protocol):
-    """A way to plan."""
-
-    def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        """Returns a plan within the budget; raises `PlanError`, with the reason, for none."""
-        ...
+Planner = Callable[[Graph, Budget], Plan]
+"""Returns a plan within the budget; raises `PlanError`, with the reason, for none."""

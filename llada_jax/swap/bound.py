@@ -1,6 +1,6 @@
 """A lower bound of a step's time under any plan, for graphs of any size.
 
-Four arguments, of which the strongest counts. What is not mapped all the time is staged in every
+Three arguments, of which the strongest counts. What is not mapped all the time is staged in every
 step, so with W bytes of weights in a room of M bytes:
 
 1. Compute alone takes its time.
@@ -10,8 +10,6 @@ step, so with W bytes of weights in a room of M bytes:
 3. Weights that are staged occupy their bytes at least while they are staged and used, and residents
    do so all the time; all of that has to fit into M bytes times the step, while the transfers fit
    into the step.
-4. Operators that take more than half of the room are never there at once: each is staged and used
-   while none of the others is.
 """
 
 import numpy as np
@@ -37,9 +35,7 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
     lane = _least_staging(sizes, staging, graph.map_ns, excess, budget.max_buffer_bytes)
     occupied = staging + compute + graph.map_ns
     area = _least_area(sizes, staging, occupied, excess)
-    halves = occupied[2 * sizes > room]
-    turns = int(halves.sum()) if len(halves) > 1 else 0
-    return max(graph.compute_ns, int(lane * (1 - _SLACK)), int(area * (1 - _SLACK)) - 1, turns)
+    return max(graph.compute_ns, int(lane * (1 - _SLACK)), int(area * (1 - _SLACK)) - 1)
 
 
 def _least_arena(graph: Graph, budget: Budget) -> int:
@@ -58,7 +54,9 @@ def _least_staging(
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
-        bytes_, ns = _cheapest_first(sizes[eligible], staging[eligible])
+        order = np.argsort(staging[eligible] / sizes[eligible], kind="stable")
+        # The corners of the fractional knapsack: the cheapest bytes first.
+        bytes_, ns = (np.cumsum(np.append(0.0, each[eligible][order])) for each in (sizes, staging))
         least, most = excess + largest, bytes_[-1]
         if least > most:
             continue
@@ -70,16 +68,6 @@ def _least_staging(
         totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
         best = min(best, float(totals.min()))
     return best if np.isfinite(best) else 0.0
-
-
-def _cheapest_first(sizes: np.ndarray, staging: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bytes and the least time to stage them, at the corners of the fractional knapsack."""
-    order = np.argsort(staging / sizes, kind="stable")
-    zero = np.zeros(1)
-    return (
-        np.concatenate([zero, np.cumsum(sizes[order])]),
-        np.concatenate([zero, np.cumsum(staging[order])]),
-    )
 
 
 def _least_area(

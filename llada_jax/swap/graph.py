@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
@@ -92,31 +92,6 @@ class Graph:
             for other in operator.depends
         )
 
-    def staged_at(self, bytes_per_second: float, map_ns: int) -> "Graph":
-        """Returns the graph with a way's transfer times; `math.inf` where bytes cost nothing.
-
-        Raises ValueError for a speed of 0 or less.
-        """
-        require(bytes_per_second > 0, f"bytes_per_second is {bytes_per_second}; allowed: above 0")
-        operators = tuple(
-            replace(operator, transfer_ns=round(operator.weight_bytes / bytes_per_second * 1e9))
-            for operator in self.operators
-        )
-        return Graph(operators, map_ns)
-
-
-def chain(
-    weight_bytes: Sequence[int], compute_ns: Sequence[int], transfer_ns: Sequence[int]
-) -> Graph:
-    """Returns operators `A`, `B` ... that do not depend on each other, by sizes and times."""
-    columns = zip(weight_bytes, compute_ns, transfer_ns, strict=True)
-    return Graph(
-        tuple(
-            Operator(chr(ord("A") + i) if i < 26 else f"op{i}", size, compute, transfer)
-            for i, (size, compute, transfer) in enumerate(columns)
-        )
-    )
-
 
 def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:
     """Returns the matrix products of a model's body, without transfer times.
@@ -151,12 +126,11 @@ def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: 
 
 
 class _MatrixGroup(NamedTuple):
-    """Matrices that are always used together."""
+    """Matrices that are always used together, and how many numbers they give for a row."""
 
     name: str
     weights: int
     outputs: int
-    """Numbers that they give for each row."""
     reads: tuple[str, ...]
 
 
@@ -164,17 +138,15 @@ def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
     """Yields what the body's matrices are grouped into: dense ones alone, an expert's together, and
     for each routed layer the sum of its experts, which has no weights."""
     before: tuple[str, ...] = ()
-    for _, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
-        alone, experts = [], []
+    for number, layer in groupby(body_matrices(config), lambda matrix: matrix.layer):
+        experts, last = [], ""
         for matrix in layer:
-            in_expert = matrix.of_expert or matrix.of_shared_expert
-            (experts if in_expert else alone).append(matrix)
-        for matrix in alone:
-            inside = tuple(
-                name for name in matrix.reads if name.startswith(f"layers.{matrix.layer}.")
-            )
-            yield _MatrixGroup(matrix.name, matrix.weights, matrix.outputs, inside or before)
-        last = alone[-1].name
+            if matrix.of_expert or matrix.of_shared_expert:
+                experts.append(matrix)
+                continue
+            last = matrix.name
+            inside = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
+            yield _MatrixGroup(last, matrix.weights, matrix.outputs, inside or before)
         before = (last,)
         if experts:
             yield from _expert_groups(config, last, experts)

@@ -12,27 +12,31 @@ residents that no other group overlaps, and temporaries if the two slots hold al
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, Budget, PlanError
-from llada_jax.swap.address_layout import Room, assemble, in_slots, regions, room_for_weights
+from llada_jax.swap.address_layout import (
+    Packer,
+    Room,
+    assemble,
+    in_slots,
+    regions,
+    room_for_weights,
+)
 from llada_jax.swap.address_plan import Plan, Region, Transfer
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.offsets import Packer
 
-Kind = Literal["resident", "temporary"]
 SLOTS = 2
 PUBLISHED_SLOT_BYTES = 128 * MIB
 """Size of one of the two slots through which Figure 13c stages 256 MB."""
 
 
 class Group(NamedTuple):
-    """Operators that are treated alike, in order of use."""
+    """Residents or temporaries, in order of use."""
 
-    kind: Kind
-    operators: tuple[int, ...]
-    offsets: tuple[int, ...]
+    operators: list[int]
+    offsets: list[int]
     """Offsets of the residents' weights in the region; empty for temporaries."""
 
 
@@ -53,8 +57,10 @@ class Greedy:
             return everything
         room = room_for_weights(graph, budget, given)
         slot_bytes = self._slot(graph, budget, room)
+        buffers = room.buffers - (SLOTS if slot_bytes else 0)
+        max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
         for reorder in (True, False):
-            region = _region(budget, room, slot_bytes)
+            region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
             groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
             order = [i for group in groups for i in group.operators]
             room_then = room_for_weights(graph, budget, tuple(order))
@@ -85,22 +91,15 @@ class ResidentRegion:
         self._groups = 0
 
     def begin(self) -> None:
-        """Starts the next group."""
+        """Starts the next group. The second one takes all that the first one left of the room."""
         self._groups += 1
         if self._groups == 2:
-            self._take_the_rest()
+            del self.buffers[-1:]  # which grows, too
+            rest = self._room - sum(self.buffers)
+            while rest and len(self.buffers) < self._max_buffers:
+                self.buffers.append(min(rest, self._max_bytes))
+                rest -= self.buffers[-1]
         self._gaps = regions(0, self.buffers)
-
-    def _take_the_rest(self) -> None:
-        sizes = self._packer.sizes
-        rest = self._room - self._packer.used
-        if sizes:
-            more = min(rest, self._max_bytes - sizes[-1])
-            sizes[-1] += more
-            rest -= more
-        while rest and len(sizes) < self._max_buffers:
-            sizes.append(min(rest, self._max_bytes))
-            rest -= sizes[-1]
 
     @property
     def buffers(self) -> list[int]:
@@ -120,12 +119,6 @@ class ResidentRegion:
         return start + free - size
 
 
-def _region(budget: Budget, room: Room, slot_bytes: int) -> ResidentRegion:
-    n_slots = SLOTS if slot_bytes else 0
-    max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
-    return ResidentRegion(room.size - n_slots * slot_bytes, room.buffers - n_slots, max_bytes)
-
-
 def alternate(
     graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int, *, reorder: bool = True
 ) -> list[Group]:
@@ -133,38 +126,30 @@ def alternate(
     left, done, groups = list(range(len(graph))), set[int](), []
     while left:
         region.begin()
-        offsets = list(_resident_offsets(graph, budget, region, left))
-        residents, left = left[: len(offsets)], left[len(offsets) :]
+        residents, offsets = [], []
+        for index in left:
+            offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
+            if offset is None:
+                break
+            residents.append(index)
+            offsets.append(offset)
+        left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
         hidden = _hidden(graph, budget, left, done, behind, slot_bytes, reorder)
         if not residents and not hidden:
             hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
-            _require_slot(graph, budget, left[0], slot_bytes)
+            operator = graph.operators[left[0]]
+            if budget.aligned(operator.weight_bytes) > slot_bytes:
+                raise PlanError(
+                    f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither "
+                    "into what the buffers of the residents leave, nor into a slot of "
+                    f"{slot_bytes:,}"
+                )
         done.update(hidden)
         left = [i for i in left if i not in done]
-        groups += [Group("resident", tuple(residents), tuple(offsets))] if residents else []
-        groups += [Group("temporary", tuple(hidden), ())] if hidden else []
-    return groups
-
-
-def _require_slot(graph: Graph, budget: Budget, index: int, slot_bytes: int) -> None:
-    operator = graph.operators[index]
-    if budget.aligned(operator.weight_bytes) > slot_bytes:
-        raise PlanError(
-            f"operator {operator.name!r} with {operator.weight_bytes:,} bytes fits neither into "
-            f"what the buffers of the residents leave, nor into a slot of {slot_bytes:,}"
-        )
-
-
-def _resident_offsets(
-    graph: Graph, budget: Budget, region: ResidentRegion, left: Sequence[int]
-) -> Iterator[int]:
-    for index in left:
-        offset = region.add(budget.aligned(graph.operators[index].weight_bytes))
-        if offset is None:
-            return
-        yield offset
+        groups += [Group(residents, offsets), Group(hidden, [])]
+    return [group for group in groups if group.operators]
 
 
 def _hidden(
@@ -205,7 +190,7 @@ def _laid_out(
         for group in groups
         for index, offset in zip(group.operators, group.offsets, strict=False)
     }
-    sizes = [budget.aligned(operator.weight_bytes) for operator in graph.operators]
+    sizes = budget.sizes(graph)
     chunks = list(_slot_chunks(groups, sizes, slot_bytes))
     for rank, chunk in enumerate(chunks):
         starts = accumulate((sizes[i] for i in chunk), initial=slots[rank % SLOTS].start)
@@ -224,8 +209,8 @@ def _slot_chunks(
     """Yields neighbours among the temporaries that one slot holds."""
     for group in groups:
         chunk: list[int] = []
-        for index in group.operators if group.kind == "temporary" else ():
-            if not sizes[index]:
+        for index in group.operators:
+            if group.offsets or not sizes[index]:
                 continue
             if chunk and sum(sizes[i] for i in chunk) + sizes[index] > slot_bytes:
                 yield chunk

@@ -1,14 +1,13 @@
 """Checks a plan without the code that made it: all it believes are the addresses and the times."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple
 
 from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph
-from llada_jax.swap.stall_times import waits_of
-from llada_jax.swap.unfolding import UnfoldedSteps, unfold
+from llada_jax.swap.stall_times import unfold, waits_of
 
 
 class _Live(NamedTuple):
@@ -20,13 +19,10 @@ class _Live(NamedTuple):
     what: str
 
 
-def problems(
-    graph: Graph, budget: Budget, plan: Plan, steps: UnfoldedSteps | None = None
-) -> list[str]:
-    """Returns what is wrong with a plan, and with its first steps; empty where nothing is.
+def problems(graph: Graph, budget: Budget, plan: Plan) -> list[str]:
+    """Returns what is wrong with a plan; empty where nothing is.
 
-    `steps` is what to check them by; default: four steps, in which slots that change roles do so
-    in each direction.
+    It is unfolded over four steps, in which slots that change roles do so in each direction.
     """
     if not graph.is_order(plan.order):
         return [f"the operators cannot run in the order {plan.order}"]
@@ -36,12 +32,8 @@ def problems(
         *_of_buffers(budget, plan),
         *_of_places(graph, budget, plan),
     ]
-    found = found or [*_of_waits(graph, plan)]
-    if found:
-        return found
-    steps = steps or unfold(graph, plan, 4)
-    found = [*_of_the_orders(plan, steps)] or [*_of_the_lanes(graph, plan, steps)]
-    return found or [*_of_live_weights(graph, plan, steps), *_of_temporaries(graph, plan)]
+    found = found or list(_of_waits(graph, plan))
+    return found or [*_of_live_weights(graph, plan), *_of_temporaries(graph, plan)]
 
 
 def _of_transfers(plan: Plan) -> Iterator[str]:
@@ -119,37 +111,9 @@ def _of_waits(graph: Graph, plan: Plan) -> Iterator[str]:
             yield f"transfer {number} waits for an operator that waits for it"
 
 
-def _of_the_orders(plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
-    lanes = (
-        ("operators", steps.operators, plan.order),
-        ("transfers", steps.transfers, range(len(plan.transfers))),
-    )
-    count = range(1 + max(span.step for span in steps.operators))
-    for name, lane, order in lanes:
-        if [(span.step, span.index) for span in lane] != list(product(count, order)):
-            yield f"the {name} do not run in the plan's order"
-        elif any(after.start < before.end for before, after in pairwise(lane)):
-            yield f"two {name} run at once"
-
-
-def _of_the_lanes(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
-    """Yields what ends too early, and what runs before it is staged."""
-    staged = {}
-    for span in steps.transfers:
-        members = plan.transfers[span.index].operators
-        if span.end - span.start < graph.transfer_ns(members):
-            yield f"transfer {span.index} ends too early in step {span.step}"
-        staged |= {(span.step, index): span.end for index in members}
-    for span in steps.operators:
-        operator = graph.operators[span.index]
-        if span.end - span.start < operator.compute_ns:
-            yield f"{operator.name} ends too early in step {span.step}"
-        if span.start < staged.get((span.step, span.index), 0):
-            yield f"{operator.name} runs before it is staged"
-
-
-def _of_live_weights(graph: Graph, plan: Plan, steps: UnfoldedSteps) -> Iterator[str]:
+def _of_live_weights(graph: Graph, plan: Plan) -> Iterator[str]:
     """Yields clashes of weights, which live from their transfer's start to the end of their use."""
+    steps = unfold(graph, plan, 4)
     used = {(span.step, span.index): span.end for span in steps.operators}
     residents = set(range(len(graph))) - plan.staged
     live = [_Live(-1, steps.makespan, plan.weights[i], graph.operators[i].name) for i in residents]

@@ -40,47 +40,34 @@ class SlotSearch:
     """Plans of a graph in one order."""
 
     def __init__(self, graph: Graph, budget: Budget, order: Sequence[int]):
-        operators = [graph.operators[i] for i in order]
         self._graph, self._budget, self._order = graph, budget, tuple(order)
-        self._sizes = [budget.aligned(operator.weight_bytes) for operator in operators]
-        self._transfer_ns = [operator.transfer_ns for operator in operators]
+        sizes = budget.sizes(graph)
+        self._sizes = [sizes[i] for i in order]
+        self._transfer_ns = [graph.operators[i].transfer_ns for i in order]
         self._computed = prefix_sums(graph, order)
         self._room = room_for_weights(graph, budget, self._order).size
         self._weighted = [place for place, size in enumerate(self._sizes) if size]
 
     def cost(self, state: SlotMarks) -> Cost | None:
         """Returns what a state costs, or None where it does not fit into the room."""
-        first, last, loads, ns = [], [], [], []
-        resident = 0
-        for place, mark in enumerate(state.marks):
-            size = self._sizes[place]
-            if mark == STAYS:
-                resident += size
-                continue
-            if mark == HEAD or not first:
-                first.append(place)
-                last.append(place)
-                loads.append(0)
-                ns.append(self._graph.map_ns)
-            last[-1] = place
-            loads[-1] += size
-            ns[-1] += self._transfer_ns[place]
-        slot_bytes, n_slots = max(loads, default=0), state.n_slots
+        groups, n_slots = _groups(state.marks), state.n_slots
+        loads = [sum(self._sizes[place] for place in group) for group in groups]
+        slot_bytes, resident = max(loads, default=0), sum(self._sizes) - sum(loads)
         too_large = slot_bytes > self._budget.max_buffer_bytes
-        if too_large or resident + n_slots * slot_bytes > self._room or len(first) <= n_slots:
+        if too_large or resident + n_slots * slot_bytes > self._room or len(groups) <= n_slots:
             return None
-        after = [last[j - n_slots] for j in range(len(first))]
-        lag = [int(j < n_slots) for j in range(len(first))]
-        return steady_stall(self._computed, Waits(first, ns, after, lag)), sum(ns)
+        ns = [
+            self._graph.map_ns + sum(self._transfer_ns[place] for place in group)
+            for group in groups
+        ]
+        after = [groups[j - n_slots][-1] for j in range(len(groups))]
+        lag = [int(j < n_slots) for j in range(len(groups))]
+        waits = Waits([group[0] for group in groups], ns, after, lag)
+        return steady_stall(self._computed, waits), sum(ns)
 
     def plan(self, state: SlotMarks) -> Plan | None:
         """Returns the plan of a state, or None where it takes more mappings than the budget has."""
-        groups: list[list[int]] = []
-        for index, mark in zip(self._order, state.marks, strict=True):
-            if mark == HEAD or (mark == JOINS and not groups):
-                groups.append([index])
-            elif mark == JOINS:
-                groups[-1].append(index)
+        groups = [[self._order[place] for place in group] for group in _groups(state.marks)]
         return in_slots(self._graph, self._budget, self._order, groups, state.n_slots)
 
     def starts(self, count: int) -> list[tuple[Cost, SlotMarks]]:
@@ -173,3 +160,14 @@ class SlotSearch:
         else:
             marks[one] = rng.choice([mark for mark in (STAYS, JOINS, HEAD) if mark != marks[one]])
         return SlotMarks(marks, state.n_slots)
+
+
+def _groups(marks: Sequence[int]) -> list[list[int]]:
+    """Returns the places of each transfer's operators."""
+    groups: list[list[int]] = []
+    for place, mark in enumerate(marks):
+        if mark == HEAD or (mark == JOINS and not groups):
+            groups.append([place])
+        elif mark == JOINS:
+            groups[-1].append(place)
+    return groups

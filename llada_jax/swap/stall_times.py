@@ -1,4 +1,4 @@
-"""How long a plan takes: its steady state, exactly.
+"""How long a plan takes: its first steps, and its steady state, exactly.
 
 The step is a system of waits: a transfer starts at the later of two ends (of the transfer before,
 of the last use of what lies there), an operator as well (of the operator before, of its transfer).
@@ -8,12 +8,15 @@ without end is the largest mean of a cycle of such waits (Baccelli et al., Synch
 Linearity, 1992, chapter 3). Whole numbers stay whole, so plans are compared without rounding.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
+from llada_jax.config import require
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
 
@@ -32,7 +35,7 @@ class Waits(NamedTuple):
 
 def waits_of(graph: Graph, plan: Plan) -> Waits:
     """Returns the waits of a plan."""
-    place = places(plan.order)
+    place = {index: position for position, index in enumerate(plan.order)}
     first = [place[transfer.operators[0]] for transfer in plan.transfers]
     ns = [graph.transfer_ns(transfer.operators) for transfer in plan.transfers]
     if plan.prefetch:
@@ -40,15 +43,7 @@ def waits_of(graph: Graph, plan: Plan) -> Waits:
     return Waits(first, ns, [(at - 1) % len(place) for at in first], [int(at == 0) for at in first])
 
 
-def places(order: Sequence[int]) -> list[int]:
-    """Returns the place of each operator in the order."""
-    place = [0] * len(order)
-    for position, index in enumerate(order):
-        place[index] = position
-    return place
-
-
-def _freed_by(plan: Plan, place: list[int]) -> tuple[list[int], list[int]]:
+def _freed_by(plan: Plan, place: Mapping[int, int]) -> tuple[list[int], list[int]]:
     """Returns for each transfer whose end frees its place, and if that is in the step before."""
     after, lag = [0] * len(plan.transfers), [0] * len(plan.transfers)
     through = [j for j, transfer in enumerate(plan.transfers) if transfer.slot is not None]
@@ -74,32 +69,73 @@ def last_users(used: Mapping[int, tuple[int, int]], n: int) -> dict[int, int]:
       n: operators of a step. A negative result is a place of the step before, less `n`; a result
         of its own place less `n` says that nobody else uses any of these bytes.
     """
-    starts: list[int] = []
-    users: list[tuple[int, int, int]] = []  # start, end and place, by start, without overlaps
-    latest: dict[int, int] = {}
-    for step in (-n, 0):  # the first round finds what the step before leaves behind
-        for place in sorted(used):
-            start, size = used[place]
-            end = start + size
-            first = bisect_right(starts, start) - 1
-            if first < 0 or users[first][1] <= start:
-                first += 1
-            last = bisect_left(starts, end)
-            gone = users[first:last]
-            now = [(start, end, step + place)]
-            if gone and gone[0][0] < start:
-                now.insert(0, (gone[0][0], start, gone[0][2]))
-            if gone and gone[-1][1] > end:
-                now.append((end, gone[-1][1], gone[-1][2]))
-            users[first:last] = now
-            starts[first:last] = [each[0] for each in now]
-            latest[place] = max((each[2] for each in gone), default=step + place - n)
+    places = np.array(sorted(used), np.int64)
+    starts, sizes = np.array([used[place] for place in places], np.int64).reshape(-1, 2).T
+    ends = starts + sizes
+    latest = {}
+    for place, start, end in zip(places.tolist(), starts, ends, strict=True):
+        others = places[(starts < end) & (ends > start) & (places != place)]
+        before = others[others < place]
+        latest[place] = int(before[-1] if len(before) else max(others, default=place) - n)
     return latest
 
 
 def prefix_sums(graph: Graph, order: Sequence[int]) -> list[int]:
     """Returns the compute time before each place in the order, and of all."""
     return list(accumulate((graph.operators[i].compute_ns for i in order), initial=0))
+
+
+class LaneSpan(NamedTuple):
+    """When an operator or a transfer of one step starts and ends, in ns."""
+
+    step: int
+    index: int
+    """Number of the operator in the graph, or of the transfer in the plan."""
+    start: int
+    end: int
+
+
+class UnfoldedSteps(NamedTuple):
+    """Spans in the order in which they start on their lane."""
+
+    operators: list[LaneSpan]
+    transfers: list[LaneSpan]
+
+    @property
+    def makespan(self) -> int:
+        """End of the last operator."""
+        return self.operators[-1].end
+
+
+def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
+    """Returns the first steps of a loop. Residents are mapped before it, staged weights are not."""
+    require(steps > 0, f"steps is {steps}; allowed: 1 or more")
+    waits, n = waits_of(graph, plan), len(graph)
+    place = {index: position for position, index in enumerate(plan.order)}
+    transfer_of = {place[t.operators[0]]: j for j, t in enumerate(plan.transfers)}
+    operators: list[LaneSpan] = []
+    transfers: list[LaneSpan] = []
+    now = lane_free = 0
+    for step in range(steps):
+        for position, index in enumerate(plan.order):
+            if position in transfer_of:
+                j = transfer_of[position]
+                before = (step - waits.lag[j]) * n + waits.after[j]
+                start = max(lane_free, operators[before].end if before >= 0 else 0)
+                lane_free = start + waits.ns[j]
+                transfers.append(LaneSpan(step, j, start, lane_free))
+                now = max(now, lane_free)
+            end = now + graph.operators[index].compute_ns
+            operators.append(LaneSpan(step, index, now, end))
+            now = end
+    return UnfoldedSteps(operators, transfers)
+
+
+def startup_ns(graph: Graph, plan: Plan) -> int:
+    """Returns the time to map the residents, a mapping for each buffer, before the first step."""
+    staged = plan.staged
+    residents = [op for i, op in enumerate(graph.operators) if i not in staged]
+    return len(plan.buffers) * graph.map_ns + sum(op.transfer_ns for op in residents)
 
 
 def stall_of(graph: Graph, plan: Plan) -> Fraction:
@@ -110,92 +146,48 @@ def stall_of(graph: Graph, plan: Plan) -> Fraction:
 def steady_stall(computed: Sequence[int], waits: Waits) -> Fraction:
     """Returns `stall_of` for waits alone; `computed` is from `prefix_sums`.
 
-    A stall is raised to the mean of every cycle of waits that exceeds it, until none does.
+    It runs the loop until a state comes again, but for a shift: then the step's period is known.
+    As many steps as the state has numbers are enough for the largest mean of all cycles of waits
+    (Karp, A characterization of the minimum cycle mean in a digraph, 1978).
     """
     if not waits.first:
         return Fraction(0)
-    step = _Step.of(computed, waits)
-    stall = Fraction(0)
-    while (longer := step.cycle_above(stall)) is not None:
-        stall = longer
-    return stall
+    # The last transfer that delays the operator which each transfer waits for; -1 for none.
+    users = [bisect_right(waits.first, after) - 1 for after in waits.after]
+    carried = sorted({user for user, lag in zip(users, waits.lag, strict=True) if lag})
+    states, seen = [[0] * (2 + len(carried))], dict[tuple[int, ...], int]()
+    for number in range(len(states[0])):
+        state = states[number]
+        earlier = seen.setdefault(tuple(value - state[0] for value in state), number)
+        if earlier < number:
+            return Fraction(state[0] - states[earlier][0], number - earlier)
+        states.append(_next_state(state, computed, waits, users, carried))
+    *before, last = states
+    return max(
+        min(Fraction(end - state[n], len(before) - k) for k, state in enumerate(before))
+        for n, end in enumerate(last)
+    )
 
 
-class _Step(NamedTuple):
-    """How a step maps a state to the next one.
+def _next_state(
+    state: Sequence[int],
+    computed: Sequence[int],
+    waits: Waits,
+    users: Sequence[int],
+    carried: Sequence[int],
+) -> list[int]:
+    """Returns what a step makes of a state: all that the next step waits for.
 
-    The state is when the last transfer ends, how late the step ends, and how late the operators
-    in `carried` are: all that the next step waits for. Late is against a step without any stall.
+    That is when the last transfer ends, how late the step ends, and how late the transfers
+    `carried` make operators. Late is against a step without any stall.
     """
-
-    computed: Sequence[int]
-    waits: Waits
-    users: list[int]
-    """The last transfer that delays the operator which each transfer waits for; -1 for none."""
-    carried: list[int]
-    """Users that are waited for in the next step."""
-
-    @classmethod
-    def of(cls, computed: Sequence[int], waits: Waits) -> "_Step":
-        users = [bisect_right(waits.first, after) - 1 for after in waits.after]
-        carried = {user for user, lag in zip(users, waits.lag, strict=True) if lag}
-        return cls(computed, waits, users, sorted(carried))
-
-    def cycle_above(self, stall: Fraction) -> Fraction | None:
-        """Returns the mean of a cycle if one is larger than `stall`, or None (Bellman and Ford)."""
-        size = 2 + len(self.carried)
-        state = [0] * size
-        parent, weight = [-1] * size, [0] * size
-        while True:
-            after, origins = self.run(state, stall.denominator)
-            grown = False
-            for node, origin in enumerate(origins):
-                value = after[node] - stall.numerator
-                if value > state[node]:
-                    grown = True
-                    parent[node] = origin
-                    weight[node] = (after[node] - state[origin]) // stall.denominator
-            if not grown:
-                return None
-            cycle = _cycle(parent)
-            if cycle:
-                return Fraction(sum(weight[node] for node in cycle), len(cycle))
-            state = [max(v, a - stall.numerator) for v, a in zip(state, after, strict=True)]
-
-    def run(self, state: Sequence[int], scale: int) -> tuple[list[int], list[int]]:
-        """Returns the next state, times multiplied by `scale`, and what each one follows from."""
-        carried = {user: 2 + number for number, user in enumerate(self.carried)}
-        end, end_from, delay, delay_from = state[0], 0, state[1], 1
-        delays, delays_from = {-1: delay}, {-1: 1}
-        computed, waits, step = self.computed, self.waits, self.computed[-1]
-        for j, first in enumerate(waits.first):
-            free, user = computed[waits.after[j] + 1] * scale, self.users[j]
-            if waits.lag[j]:
-                free, free_from = free - step * scale + state[carried[user]], carried[user]
-            else:
-                free, free_from = free + delays[user], delays_from[user]
-            if free > end:
-                end, end_from = free, free_from
-            end += waits.ns[j] * scale
-            if end - computed[first] * scale > delay:
-                delay, delay_from = end - computed[first] * scale, end_from
-            delays[j], delays_from[j] = delay, delay_from
-        after = [end - step * scale, delay, *(delays[user] for user in self.carried)]
-        return after, [end_from, delay_from, *(delays_from[user] for user in self.carried)]
-
-
-def _cycle(parent: Sequence[int]) -> list[int]:
-    """Returns the nodes of a cycle of parents, or none; -1 is no parent."""
-    seen: dict[int, int] = {}
-    for start in range(len(parent)):
-        node = start
-        while node >= 0 and node not in seen:
-            seen[node] = start
-            node = parent[node]
-        if node >= 0 and seen[node] == start:
-            cycle, other = [node], parent[node]
-            while other != node:
-                cycle.append(other)
-                other = parent[other]
-            return cycle
-    return []
+    end, delay, *late = state
+    delays = {-1: delay}
+    before, step = dict(zip(carried, late, strict=True)), computed[-1]
+    for j, first in enumerate(waits.first):
+        free = computed[waits.after[j] + 1]
+        free += before[users[j]] - step if waits.lag[j] else delays[users[j]]
+        end = max(end, free) + waits.ns[j]
+        delay = max(delay, end - computed[first])
+        delays[j] = delay
+    return [end - step, delay, *(delays[user] for user in carried)]

@@ -33,7 +33,6 @@ class Steady:
     """The planner. `evaluations` are the plans that a search tries, fewer for large graphs."""
 
     evaluations: int = 3000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         require(self.evaluations >= 0, f"evaluations is {self.evaluations}; allowed: 0 or more")
@@ -57,7 +56,7 @@ class Steady:
         search = SlotSearch(graph, budget, order)
         evaluations = min(self.evaluations, PLACES_TRIED // len(graph)) // STARTS
         for at, state in search.starts(STARTS):
-            better = search.improve(state, at, goal, evaluations, Random(self.seed))
+            better = search.improve(state, at, goal, evaluations, Random(0))
             yield from filter(None, (search.plan(better), search.plan(state)))
 
 

@@ -9,6 +9,7 @@ three layers of a model with random weights, which training then changes as it l
 starts are known to help small transformers (Trockman & Kolter, arXiv 2305.09828); this one is ours.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -18,30 +19,21 @@ from jaxtyping import Array, Float
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import Attention, FeedForward, Layer, ModelParams
 
-CONSTANT, IS_MASK = 0, 1
-"""Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone."""
-STREAM = 0.5
-"""Scale of what the first layers write into the residual stream."""
-CONSTANT_SHARE = 1 / 8
-"""Of a token's energy after the norm."""
+# Dimensions of the residual stream that are equal for all tokens, and set for [MASK] alone; and the
+# first one's share of a token's energy after the norm.
+CONSTANT, IS_MASK, CONSTANT_SHARE = 0, 1, 1 / 8
+# A place some tokens away scores `NEIGHBOUR_SCORE`, for frequencies of weight one. The highest ones
+# of RoPE tell one place from the next; without the very highest, several places come into view.
 NEIGHBOUR_SCORE = 7.5
-"""Score of the place that a neighbour head looks at, for frequencies of weight one."""
-NEIGHBOUR_FREQUENCIES = (2.0, 1.0, 1.0)
-"""Weights of RoPE's highest frequencies, which tell one place from the next."""
-AHEAD = 2.7
-"""Places after a letter and its bracket where the middle of what they stand for is."""
-AHEAD_FREQUENCIES = (0.0, 1.0, 1.0, 1.0)
-"""As above, without the highest: several places come into view."""
-FIRST_SLOW_FREQUENCY = 6
-"""RoPE's frequencies from here on turn little over a canvas, and can compare content."""
-MATCH, MATCH_BRACKET, MATCH_AHEAD = 2.2, 1.5, 4.5
-"""Sharpness of comparing neighbours; a letter's bracket; what stands ahead of it."""
-BROUGHT, READ_OUT = 1.5, 1.5
-"""Scales of what is brought and of the head's rows."""
-NOT_MASKED = 16.0
-"""How much less a place scores that is masked itself, where what stands ahead is compared."""
-REST = 0.3
-"""Scale of what all other random weights write."""
+NEIGHBOUR_FREQUENCIES, AHEAD_FREQUENCIES = (2.0, 1.0, 1.0), (0.0, 1.0, 1.0, 1.0)
+AHEAD = 2.7  # places from a letter and its bracket to the middle of what they stand for
+FIRST_SLOW_FREQUENCY = 6  # from here on they turn little over a canvas, and can compare content
+# Sharpness of comparing neighbours, a letter's bracket, and what stands ahead of it; and how much
+# less a place scores that is masked itself, where what stands ahead is compared.
+MATCH, MATCH_BRACKET, MATCH_AHEAD, NOT_MASKED = 2.2, 1.5, 4.5, 16.0
+# Scales of what the first layers write, of what is brought, of the head's rows, and of what all
+# other random weights write.
+STREAM, BROUGHT, READ_OUT, REST = 0.5, 1.5, 1.5, 0.3
 
 
 class _Stream(NamedTuple):
@@ -71,11 +63,12 @@ def with_copying_heads(params: ModelParams, config: ModelConfig, seed: int) -> M
     )
     embedding, head = _vocabulary(params, config, stream, rng)
     layers = [_quiet(layer, index) for index, layer in enumerate(params.layers)]
-    heads = _copying_heads(config, stream, rng)
-    layers[:3] = [
-        layer._replace(attention=_with_heads(layer.attention, each))
-        for layer, each in zip(layers, heads, strict=False)
-    ]
+    matrices = [[np.array(each) for each in layer.attention[:4]] for layer in layers[:3]]
+    _write_heads(config, stream, rng, [_heads(each, config.head_dim) for each in matrices])
+    for index, four in enumerate(matrices):
+        written = (jnp.asarray(matrix, jnp.float32) for matrix in four)
+        rest = layers[index].attention[4:]
+        layers[index] = layers[index]._replace(attention=Attention(*written, *rest))
     return params._replace(embedding=embedding, head=head, layers=tuple(layers))
 
 
@@ -128,8 +121,8 @@ def _quiet(layer: Layer, index: int) -> Layer:
 
 
 class _Head(NamedTuple):
-    """Matrices [head_dim, D] of what a head asks, offers and takes, and [D, head_dim] of what it
-    writes."""
+    """Views of a head's rows and columns: what it asks, offers and takes, each [head_dim, D], and
+    what it writes, [D, head_dim]."""
 
     query: np.ndarray
     key: np.ndarray
@@ -137,114 +130,91 @@ class _Head(NamedTuple):
     output: np.ndarray
 
 
-def _copying_heads(
-    config: ModelConfig, stream: _Stream, rng: np.random.Generator
-) -> tuple[list[_Head], list[_Head], list[_Head]]:
-    """Makes the heads of the first three layers.
+def _heads(matrices: Sequence[np.ndarray], size: int) -> Iterator[_Head]:
+    """Yields the heads of a layer's four matrices, one after the other, emptied."""
+    query, key, value, output = matrices
+    for start in range(0, len(query), size):
+        rows = slice(start, start + size)
+        head = _Head(query[rows], key[rows], value[rows], output[:, rows])
+        for view in head:
+            view[:] = 0
+        yield head
+
+
+def _write_heads(
+    config: ModelConfig, stream: _Stream, rng: np.random.Generator, heads: list[Iterator[_Head]]
+) -> None:
+    """Writes the first heads of the first three layers.
 
     The content is as wide as two heads, where there is room: what one neighbour matches is brought
     in two halves.
     """
-    content = stream.content
-    halves = np.split(content, [config.head_dim])
-    one = _orthonormal(rng, len(content), config.head_dim)  # for both sides, to be compared
+    nearby, matching, lettered = heads
+    content, size = stream.content, config.head_dim
+    halves = np.split(content, [size])
+    one = _orthonormal(rng, len(content), size)  # for both sides, to be compared
     several = _orthonormal(rng, len(content), len(stream.ahead))
-    nearby = [
-        _place_head(config, offset, weights, content, seen_as, target)
-        for offset, weights, seen_as, target in (
-            (-1, NEIGHBOUR_FREQUENCIES, one, stream.before),
-            (1, NEIGHBOUR_FREQUENCIES, one, stream.after),
-            (AHEAD, AHEAD_FREQUENCIES, several, stream.ahead),
-        )
-    ]
-    matching = []
+    for offset, weights, seen_as, target in (
+        (-1, NEIGHBOUR_FREQUENCIES, one, stream.before),
+        (1, NEIGHBOUR_FREQUENCIES, one, stream.after),
+        (AHEAD, AHEAD_FREQUENCIES, several, stream.ahead),
+    ):
+        head = next(nearby)
+        _look(head, config, offset, weights)
+        head.value[: len(target), content] = seen_as.T
+        head.output[target, np.arange(len(target))] = STREAM
     for side in (stream.before, stream.after):
-        likeness = MATCH * _orthonormal(rng, config.head_dim, len(side))
-        matching += [_matching_head(config, side, likeness, half) for half in halves]
-    likeness = np.concatenate(
-        [
-            MATCH_BRACKET * _orthonormal(rng, config.head_dim, len(stream.after)),
-            MATCH_AHEAD * _orthonormal(rng, config.head_dim, len(stream.ahead)),
-        ],
-        axis=1,
-    )
+        likeness = MATCH * _orthonormal(rng, size, len(side))
+        for half in halves:
+            _match(next(matching), config, side, likeness, half)
+    bracket = MATCH_BRACKET * _orthonormal(rng, size, len(stream.after))
+    ahead = MATCH_AHEAD * _orthonormal(rng, size, len(stream.ahead))
+    likeness = np.concatenate([bracket, ahead], axis=1)
     sides = np.concatenate([stream.after, stream.ahead])
-    lettered = [
-        _matching_head(config, sides, likeness, half, masked=-NOT_MASKED) for half in halves
-    ]
-    return nearby, [*matching, lettered[0]], lettered[1:]
+    for half, layer in zip(halves, (matching, lettered), strict=True):
+        _match(next(layer), config, sides, likeness, half, masked=-NOT_MASKED)
 
 
-def _place_head(
-    config: ModelConfig,
-    offset: float,
-    weights: tuple[float, ...],
-    content: np.ndarray,
-    seen_as: Float[np.ndarray, "content target"],
-    target: np.ndarray,
-) -> _Head:
-    """Brings the content from some places away.
+def _look(head: _Head, config: ModelConfig, offset: float, weights: tuple[float, ...]) -> None:
+    """Lets a head look some places away.
 
     Query and key read the constant alone. A query turned by the angles of `offset` places scores
     highest where the key's place differs by as much.
     """
-    head, half = _empty(config), config.head_dim // 2
+    half = config.head_dim // 2
     reach = (NEIGHBOUR_SCORE * config.head_dim**0.5) ** 0.5 / (CONSTANT_SHARE * config.width) ** 0.5
     for pair, weight in enumerate(weights):
         angle = offset * config.rope_theta ** (-pair / half)
         head.query[pair, CONSTANT] = reach * weight**0.5 * np.cos(angle)
         head.query[pair + half, CONSTANT] = reach * weight**0.5 * np.sin(angle)
         head.key[pair, CONSTANT] = reach * weight**0.5
-    size = len(target)
-    head.value[:size, content] = seen_as.T
-    head.output[target, np.arange(size)] = STREAM
-    return head
 
 
-def _matching_head(
+def _match(
+    head: _Head,
     config: ModelConfig,
     compared: np.ndarray,
     likeness: Float[np.ndarray, "size compared"],
     content: np.ndarray,
     masked: float = 0.0,
-) -> _Head:
-    """Brings the content from where the same stands in the dimensions that are compared.
+) -> None:
+    """Lets a head bring the content from where the same stands in the dimensions compared.
 
     Query and key are one matrix, so that a place is most like those with the same neighbour.
     `masked` is what the score of a masked place gets besides, by RoPE's slowest frequency.
     """
-    head, half = _empty(config), config.head_dim // 2
+    half = config.head_dim // 2
     pairs = np.arange(FIRST_SLOW_FREQUENCY, half - (masked != 0))
     slow = np.concatenate([pairs, pairs + half])
     for matrix in (head.query, head.key):
         matrix[np.ix_(slow, compared)] = likeness[: len(slow)]
     if masked:
-        head.query[half - 1, CONSTANT] = (
-            config.head_dim**0.5 / (CONSTANT_SHARE * config.width) ** 0.5
-        )
-        head.key[half - 1, IS_MASK] = masked / ((1 - CONSTANT_SHARE) * config.width) ** 0.5
+        energy = CONSTANT_SHARE * config.width, (1 - CONSTANT_SHARE) * config.width
+        head.query[half - 1, CONSTANT] = config.head_dim**0.5 / energy[0] ** 0.5
+        head.key[half - 1, IS_MASK] = masked / energy[1] ** 0.5
     own = np.arange(len(content))
     head.value[own, content] = 1
     head.output[content, own] = BROUGHT
-    return head
-
-
-def _empty(config: ModelConfig) -> _Head:
-    shape = (config.head_dim, config.width)
-    return _Head(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape[::-1]))
-
-
-def _with_heads(attention: Attention, heads: list[_Head]) -> Attention:
-    """Returns the attention with its first heads replaced."""
-    names = ("query", "key", "value", "output")
-    query, key, value, output = (np.array(getattr(attention, name)) for name in names)
-    for index, head in enumerate(heads):
-        rows = slice(index * head.query.shape[0], (index + 1) * head.query.shape[0])
-        query[rows], key[rows], value[rows], output[:, rows] = head
-    query, key, value, output = (
-        jnp.asarray(matrix, jnp.float32) for matrix in (query, key, value, output)
-    )
-    return attention._replace(query=query, key=key, value=value, output=output)
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:

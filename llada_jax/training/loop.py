@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.training.train_state import TrainState
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import TrainState, create_state, make_train_step
+from llada_jax.training.state import create_state, make_train_step
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -52,16 +53,23 @@ def train(
     folder = Path(folder).absolute()  # orbax takes no relative paths
     require_steps(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
-    with _checkpointer(folder, config) as checkpointer:
-        state = _restore(checkpointer, create_state(model, config, parent))
+    # orbax's policies do not fit its own protocol, hence Any.
+    keep: Any = ocp.training.preservation_policies.LatestN(config.keep_checkpoints)
+    # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
+    with ocp.training.Checkpointer(
+        str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
+    ) as checkpointer:
+        state = create_state(model, config, parent)
+        if checkpointer.latest is not None:
+            state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         metrics = MetricsFile(folder / METRICS_FILE, start)
         train_step = make_train_step(model, config)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
-        timer = Timer()
         recent: list[dict[str, jax.Array]] = []
+        began = time.perf_counter()
         for step, batch in enumerate(
             tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
         ):
@@ -69,15 +77,22 @@ def train(
             recent.append(of_step)
             if _due(step, config.log_every, config.steps):
                 row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
-                row |= _mean(recent) | {"seconds_per_step": timer.lap() / len(recent)}
+                seconds = time.perf_counter() - began
+                row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
+                began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(state.best_params)
-                    timer.lap()
+                    row |= evaluate(state.params)
+                    began = time.perf_counter()
                 metrics.append(row)
                 recent.clear()
             if _due(step, config.checkpoint_every, config.steps):
-                checkpointer.save(step, state.arrays())
+                checkpointer.save(step, arrays_of(state))
     return state
+
+
+def arrays_of(state: TrainState) -> dict[str, Any]:
+    """Returns what a checkpoint holds."""
+    return {"step": state.step, "params": state.params, "opt_state": state.opt_state}
 
 
 def require_steps(folder: str | Path, config: TrainConfig) -> None:
@@ -95,42 +110,18 @@ def require_steps(folder: str | Path, config: TrainConfig) -> None:
     )
 
 
-def load_params(folder: str | Path, model: ModelConfig, config: TrainConfig) -> ModelParams:
-    """Reads parameters of the last checkpoint of a run, averaged where an average is kept.
-
-    Raises ValueError where the folder holds no whole checkpoint.
-    """
-    with _checkpointer(Path(folder).absolute(), config) as checkpointer:
-        require(
-            checkpointer.latest is not None,
-            f"{folder} holds no checkpoint; allowed: the folder of a run that has saved one",
-        )
-        return _restore(checkpointer, create_state(model, config)).best_params
-
-
-class Timer:
-    """Seconds since it was made, or since the last lap."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-
-    def lap(self) -> float:
-        began, self.began = self.began, time.perf_counter()
-        return self.began - began
-
-
 class MetricsFile:
     """Rows of JSON, each with its `step`; starts with the rows up to a step and drops the rest."""
 
     def __init__(self, path: Path, last_step: int) -> None:
         self.path = path
         kept = [row for row in read_metrics(path.parent) if row["step"] <= last_step]
-        atomic.write_text(path, "".join(map(_line, kept)))
+        atomic.write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes a row in one piece, and hands it to the system before it returns."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+            file.write(json.dumps(row) + "\n")
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
@@ -142,10 +133,6 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is half a row
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row) + "\n"
-
-
 def _due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
@@ -153,18 +140,3 @@ def _due(step: int, every: int, last: int) -> bool:
 def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:
     fetched = jax.device_get(rows)
     return {name: float(np.mean([row[name] for row in fetched])) for name in fetched[0]}
-
-
-def _checkpointer(folder: Path, config: TrainConfig) -> ocp.training.Checkpointer:
-    # orbax's policies do not fit its own protocol, hence Any.
-    keep: Any = ocp.training.preservation_policies.LatestN(config.keep_checkpoints)
-    # Each checkpoint is written under a temporary name, then renamed; leftovers are swept here.
-    return ocp.training.Checkpointer(
-        str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
-    )
-
-
-def _restore(checkpointer: ocp.training.Checkpointer, state: TrainState) -> TrainState:
-    if checkpointer.latest is None:
-        return state
-    return state.replace(**checkpointer.load(abstract_state=state.arrays()))

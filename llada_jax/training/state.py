@@ -1,12 +1,11 @@
 """Training state and the step that advances it."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax.training import train_state
+from flax.training.train_state import TrainState
 
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.forward import LayerHooks, forward
@@ -16,27 +15,6 @@ from llada_jax.training.data import TrainingBatch
 from llada_jax.training.loss import corrupt, masked_diffusion_loss
 from llada_jax.training.optimizer import make_optimizer
 from llada_jax.training.routers import RouterLosses
-from llada_jax.types import Params
-
-
-class TrainState(train_state.TrainState):
-    """Parameters, optimizer state and step; with an average of the parameters if asked for."""
-
-    average: Params | None
-
-    def arrays(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds."""
-        return {
-            "step": self.step,
-            "params": self.params,
-            "opt_state": self.opt_state,
-            "average": self.average,
-        }
-
-    @property
-    def best_params(self) -> Params:
-        """Returns the averaged parameters where they are kept, else the parameters."""
-        return self.params if self.average is None else self.average
 
 
 def create_state(
@@ -49,20 +27,17 @@ def create_state(
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
-    # A copy of the parent's: the step gives its buffers away.
-    params = _first_params(model, config) if parent is None else jax.tree.map(jnp.copy, parent)
+    if parent is not None:
+        params = jax.tree.map(jnp.copy, parent)  # the step gives its buffers away
+    else:
+        params = init_params(model, jax.random.key(config.seed))
+        if config.start == "copying":
+            params = with_copying_heads(params, model, config.seed)
     return TrainState.create(
-        apply_fn=partial(forward, config=model),
+        apply_fn=forward,
         params=params,
         tx=make_optimizer(config),
-        # A copy: the step gives its buffers away, and no buffer can be given twice.
-        average=None if config.ema_decay is None else jax.tree.map(jnp.copy, params),
     ).replace(step=jnp.zeros((), jnp.int32))
-
-
-def _first_params(model: ModelConfig, config: TrainConfig) -> ModelParams:
-    params = init_params(model, jax.random.key(config.seed))
-    return with_copying_heads(params, model, config.seed) if config.start == "copying" else params
 
 
 def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
@@ -94,13 +69,7 @@ def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
         metrics["gradient_norm"] = optax.tree.norm(gradient)
-        state = state.apply_gradients(grads=gradient)
-        if config.ema_decay is not None and state.average is not None:
-            rate = 1 - config.ema_decay
-            state = state.replace(
-                average=optax.incremental_update(state.params, state.average, rate)
-            )
-        return state, metrics
+        return state.apply_gradients(grads=gradient), metrics
 
     return jax.jit(train_step, donate_argnums=0)
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
-from experiments.stream.streamed_share import ExchangedLayers
 from llada_jax.backend.layer_file import PAGE, LayerFile, write_layers
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step
@@ -68,10 +67,9 @@ def tiny() -> lj.Model:
 
 
 @pytest.fixture(scope="module")
-def tiny_program(tiny: lj.Model) -> tuple[ExchangedLayers, StreamedProgram]:
+def tiny_program(tiny: lj.Model) -> StreamedProgram:
     """One program, compiled once, for the layers of one store after another."""
-    layers = ExchangedLayers()
-    return layers, StreamedProgram(tiny.config, tiny.params._replace(layers=()), layers)
+    return StreamedProgram(tiny.config, tiny.params._replace(layers=()))
 
 
 @pytest.fixture
@@ -79,11 +77,10 @@ def streamed_tiny(tiny, tiny_program, tmp_path):
     """Decodes with a share of the layers in memory, and returns the tokens and the stalls."""
 
     def tokens_and_stalls(share: float, name: str = "steady", batch: int = 1):
-        layers, program = tiny_program
         file = write_layers(tmp_path / "layers.bin", tiny.config, InMemory(tiny.params))
-        with StreamedWeights(file, planned(file, share, name)) as layers.store:
-            tokens = decoded(tiny.config, None, program, batch)
-            return tokens, layers.store.stalls
+        with StreamedWeights(file, planned(file, share, name)) as tiny_program.weights:
+            tokens = decoded(tiny.config, None, tiny_program, batch)
+            return tokens, tiny_program.weights.stalls
 
     return tokens_and_stalls
 
@@ -273,18 +270,16 @@ def test_without_prefetch_a_transfer_waits_until_its_layer_is_due(tmp_path):
     assert weights.log == 2 * one_by_one
 
 
-def test_a_slower_path_makes_the_forward_wait(tmp_path):
+def test_a_slower_path_makes_the_forward_wait(tmp_path, monkeypatch):
     """Nine transfers of 20 ms each cannot take less, however busy the machine is."""
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
     (size,) = {layer.size for layer in file.layers}
     staged = tuple(StagedLayers((layer,), (0,), in_slot=True) for layer in range(3))
-    staging = LayerStaging(staged, 2 * size, (0, size))
+    monkeypatch.setattr(file, "read", lambda index, into: time.sleep(0.02))
     began = time.monotonic()
-    with StreamedWeights(file, staging, size / 0.02) as weights:
+    with StreamedWeights(file, LayerStaging(staged, 2 * size, (0, size))) as weights:
         run_layers(weights, 3, 3)
         assert time.monotonic() - began >= 0.18 and sum(weights.stalls) > 0
-    with pytest.raises(ValueError, match="bytes_per_second is 0; allowed: above 0, or None"):
-        StreamedWeights(file, LayerStaging((), 0, ()), 0)
 
 
 def test_layers_of_equal_shapes_share_a_function():

@@ -33,9 +33,9 @@ def test_forward_with_a_block_length_is_block_causal(model):
     [
         ([[1, 320]], {}, "tokens span 1 to 320; allowed: 0 to 319"),
         ([[-1]], {}, "tokens span -1 to -1; allowed"),
-        ([1, 2], {}, r"tokens have shape \(2,\); allowed: \[B, L\]"),
-        ([[]], {}, r"tokens have shape \(1, 0\); allowed"),
-        ([[0.5]], {}, "tokens have dtype float32; allowed: integers"),
+        ([1, 2], {}, r"tokens are int32 of shape \(2,\); allowed: integers \[B, L\]"),
+        ([[]], {}, r"tokens are float32 of shape \(1, 0\); allowed"),
+        ([[0.5]], {}, r"tokens are float32 of shape \(1, 1\); allowed: integers"),
         ([[1]], {"block_length": 0}, "block_length is 0; allowed: 1 or more"),
     ],
 )

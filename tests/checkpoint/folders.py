@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from llada_jax.checkpoint import load_params
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
@@ -17,6 +18,11 @@ FAMILIES = ("llada-mha", "llada-gqa", "llada-moe", "llada2-moe", "dream")
 TOLERANCE = 2e-4
 
 _forward = jax.jit(forward, static_argnums=1)
+
+
+def loaded(source: Path | str, dtype: str | None = None) -> tuple[ModelConfig, ModelParams]:
+    """A checkpoint's configuration and parameters, without the folder of its tokenizer."""
+    return load_params(source, dtype)[:2]
 
 
 def golden_config(name: str) -> dict[str, Any]:

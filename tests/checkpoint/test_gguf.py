@@ -10,15 +10,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llada_jax.checkpoint import load_gguf, load_huggingface
 from llada_jax.checkpoint.sources import StoredTensor
-from llada_jax.model.families import FAMILIES, GGUF_NAMES, config_from_gguf, config_from_hf
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     TOLERANCE,
     golden_config,
     golden_forward,
     golden_tensors,
+    loaded,
     logits,
     same_bits,
     write_folder,
@@ -42,7 +44,7 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
     """A golden's tensors under GGUF's names, with the converter's order of rows."""
     config = config_from_hf(golden_config(model))
     renamed = {}
-    for path, template in FAMILIES[config.family].names.items():
+    for path, template in families()[config.family].names.items():
         for layer in range(config.n_layers):
             name = template.format(i=layer)
             if name not in tensors:
@@ -51,7 +53,7 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
             if config.family == "llada" and path.endswith((".query", ".key")):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
-            renamed[GGUF_NAMES[path].format(i=layer)] = tensor
+            renamed[gguf_names()[path].format(i=layer)] = tensor
     assert len(renamed) == len(tensors)
     return renamed
 
@@ -113,7 +115,7 @@ def through(kind: str, tensors: Tensors) -> Tensors:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_f32_agrees_with_pytorch(model: str, tmp_path: Path) -> None:
-    config, params = load_gguf(write_gguf(tmp_path / "model.gguf", model, "F32"))
+    config, params = loaded(write_gguf(tmp_path / "model.gguf", model, "F32"))
     assert config == config_from_hf(golden_config(model))
     tokens, expected, _ = golden_forward(model)
     np.testing.assert_allclose(logits(config, params, tokens), expected, rtol=0, atol=TOLERANCE)
@@ -125,8 +127,8 @@ def test_every_kind_loads_as_its_dequantized_weights(model: str, kind: str, tmp_
     tensors = through(kind, golden_tensors(model))
     folder = write_folder(tmp_path / "hf", golden_config(model), tensors)
     path = write_gguf(tmp_path / "model.gguf", model, kind)
-    config, params = load_gguf(path, "float32")
-    expected_config, expected = load_huggingface(folder)
+    config, params = loaded(path, "float32")
+    expected_config, expected = loaded(folder)
     assert config == expected_config
     assert same_bits(params, expected)
 
@@ -137,14 +139,14 @@ def test_every_kind_loads_as_its_dequantized_weights(model: str, kind: str, tmp_
      ("Q8_0", ml_dtypes.bfloat16), ("Q4_0", ml_dtypes.bfloat16)],
 )  # fmt: skip
 def test_the_dtype_of_the_file(kind: str, dtype: Any, tmp_path: Path) -> None:
-    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind))
+    _, params = loaded(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind))
     assert params.embedding.dtype == dtype
     assert params.final_norm.dtype == dtype
 
 
 def test_q4_0_keeps_its_integers(tmp_path: Path) -> None:
     tensors = golden_tensors("llada-gqa")
-    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q4_0"), "int4")
+    _, params = loaded(write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q4_0"), "int4")
     attention = params.layers[1].attention
     for leaf, letter in ((attention.query, "q"), (attention.key, "k"), (attention.value, "v")):
         assert isinstance(leaf, QuantArray)
@@ -157,15 +159,15 @@ def test_q4_0_keeps_its_integers(tmp_path: Path) -> None:
 def test_other_kinds_are_quantized_anew(kind: str, dtype: str, tmp_path: Path) -> None:
     tensors = through(kind, golden_tensors("llada-gqa"))
     folder = write_folder(tmp_path / "hf", golden_config("llada-gqa"), tensors)
-    _, expected = load_huggingface(folder, dtype)
-    _, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind), dtype)
+    _, expected = loaded(folder, dtype)
+    _, params = loaded(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind), dtype)
     assert same_bits(params, expected)
 
 
 def test_without_an_output_matrix_the_embedding_is_the_head(tmp_path: Path) -> None:
     tensors = golden_tensors("llada-mha")
     del tensors["model.transformer.ff_out.weight"]
-    config, params = load_gguf(write_gguf(tmp_path / "model.gguf", "llada-mha", "F32", tensors))
+    config, params = loaded(write_gguf(tmp_path / "model.gguf", "llada-mha", "F32", tensors))
     assert config.tied_embeddings
     assert params.head is None
 
@@ -201,13 +203,13 @@ def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestErrors:
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no file .*absent\.gguf"):
-            load_gguf(tmp_path / "absent.gguf")
+            loaded(tmp_path / "absent.gguf")
 
     @pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF at all" * 40])
     def test_no_gguf(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").write_bytes(content)
         with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file, or is cut short: "):
-            load_gguf(tmp_path / "model.gguf")
+            loaded(tmp_path / "model.gguf")
 
     @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
     def test_cut_short(self, share: float, tmp_path: Path) -> None:
@@ -215,27 +217,27 @@ class TestErrors:
         whole = path.read_bytes()
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(ValueError, match=r"model\.gguf is no GGUF file, or is cut short: "):
-            load_gguf(path)
+            loaded(path)
 
     def test_an_unsupported_kind(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "Q5_0")
         message = r"blk\.0\.attn_q\.weight is Q5_0.*; allowed: F32, F16, BF16, Q8_0, Q4_0"
         with pytest.raises(ValueError, match=message):
-            load_gguf(path)
+            loaded(path)
 
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         out = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
         out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
         finish(out)
         with pytest.raises(ValueError, match=r"architecture is 'llama'; allowed: 'llada', 'dream'"):
-            load_gguf(tmp_path / "model.gguf")
+            loaded(tmp_path / "model.gguf")
 
     def test_a_missing_key(self, tmp_path: Path) -> None:
         out = gguf.GGUFWriter(tmp_path / "model.gguf", "llada")
         out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
         finish(out)
         with pytest.raises(ValueError, match=r"metadata lacks 'llada\.embedding_length'"):
-            load_gguf(tmp_path / "model.gguf")
+            loaded(tmp_path / "model.gguf")
 
     def test_missing_and_misshapen_tensors(self, tmp_path: Path) -> None:
         path = tmp_path / "model.gguf"
@@ -243,14 +245,14 @@ class TestErrors:
         out.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))
         finish(out)
         with pytest.raises(ValueError, match=r"lacks blk\.0\.attn_norm\.weight, .* and 15 more"):
-            load_gguf(path)
+            loaded(path)
         tensors = golden_tensors("llada-gqa")
         tensors["model.transformer.blocks.1.ff_norm.weight"] = np.zeros(63, np.float32)
         write_gguf(path, "llada-gqa", "F32", tensors)
         with pytest.raises(
             ValueError, match=r"blk\.1\.ffn_norm\.weight is \[63\], expected \[64\]"
         ):
-            load_gguf(path)
+            loaded(path)
 
     def test_the_extra_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
@@ -263,4 +265,4 @@ class TestErrors:
 
         monkeypatch.setattr(builtins, "__import__", without_gguf)
         with pytest.raises(ImportError, match=r"GGUF files need the extra 'gguf' of llada_jax"):
-            load_gguf(path)
+            loaded(path)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from llada_jax.checkpoint import huggingface, load_huggingface, save_huggingface
-from llada_jax.model.families import FAMILIES as FAMILY_TABLE
-from llada_jax.model.families import config_from_hf, config_to_hf
+from llada_jax.checkpoint import huggingface, save_huggingface
+from llada_jax.model.families.config_json import config_from_hf, config_to_hf
+from llada_jax.model.families.family import families
 from llada_jax.model.params import Experts, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
@@ -23,6 +23,7 @@ from tests.checkpoint.folders import (
     golden_config,
     golden_forward,
     golden_tensors,
+    loaded,
     logits,
     same_bits,
     write_folder,
@@ -68,8 +69,8 @@ def tiny_qwen(model_type: str, *, tied: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shards_load_as_a_single_file_does(family: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path, golden_config(family), golden_tensors(family), 3)
-    config, params = load_huggingface(folder)
-    expected_config, expected = load_huggingface(GOLDENS / family)
+    config, params = loaded(folder)
+    expected_config, expected = loaded(GOLDENS / family)
     assert config == expected_config
     assert same_bits(params, expected)
 
@@ -78,8 +79,8 @@ def test_llada_configuration_in_the_names_of_hugging_face(tmp_path: Path) -> Non
     hf = {LLADA_TO_HF_KEYS.get(k, k): v for k, v in golden_config("llada-gqa").items()}
     assert "d_model" not in hf
     folder = write_folder(tmp_path, hf, golden_tensors("llada-gqa"))
-    config, params = load_huggingface(folder)
-    expected_config, expected = load_huggingface(GOLDENS / "llada-gqa")
+    config, params = loaded(folder)
+    expected_config, expected = loaded(GOLDENS / "llada-gqa")
     assert config == expected_config
     assert same_bits(params, expected)
 
@@ -97,9 +98,9 @@ def test_tensors_decide_on_qk_norm_where_the_configuration_is_silent(tmp_path: P
     hf = golden_config("llada2-moe")
     tensors = golden_tensors("llada2-moe")
     del hf["use_qk_norm"]
-    assert load_huggingface(write_folder(tmp_path, hf, tensors))[0].qk_norm
+    assert loaded(write_folder(tmp_path, hf, tensors))[0].qk_norm
     bare = {name: tensor for name, tensor in tensors.items() if "y_layernorm" not in name}
-    config, params = load_huggingface(write_folder(tmp_path, hf, bare))
+    config, params = loaded(write_folder(tmp_path, hf, bare))
     assert not config.qk_norm
     assert params.layers[0].attention.query_norm is None
 
@@ -109,7 +110,7 @@ def test_a_configuration_that_names_qk_norm_needs_its_tensors(tmp_path: Path) ->
     bare = {name: tensor for name, tensor in tensors.items() if "y_layernorm" not in name}
     folder = write_folder(tmp_path, golden_config("llada2-moe"), bare)
     with pytest.raises(ValueError, match=r"lacks model\.layers\.0\.attention\.query_layernorm"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_the_numpy_model_agrees_with_pytorch() -> None:
@@ -125,7 +126,7 @@ def test_qwen_shapes_agree_with_the_numpy_model(
 ) -> None:
     hf = tiny_qwen(model_type, tied=tied)
     tensors = random_tensors(hf, seed=3)
-    config, params = load_huggingface(write_folder(tmp_path, hf, tensors))
+    config, params = loaded(write_folder(tmp_path, hf, tensors))
     assert (params.head is None) == tied
     tokens = np.random.default_rng(4).integers(0, hf["vocab_size"], (2, 17))
     found = logits(config, params, tokens)
@@ -139,9 +140,9 @@ def test_tied_llada_reads_no_head(tmp_path: Path) -> None:
     tied = {name: tensor for name, tensor in tensors.items() if name != head}
     hf = golden_config("llada-mha")
     tokens, _, _ = golden_forward("llada-mha")
-    expected = logits(*load_huggingface(write_folder(tmp_path / "untied", hf, untied)), tokens)
+    expected = logits(*loaded(write_folder(tmp_path / "untied", hf, untied)), tokens)
     folder = write_folder(tmp_path / "tied", {**hf, "weight_tying": True}, tied)
-    np.testing.assert_array_equal(logits(*load_huggingface(folder), tokens), expected)
+    np.testing.assert_array_equal(logits(*loaded(folder), tokens), expected)
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -151,7 +152,7 @@ def test_floats_are_cast_as_numpy_casts_them(
 ) -> None:
     tensors = {k: v.astype(stored) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path, golden_config("llada-gqa"), tensors)
-    _, params = load_huggingface(folder, dtype)
+    _, params = loaded(folder, dtype)
     expected = tensors["model.transformer.blocks.1.up_proj.weight"]
     if dtype is not None:
         expected = expected.astype(jnp.dtype(dtype))
@@ -164,14 +165,14 @@ def test_floats_are_cast_as_numpy_casts_them(
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", BFLOAT16_ERROR), ("int8", INT8_ERROR)])
 def test_logits_stay_close(family: str, dtype: str, limit: float) -> None:
     tokens, expected, _ = golden_forward(family)
-    found = logits(*load_huggingface(GOLDENS / family, dtype), tokens)
+    found = logits(*loaded(GOLDENS / family, dtype), tokens)
     error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
     assert error < limit
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("int8", 127), ("int4", 7)])
 def test_quantized_leaves_stand_for_the_stored_weights(dtype: str, limit: int) -> None:
-    _, params = load_huggingface(GOLDENS / "llada-mha", dtype)
+    _, params = loaded(GOLDENS / "llada-mha", dtype)
     weight = golden_tensors("llada-mha")["model.transformer.blocks.2.ff_out.weight"]
     leaf = params.layers[2].ffn.down
     assert isinstance(leaf, QuantArray)
@@ -187,7 +188,7 @@ def test_quantized_leaves_stand_for_the_stored_weights(dtype: str, limit: int) -
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_quantized_experts_and_fused_rows(dtype: str) -> None:
     tensors = golden_tensors("llada2-moe")
-    config, params = load_huggingface(GOLDENS / "llada2-moe", dtype)
+    config, params = loaded(GOLDENS / "llada2-moe", dtype)
     layer = params.layers[2]
 
     def value(leaf: Any) -> np.ndarray:
@@ -205,7 +206,7 @@ def test_quantized_experts_and_fused_rows(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_router_keeps_its_float32(dtype: str) -> None:
-    _, params = load_huggingface(GOLDENS / "llada2-moe", dtype)
+    _, params = loaded(GOLDENS / "llada2-moe", dtype)
     stored = golden_tensors("llada2-moe")
     ffn = params.layers[1].ffn
     assert isinstance(ffn, Experts)
@@ -216,18 +217,18 @@ def test_the_router_keeps_its_float32(dtype: str) -> None:
 
 
 def test_pieces_of_a_tensor_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [load_huggingface(GOLDENS / "llada2-moe", dtype)[1] for dtype in (None, "int8")]
+    whole = [loaded(GOLDENS / "llada2-moe", dtype)[1] for dtype in (None, "int8")]
     monkeypatch.setattr("llada_jax.checkpoint.tensors._PIECE_ELEMENTS", 1000)
-    pieces = [load_huggingface(GOLDENS / "llada2-moe", dtype)[1] for dtype in (None, "int8")]
+    pieces = [loaded(GOLDENS / "llada2-moe", dtype)[1] for dtype in (None, "int8")]
     assert all(same_bits(*pair) for pair in zip(whole, pieces, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saving_inverts_loading(family: str, dtype: Any, tmp_path: Path) -> None:
-    config, params = load_huggingface(GOLDENS / family, dtype)
+    config, params = loaded(GOLDENS / family, dtype)
     save_huggingface(tmp_path / "saved", config, params, dtype)
-    again, reloaded = load_huggingface(tmp_path / "saved")
+    again, reloaded = loaded(tmp_path / "saved")
     assert again == config
     assert same_bits(reloaded, params)
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
@@ -235,7 +236,7 @@ def test_saving_inverts_loading(family: str, dtype: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_files_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
-    save_huggingface(tmp_path, *load_huggingface(GOLDENS / family), "float32")
+    save_huggingface(tmp_path, *loaded(GOLDENS / family), "float32")
     tensors = golden_tensors(family)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == tensors.keys()
@@ -244,7 +245,7 @@ def test_saved_files_are_those_of_the_reference(family: str, tmp_path: Path) -> 
 
 def test_saved_configuration_has_the_keys_that_the_reference_reads(tmp_path: Path) -> None:
     reference = golden_config("llada-mha")
-    save_huggingface(tmp_path, *load_huggingface(GOLDENS / "llada-mha"), "float32")
+    save_huggingface(tmp_path, *loaded(GOLDENS / "llada-mha"), "float32")
     saved = json.loads((tmp_path / "config.json").read_text())
     training_only = {"alibi_bias_max", "init_cutoff_factor", "init_fn", "init_std", "mlp_ratio",
                      "precision", "train_max_sequence_length", "transformers_version"}  # fmt: skip
@@ -252,7 +253,7 @@ def test_saved_configuration_has_the_keys_that_the_reference_reads(tmp_path: Pat
     assert {key: reference[key] for key in saved if key in reference} == saved
 
 
-@pytest.mark.parametrize("family", FAMILY_TABLE)
+@pytest.mark.parametrize("family", families())
 def test_every_family_spells_its_configuration(family: str) -> None:
     names = {"llada": "llada-gqa", "llada_moe": "llada-moe", "llada2": "llada2-moe"}
     if family in ("qwen2", "qwen3"):
@@ -260,7 +261,7 @@ def test_every_family_spells_its_configuration(family: str) -> None:
     else:
         config = config_from_hf(golden_config(names.get(family, family)))
     assert config_from_hf(config_to_hf(config)) == config
-    assert config_to_hf(config)["model_type"] in FAMILY_TABLE[family].model_types
+    assert config_to_hf(config)["model_type"] in families()[family].model_types
 
 
 def test_a_dense_first_layer_in_either_spelling() -> None:
@@ -274,7 +275,7 @@ def test_a_dense_first_layer_in_either_spelling() -> None:
 
 
 def test_a_configuration_without_spelling_is_refused(tmp_path: Path) -> None:
-    config, _ = load_huggingface(GOLDENS / "llada-mha")
+    config, _ = loaded(GOLDENS / "llada-mha")
     odd = config.replace(shift_logits=True)
     params = init_params(odd, jax.random.key(0))
     with pytest.raises(ValueError, match=r"\['shift_logits'\] .* have no key in family 'llada'"):
@@ -285,11 +286,11 @@ def test_a_configuration_without_spelling_is_refused(tmp_path: Path) -> None:
 def test_saving_into_a_folder_keeps_its_other_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("old")
-    config, params = load_huggingface(GOLDENS / "llada-gqa")
+    config, params = loaded(GOLDENS / "llada-gqa")
     save_huggingface(tmp_path, config, params, "float32")
     files = {file.name for file in tmp_path.iterdir()}
     assert files == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert same_bits(load_huggingface(tmp_path)[1], params)
+    assert same_bits(loaded(tmp_path)[1], params)
 
 
 @pytest.mark.parametrize("existing", [True, False])
@@ -306,20 +307,20 @@ def test_an_interrupted_save_leaves_nothing(
 
     monkeypatch.setattr(huggingface, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save_huggingface(target, *load_huggingface(GOLDENS / "llada-gqa"))
+        save_huggingface(target, *loaded(GOLDENS / "llada-gqa"))
     assert [file.name for file in tmp_path.iterdir()] == (["saved"] if existing else [])
     assert not existing or not any(target.iterdir())
 
 
 def test_quantized_parameters_are_not_saved(tmp_path: Path) -> None:
-    config, params = load_huggingface(GOLDENS / "llada-gqa", "int8")
+    config, params = loaded(GOLDENS / "llada-gqa", "int8")
     with pytest.raises(ValueError, match=r"q_proj\.weight is quantized; allowed: floats"):
         save_huggingface(tmp_path / "saved", config, params)
     assert not any(tmp_path.iterdir())
 
 
 def test_parameters_of_another_shape_are_not_saved(tmp_path: Path) -> None:
-    config, params = load_huggingface(GOLDENS / "llada-gqa")
+    config, params = loaded(GOLDENS / "llada-gqa")
     with pytest.raises(ValueError, match=r"wte\.weight: .* \[320, 64\], expected \[321, 64\]"):
         save_huggingface(tmp_path / "saved", config.replace(vocab_size=321), params)
     with pytest.raises(ValueError, match=r"the parameters have 21 arrays, the configuration 30"):
@@ -327,7 +328,7 @@ def test_parameters_of_another_shape_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_is_not_saved(tmp_path: Path) -> None:
-    config, params = load_huggingface(GOLDENS / "llada-gqa")
+    config, params = loaded(GOLDENS / "llada-gqa")
     with pytest.raises(ValueError, match=r"dtype is 'int8'; allowed: 'float32', 'bfloat16'"):
         save_huggingface(tmp_path / "saved", config, params, "int8")  # pyright: ignore
 
@@ -335,8 +336,8 @@ def test_a_dtype_that_is_not_saved(tmp_path: Path) -> None:
 def test_the_progress_bar_is_for_large_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load_huggingface(GOLDENS / "llada-gqa")
+    loaded(GOLDENS / "llada-gqa")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("llada_jax.checkpoint.tensors._PROGRESS_BYTES", 0)
-    load_huggingface(GOLDENS / "llada-gqa")
+    loaded(GOLDENS / "llada-gqa")
     assert "llada-gqa: 100%" in capsys.readouterr().err

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llada_jax.checkpoint import load_huggingface
 from llada_jax.checkpoint.sources import StoredTensor
-from tests.checkpoint.folders import golden_config, golden_tensors, write_folder, write_shards
+from tests.checkpoint.folders import (
+    golden_config,
+    golden_tensors,
+    loaded,
+    write_folder,
+    write_shards,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,13 +48,13 @@ def rewrite_tensors(folder: Path, **changes: Any) -> None:
 
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
-        load_huggingface(tmp_path / "absent")
+        loaded(tmp_path / "absent")
 
 
 def test_no_configuration(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no config\.json in .*model"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_unparsable_configuration(folder: Path, content: str | bytes, message: s
     raw = content if isinstance(content, bytes) else content.encode()
     (folder / "config.json").write_bytes(raw)
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +87,13 @@ def test_unparsable_configuration(folder: Path, content: str | bytes, message: s
 def test_unsupported_configuration(folder: Path, changes: dict[str, Any], message: str) -> None:
     rewrite_config(folder, **changes)
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_no_weights(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     with pytest.raises(FileNotFoundError, match=rf"no {WEIGHTS} and no {INDEX} in"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200])
@@ -96,7 +101,7 @@ def test_a_header_longer_than_the_file(folder: Path, keep: int) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:keep])
     with pytest.raises(ValueError, match=rf"{WEIGHTS} is cut short: its header takes \d+ bytes"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_data_shorter_than_the_header_says(folder: Path) -> None:
@@ -104,7 +109,7 @@ def test_data_shorter_than_the_header_says(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(whole[:-1])
     message = rf"cut short: its tensors end at {len(whole)} bytes, the file has {len(whole) - 1}"
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 @pytest.mark.parametrize(
@@ -114,31 +119,31 @@ def test_data_shorter_than_the_header_says(folder: Path) -> None:
 def test_a_header_that_describes_no_tensors(folder: Path, header: bytes) -> None:
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
     with pytest.raises(ValueError, match=rf"{WEIGHTS} is no safetensors file: "):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     rewrite_tensors(folder, **{QUERY: None})
     with pytest.raises(ValueError, match=rf"model lacks {QUERY}$"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_many_missing_tensors_are_counted(folder: Path) -> None:
     rewrite_config(folder, n_layers=4)
     with pytest.raises(ValueError, match=r"blocks\.2\.attn_norm\.weight, .* and 14 more$"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_a_tensor_of_the_wrong_shape(folder: Path) -> None:
     rewrite_tensors(folder, **{QUERY: np.zeros((64, 60), np.float32)})
     with pytest.raises(ValueError, match=rf"{QUERY} is \[64, 60\], expected \[64, 64\]"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_a_tensor_of_an_unsupported_type(folder: Path) -> None:
     rewrite_tensors(folder, **{QUERY: np.zeros((64, 64), np.int8)})
     with pytest.raises(ValueError, match=rf"{QUERY} is I8; allowed: F32, F16, BF16"):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     (folder / "model-00002-of-00003.safetensors").unlink()
     message = r"lacks model-00002-of-00003\.safetensors, named by model\.safetensors\.index\.json"
     with pytest.raises(FileNotFoundError, match=message):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 @pytest.mark.parametrize(("content", "message"), [("{}", "lacks 'weight_map'"), ("{", "no JSON")])
@@ -154,26 +159,26 @@ def test_an_unusable_index(folder: Path, content: str, message: str) -> None:
     (folder / WEIGHTS).unlink()
     (folder / INDEX).write_text(content)
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder)
+        loaded(folder)
 
 
 def test_an_unknown_dtype(folder: Path) -> None:
     message = r"dtype is 'float16'; allowed: None, 'float32', 'bfloat16', 'int8', 'int4'"
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder, "float16")
+        loaded(folder, "float16")
     with pytest.raises(ValueError, match=r"dtype is <class 'numpy.float32'>; allowed: None"):
-        load_huggingface(folder, np.float32)  # pyright: ignore
+        loaded(folder, np.float32)  # pyright: ignore
 
 
 def test_int4_needs_whole_groups(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, golden_config("llada-moe"), golden_tensors("llada-moe"))
     message = r"dtype is 'int4', but .*experts\.0\.down_proj\.weight has 48 inputs; allowed: a mult"
     with pytest.raises(ValueError, match=message):
-        load_huggingface(folder, "int4")
+        loaded(folder, "int4")
 
 
 def test_tensors_that_nothing_reads_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     rewrite_tensors(folder, **{"lora.weight": np.zeros(3, np.float32)})
     with pytest.warns(UserWarning, match=r"no parameter reads: lora\.weight"):
-        load_huggingface(folder)
+        loaded(folder)

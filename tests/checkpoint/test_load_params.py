@@ -6,8 +6,15 @@ import jax.numpy as jnp
 import pytest
 
 from llada_jax import checkpoint
-from llada_jax.checkpoint import bundled, bundled_folder, load_huggingface, load_params, save_orbax
-from tests.checkpoint.folders import GOLDENS, golden_config, golden_tensors, same_bits, write_folder
+from llada_jax.checkpoint import bundled, bundled_names, load_params, model_path, save_orbax
+from tests.checkpoint.folders import (
+    GOLDENS,
+    golden_config,
+    golden_tensors,
+    loaded,
+    same_bits,
+    write_folder,
+)
 from tests.checkpoint.test_gguf import write_gguf
 
 MODEL = GOLDENS / "llada-gqa"
@@ -19,32 +26,32 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tensors = {k: v.astype(jnp.bfloat16) for k, v in golden_tensors("llada-gqa").items()}
     folder = write_folder(tmp_path / "assets" / "tiny", golden_config("llada-gqa"), tensors)
     (folder / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(bundled, "_assets", lambda: tmp_path / "assets")
+    monkeypatch.setattr(bundled, "_ASSETS", tmp_path / "assets")
     return folder
 
 
 def test_a_bundled_model_loads_as_float32(bundle: Path) -> None:
     config, params, tokenizer_folder = load_params("tiny")
-    assert config == load_huggingface(MODEL)[0]
+    assert config == loaded(MODEL)[0]
     assert params.embedding.dtype == jnp.float32
     assert tokenizer_folder == bundle
     assert load_params("tiny", "bfloat16")[1].embedding.dtype == jnp.bfloat16
 
 
 def test_bundled_names_are_listed(bundle: Path) -> None:
-    assert bundled_folder("tiny") == bundle
-    with pytest.raises(ValueError, match=r"bundled model is 'huge'; allowed: 'tiny'"):
-        bundled_folder("huge")
+    assert bundled_names() == ("tiny",)
+    assert model_path("tiny") == bundle
+    assert model_path("huge") == Path("huge")
 
 
 def test_the_package_bundles_tiny() -> None:
-    assert (bundled_folder("tiny") / "tokenizer.json").is_file()
+    assert (model_path("tiny") / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "int8"])
 def test_a_folder(dtype: str | None) -> None:
     config, params, tokenizer_folder = load_params(str(MODEL), dtype)
-    expected_config, expected = load_huggingface(MODEL, dtype)
+    expected_config, expected = loaded(MODEL, dtype)
     assert config == expected_config
     assert same_bits(params, expected)
     assert tokenizer_folder is None
@@ -53,7 +60,7 @@ def test_a_folder(dtype: str | None) -> None:
 def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llada-gqa", "F32")
     _, params, tokenizer_folder = load_params(path)
-    assert same_bits(params, load_huggingface(MODEL)[1])
+    assert same_bits(params, loaded(MODEL)[1])
     assert tokenizer_folder is None
     (tmp_path / "tokenizer.json").write_text("{}")
     assert load_params(path)[2] == tmp_path
@@ -61,14 +68,14 @@ def test_a_gguf_file_with_a_tokenizer_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "int8", "int4"])
 def test_our_own_checkpoint_in_any_dtype(dtype: str | None, tmp_path: Path) -> None:
-    save_orbax(tmp_path / "saved", *load_huggingface(MODEL))
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
     _, params, tokenizer_folder = load_params(tmp_path / "saved", dtype)
-    assert same_bits(params, load_huggingface(MODEL, dtype)[1])
+    assert same_bits(params, loaded(MODEL, dtype)[1])
     assert tokenizer_folder is None
 
 
 def test_our_own_quantized_checkpoint(tmp_path: Path) -> None:
-    config, params = load_huggingface(MODEL, "int8")
+    config, params = loaded(MODEL, "int8")
     save_orbax(tmp_path / "saved", config, params)
     assert same_bits(load_params(tmp_path / "saved")[1], params)
     assert same_bits(load_params(tmp_path / "saved", "int8")[1], params)

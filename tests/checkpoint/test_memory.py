@@ -17,12 +17,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from llada_jax.checkpoint.sources import param_sources, tensor_shapes
-from llada_jax.model.families import FAMILIES, config_from_hf
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families
 
 PROCESS = """
 import json, re, sys
 import jax, jax.numpy as jnp
-from llada_jax.checkpoint import load_huggingface
+from llada_jax.checkpoint import load_params
 from llada_jax.model.quantize import quantize
 import numpy as np
 
@@ -32,7 +33,7 @@ def status(key):
 quantize(np.ones((2, 32), np.float32), 8).values.block_until_ready()
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 before = status("VmRSS")
-_, params = load_huggingface(sys.argv[1], sys.argv[2])
+_, params, _ = load_params(sys.argv[1], sys.argv[2])
 print(json.dumps({
     "grown": status("VmHWM") - before,
     "final": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
@@ -86,7 +87,7 @@ def moe_config(width: int, n_layers: int) -> dict[str, Any]:
 def write_large_checkpoint(folder: Path, hf: dict[str, Any], n_shards: int) -> int:
     """Shards of bfloat16; the largest leaf of the model in bytes."""
     config = config_from_hf(hf)
-    placed = param_sources(config, FAMILIES[config.family].names)
+    placed = param_sources(config, families()[config.family].names)
     shapes = tensor_shapes(placed)
     noise = np.random.default_rng(0).standard_normal(1 << 16).astype(jnp.bfloat16)
     shard_of = {}

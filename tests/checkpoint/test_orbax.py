@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from llada_jax.checkpoint import load_huggingface, load_orbax, save_orbax
-from tests.checkpoint.folders import FAMILIES, GOLDENS, same_bits
+from llada_jax.checkpoint import save_orbax
+from tests.checkpoint.folders import FAMILIES, GOLDENS, loaded, same_bits
 
 MODEL = GOLDENS / "llada-gqa"
 DESCRIPTION = "llada_jax.json"
@@ -20,9 +20,9 @@ DESCRIPTION = "llada_jax.json"
      ("llada-gqa", "int8"), ("llada-gqa", "int4"), ("dream", "int4")],
 )  # fmt: skip
 def test_round_trip_bit_for_bit(family: str, dtype: str | None, tmp_path: Path) -> None:
-    config, params = load_huggingface(GOLDENS / family, dtype)
+    config, params = loaded(GOLDENS / family, dtype)
     save_orbax(tmp_path / "saved", config, params)
-    again, restored = load_orbax(tmp_path / "saved")
+    again, restored = loaded(tmp_path / "saved")
     assert again == config
     assert hash(again) == hash(config)
     assert same_bits(restored, params)
@@ -31,16 +31,16 @@ def test_round_trip_bit_for_bit(family: str, dtype: str | None, tmp_path: Path) 
 
 def test_a_relative_folder_inside_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config, params = load_huggingface(MODEL)
+    config, params = loaded(MODEL)
     save_orbax("runs/one", config, params)
-    assert same_bits(load_orbax("runs/one")[1], params)
+    assert same_bits(loaded("runs/one")[1], params)
 
 
 def test_a_new_checkpoint_replaces_an_old_one(tmp_path: Path) -> None:
-    save_orbax(tmp_path / "saved", *load_huggingface(MODEL))
-    config, params = load_huggingface(GOLDENS / "llada-mha", "int8")
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
+    config, params = loaded(GOLDENS / "llada-mha", "int8")
     save_orbax(tmp_path / "saved", config, params)
-    again, restored = load_orbax(tmp_path / "saved")
+    again, restored = loaded(tmp_path / "saved")
     assert again == config
     assert same_bits(restored, params)
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
@@ -49,7 +49,7 @@ def test_a_new_checkpoint_replaces_an_old_one(tmp_path: Path) -> None:
 def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"exists; allowed: a new or empty folder, or a checkpoin"):
-        save_orbax(tmp_path, *load_huggingface(MODEL))
+        save_orbax(tmp_path, *loaded(MODEL))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -57,7 +57,7 @@ def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
 def test_an_interrupted_save_changes_nothing(
     existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, params = load_huggingface(MODEL)
+    config, params = loaded(MODEL)
     if existing:
         save_orbax(tmp_path / "saved", config, params)
 
@@ -67,43 +67,38 @@ def test_an_interrupted_save_changes_nothing(
 
     monkeypatch.setattr(ocp, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        save_orbax(tmp_path / "saved", *load_huggingface(GOLDENS / "llada-mha"))
+        save_orbax(tmp_path / "saved", *loaded(GOLDENS / "llada-mha"))
     assert [file.name for file in tmp_path.iterdir()] == (["saved"] if existing else [])
-    assert not existing or same_bits(load_orbax(tmp_path / "saved")[1], params)
-
-
-def test_no_description(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no llada_jax\.json in"):
-        load_orbax(tmp_path)
+    assert not existing or same_bits(loaded(tmp_path / "saved")[1], params)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", r"llada_jax\.json is no JSON: "),
-        ("{}", r"llada_jax\.json describes no model: 'config'"),
+        ("{}", r"llada_jax\.json describes no model: family is missing"),
         ('{"config": {"moe": null}, "dtypes": {}}', r"describes no model: .*missing"),
     ],
 )
 def test_an_unusable_description(content: str, message: str, tmp_path: Path) -> None:
-    save_orbax(tmp_path / "saved", *load_huggingface(MODEL))
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
     (tmp_path / "saved" / DESCRIPTION).write_text(content)
     with pytest.raises(ValueError, match=message):
-        load_orbax(tmp_path / "saved")
+        loaded(tmp_path / "saved")
 
 
 def test_a_description_that_lacks_a_parameter(tmp_path: Path) -> None:
-    save_orbax(tmp_path / "saved", *load_huggingface(MODEL))
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
     file = tmp_path / "saved" / DESCRIPTION
     description = json.loads(file.read_text())
     del description["dtypes"]["layers.1.ffn.down"]
     file.write_text(json.dumps(description))
     with pytest.raises(ValueError, match=r"llada_jax\.json lacks layers\.1\.ffn\.down"):
-        load_orbax(tmp_path / "saved")
+        loaded(tmp_path / "saved")
 
 
 def test_no_tree(tmp_path: Path) -> None:
-    save_orbax(tmp_path / "saved", *load_huggingface(MODEL))
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
     (tmp_path / "saved" / "params").rename(tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError, match=r"no params in"):
-        load_orbax(tmp_path / "saved")
+        loaded(tmp_path / "saved")

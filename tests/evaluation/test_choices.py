@@ -116,7 +116,7 @@ def test_letters_are_uniform_and_choices_are_listed():
 
 def test_drills_name_the_letter_of_every_choice():
     for index in range(200):
-        drill = TASK.drill_item(3, index)
+        drill = TASK.item(3, index, "train", drill=True)
         *_, asked = drill.question.split("\nThen name: ")
         letters = drill.target.split()
         texts = [drill.choices["ABCD".index(letter)] for letter in letters]

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import llada_jax as lj
-from llada_jax.checkpoint import bundled_folder
+from llada_jax.checkpoint import model_path
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
@@ -37,7 +37,7 @@ EVEN = Task(
 
 @pytest.fixture(scope="module")
 def model() -> lj.Model:
-    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    tokenizer = Tokenizer.from_folder(model_path("tiny"))
     config = lj.ModelConfig(
         family="llada", vocab_size=tokenizer.vocab_size, width=16, n_layers=1, n_heads=2,
         n_kv_heads=2, head_dim=8, ffn_width=16, rope_theta=1e4, norm_eps=1e-5, max_length=256,
@@ -80,14 +80,14 @@ def test_answers_are_those_of_generate(found, model):
 def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monkeypatch):
     decoded = []
 
-    def interrupted(model, items, *arguments, **settings):
+    def interrupted(trial, places):
         if len(decoded) == 1:
             raise KeyboardInterrupt
-        decoded.append(list(items))
-        return answer_items(model, items, *arguments, **settings)
+        decoded.append(places)
+        return answer(trial, places)
 
-    answer_items = harness.answer_items
-    monkeypatch.setattr(harness, "answer_items", interrupted)
+    answer = harness.Trial.answer
+    monkeypatch.setattr(harness.Trial, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         even(model, folder=tmp_path / "run")
     decoded.clear()
@@ -95,7 +95,7 @@ def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monke
     assert decoded == [[3, 4, 5]]
     assert again.generations == found.generations
     assert Evaluation.load(tmp_path / "run", task=EVEN).score == found.score
-    monkeypatch.setattr(harness, "answer_items", None)
+    monkeypatch.setattr(harness.Trial, "answer", None)
     assert repr(even(model, folder=tmp_path / "run")) == repr(again)
     with pytest.raises(ValueError, match=r"threshold is 0\.0001 there and 0\.5 here"):
         even(model, SHORT.replace(threshold=0.5), folder=tmp_path / "run")
@@ -114,11 +114,11 @@ def test_a_baseline_is_compared_on_the_same_items(found, model):
 def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
     asked = []
 
-    def noted(model, items, sampler, **settings):
-        asked.append(sampler)
+    def noted(trial, places):
+        asked.append(trial.sampler)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(harness, "answer_items", noted)
+    monkeypatch.setattr(harness.Trial, "answer", noted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, "yes_no", "staged", items=1, progress=False)
     assert asked == [lj.SamplerConfig.preset("staged", gen_length=64, steps=64)]

@@ -3,6 +3,7 @@
 import itertools
 import math
 import zlib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,11 +16,9 @@ from hypothesis import strategies as st
 import llada_jax as lj
 from llada_jax.evaluation.likelihood import (
     Masked,
-    bounds,
     log_likelihoods,
-    model_scorer,
     padded,
-    rolling_windows,
+    score_masked,
 )
 from llada_jax.evaluation.mask_patterns import mask_counts
 from llada_jax.model.head import VOCAB_CHUNK, log_probabilities
@@ -56,6 +55,11 @@ def scorer(log_probability):
     return score
 
 
+def bounds(log_probability, pairs, config=TOY, **settings):
+    score = scorer(log_probability)
+    return log_likelihoods(None, config, pairs, score=score, **settings)
+
+
 def over_all_orders(log_probability, prompt, answer):
     """By the definition: one token a step, every order equally likely."""
     total, orders = 0.0, list(itertools.permutations(range(len(answer))))
@@ -72,7 +76,7 @@ def over_all_orders(log_probability, prompt, answer):
 @pytest.mark.parametrize("prompt", [(), (2, 0)])
 def test_all_patterns_give_the_mean_over_all_orders(prompt, length):
     answer = (0, 1, 2, 2, 0)[:length]
-    (found,) = bounds(scorer(whim), TOY, [(prompt, answer)], mc_num=31, batch_size=4)
+    (found,) = bounds(whim, [(prompt, answer)], mc_num=31, batch_size=4)
     assert found == pytest.approx(over_all_orders(whim, prompt, answer), rel=1e-12)
 
 
@@ -96,15 +100,13 @@ def test_the_estimate_is_unbiased(length, mc_num):
 
 @pytest.mark.parametrize("answer", [(0, 1, 2, 0), (2, 2, 2, 2)])
 def test_the_bound_is_tight_where_one_distribution_gives_all_conditionals(answer):
-    (found,) = bounds(scorer(conditional), TOY, [((), answer)])
+    (found,) = bounds(conditional, [((), answer)])
     assert found == pytest.approx(np.log(JOINT[answer]), rel=1e-12)
 
 
 def test_many_draws_come_close_to_all_patterns():
     pair = ((2, 0), (0, 1, 2, 2, 0, 1, 1, 0, 2))
-    exact, few, many = (
-        bounds(scorer(whim), TOY, [pair], mc_num=mc_num)[0] for mc_num in (511, 9, 500)
-    )
+    exact, few, many = (bounds(whim, [pair], mc_num=mc_num)[0] for mc_num in (511, 9, 500))
     assert few != exact
     # Nine strata of 55 draws each: the error is well below that of one draw over sqrt(500).
     assert many == pytest.approx(exact, abs=0.25)
@@ -113,7 +115,7 @@ def test_many_draws_come_close_to_all_patterns():
 def test_a_block_causal_answer_is_scored_block_by_block():
     config = TOY.replace(block_length=4)
     prompt, answer = (0, 1), (2, 0, 1, 1, 2, 2, 0)  # blocks: two, four and one token
-    found = bounds(scorer(whim), config, [(prompt, answer)])[0]
+    found = bounds(whim, [(prompt, answer)], config)[0]
     parts = [(prompt, (2, 0)), ((0, 1, 2, 0), (1, 1, 2, 2)), ((0, 1, 2, 0, 1, 1, 2, 2), (0,))]
     assert found == pytest.approx(sum(over_all_orders(whim, *part) for part in parts), rel=1e-12)
 
@@ -159,7 +161,7 @@ def test_a_pair_gets_what_it_gets_alone(tiny, together):
 
 
 def test_padding_changes_nothing(tiny):
-    score = model_scorer(tiny.params, tiny.config)
+    score = partial(score_masked, tiny.params, tiny.config)
     masked = Masked(np.array([0, 0]), np.array([1, 4]), np.array([30, 60]))
     tokens = np.array([[20, tiny.config.mask_id, 40, 50, tiny.config.mask_id]], np.int32)
     live = np.ones((1, 5), bool)
@@ -210,27 +212,6 @@ def test_padded_lengths_are_few_and_close(length):
     assert padded(padded(length)) == padded(length)
 
 
-@given(st.integers(1, 80), st.integers(2, 20), st.integers(0, 1), st.integers(0, 19))
-def test_windows_score_each_token_once(length, max_length, prefix_length, context):
-    context = min(context, max_length - 1)
-    tokens, prefix = list(range(length)), [-1] * prefix_length
-    windows = rolling_windows(tokens, max_length, prefix, context)
-    assert [token for _, scored in windows for token in scored] == tokens
-    text = prefix + tokens
-    for index, (before, scored) in enumerate(windows):
-        assert scored and len(before) + len(scored) <= max_length
-        where = text.index(scored[0])
-        assert before == text[where - len(before) : where]
-        assert index == 0 or len(before) >= min(context, where)
-
-
-def test_windows_are_those_of_the_harness():
-    """The example in the docstring of lm_eval.api.model.LM.loglikelihood_rolling: what it feeds an
-    autoregressive model at once is, here, a context and the tokens after it."""
-    windows = rolling_windows(list(range(10)), 5, prefix=[-1], context=1)
-    assert windows == [([-1], [0, 1, 2, 3]), ([3], [4, 5, 6, 7]), ([5, 6, 7], [8, 9])]
-
-
 @pytest.mark.parametrize(
     ("pairs", "options", "message"),
     [
@@ -254,16 +235,3 @@ def test_models_that_have_no_likelihood_are_refused(tiny):
         log_likelihoods(None, tiny.config, [([1], [2])])
     with pytest.raises(ValueError, match="prompt 0 is empty; allowed: 1 token or more"):
         log_likelihoods(tiny.params, tiny.config.replace(shift_logits=True), [([], [2])])
-
-
-@pytest.mark.parametrize(
-    ("tokens", "options", "message"),
-    [
-        ([], {}, "the text is empty; allowed: 1 token or more"),
-        ([1], {"context": 8}, "max_length is 8, with a prefix of 0 and context 8; allowed"),
-        ([1], {"prefix": [2] * 8}, "max_length is 8, with a prefix of 8 and context 1; allowed"),
-    ],
-)
-def test_windows_refuse(tokens, options, message):
-    with pytest.raises(ValueError, match=message):
-        rolling_windows(tokens, 8, **options)

@@ -11,7 +11,8 @@ import llada_jax as lj
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
 
-from llada_jax.evaluation.likelihood import log_likelihoods, rolling_windows
+from llada_jax import build
+from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
 TINY = lj.load("tiny")
@@ -24,22 +25,29 @@ def asking(*args):
     return SimpleNamespace(args=args)
 
 
-def model_with(generate=None, tokenizer=TOKENIZER, config=TINY.config, **options):
+def model_with(tokenizer=TOKENIZER, **options):
     options = {"mc_num": 4, "batch_size": 4, "progress": False, **options}
-    return LmEvalModel(config, TINY.params, tokenizer, generate, SAMPLER, **options)
+    return LmEvalModel(TINY._replace(tokenizer=tokenizer), SAMPLER, **options)
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Decodes the same text after each prompt, and remembers what it was asked."""
+    return Answers(monkeypatch)
 
 
 class Answers:
-    """Writes the same text after each prompt, and remembers what it was asked."""
+    def __init__(self, monkeypatch):
+        self.text, self.asked = "A. B\n\nC", []
+        monkeypatch.setattr(build, "generate", self)
 
-    def __init__(self, text="A. B\n\nC"):
-        self.ids = np.array([*TOKENIZER.encode(text), *[TINY.config.eos_id] * 3])
-        self.asked = []
+    def __call__(self, model, prompts, config, *, backend, seed):
+        assert config == SAMPLER and backend == "xla"
+        self.asked.append((prompts, seed))
+        return SimpleNamespace(answers=[self.answer(prompt) for prompt in prompts])
 
-    def __call__(self, prompts, config, seeds):
-        assert config == SAMPLER
-        self.asked.append((prompts, seeds))
-        return [self.ids] * len(prompts)
+    def answer(self, prompt):
+        return np.array(TOKENIZER.encode(self.text))
 
 
 def test_a_likelihood_is_that_of_the_ids():
@@ -64,30 +72,6 @@ def test_a_text_without_context_follows_bos():
     assert model_with()._pair("", "a") == ([TOKENIZER.bos_id], TOKENIZER.encode("a"))
 
 
-def test_a_greedy_answer_is_found_out_on_demand():
-    chat = [{"role": "user", "content": "3+4=?"}]
-    context = TOKENIZER.apply_chat_template(chat)
-    sampler = lj.SamplerConfig(gen_length=4, block_length=4, steps=4)
-    (ids,) = lj.generate(TINY, [TOKENIZER.encode(context)], sampler).generated
-    written = TOKENIZER.decode(ids, skip_special_tokens=False)
-    asked = [asking(context, written), asking(context, written + "!")]
-    found = model_with(check_greedy=True).loglikelihood(asked)
-    assert [greedy for _, greedy in found] == [True, False]
-
-
-def test_a_rolling_likelihood_covers_texts_of_any_length():
-    short = TINY.config.replace(max_length=24)
-    texts = ["3+4=7", "Ben has 3 hens and 4 cats. " * 4]
-    assert len(TOKENIZER.encode(texts[1])) > 24
-    model = model_with(config=short, mc_num=1)
-    found = model.loglikelihood_rolling([asking(text) for text in texts])
-    for text, value in zip(texts, found, strict=True):
-        ids = TOKENIZER.encode(text)
-        windows = rolling_windows(ids, 24, [TOKENIZER.bos_id])
-        expected = log_likelihoods(TINY.params, short, windows, mc_num=1, batch_size=4)
-        assert value == pytest.approx(expected.sum(), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -100,40 +84,42 @@ def test_a_rolling_likelihood_covers_texts_of_any_length():
         ({"do_sample": True, "temperature": 0.0}, "A. B\n\nC"),
     ],
 )
-def test_a_text_ends_where_the_task_says(settings, text):
-    assert model_with(Answers()).generate_until([asking("x", settings)]) == [text]
+def test_a_text_ends_where_the_task_says(answers, settings, text):
+    assert model_with().generate_until([asking("x", settings)]) == [text]
 
 
-def test_a_special_token_is_a_stop_string_too():
-    answers = Answers("one<|start_header_id|>two")
+def test_a_special_token_is_a_stop_string_too(answers):
+    answers.text = "one<|start_header_id|>two"
     stop = {"until": ["<|start_header_id|>"]}
-    assert model_with(answers).generate_until([asking("x", stop)]) == ["one"]
-    assert model_with(answers).generate_until([asking("x", {})]) == ["onetwo"]
+    assert model_with().generate_until([asking("x", stop)]) == ["one"]
+    assert model_with().generate_until([asking("x", {})]) == ["onetwo"]
 
 
-def test_prompts_are_decoded_in_full_batches_and_answered_in_order():
-    def echo(prompts, config, seeds):
-        sizes.append(len(prompts))
-        return [np.array([*prompt, TINY.config.eos_id]) for prompt in prompts]
-
-    sizes, texts = [], [f"{'x' * n}." for n in (3, 9, 1, 4, 7, 2)]
-    found = model_with(echo).generate_until([asking(text, {}) for text in texts])
-    assert found == texts and sizes == [4, 4]
-    sizes.clear()
-    assert model_with(echo).generate_until([asking("a", {})]) == ["a"] and sizes == [1]
+def test_prompts_are_decoded_in_full_batches_and_answered_in_order(answers):
+    answers.answer = np.array
+    texts = [f"{'x' * n}." for n in (3, 9, 1, 4, 7, 2)]
+    assert model_with().generate_until([asking(text, {}) for text in texts]) == texts
+    assert model_with().generate_until([asking("a", {})]) == ["a"]
+    assert [len(prompts) for prompts, _ in answers.asked] == [4, 4, 1]
 
 
-def test_seeds_belong_to_the_requests():
-    answers = Answers()
+def test_an_answer_ends_before_what_ends_a_turn():
+    sampler = lj.SamplerConfig(gen_length=32, block_length=32, steps=32, threshold=0.5)
+    model = LmEvalModel(TINY, sampler, progress=False)
+    context = TOKENIZER.apply_chat_template([{"role": "user", "content": "3+4=?"}])
+    expected = lj.generate(TINY, [TOKENIZER.encode(context)], sampler, seed=[0]).text
+    assert model.generate_until([asking(context, {})]) == expected
+
+
+def test_seeds_belong_to_the_requests(answers):
     requests = [asking(text, {}) for text in ("a", "a b c", "a b")]
-    model_with(answers, batch_size=2, seed=10).generate_until(requests)
+    model_with(batch_size=2, seed=10).generate_until(requests)
     assert [seeds for _, seeds in answers.asked] == [[11, 12], [10, 10]]
 
 
-def test_a_chat_goes_through_the_template_once():
+def test_a_chat_goes_through_the_template_once(answers):
     chat = [{"role": "user", "content": "3+4=?"}]
-    answers = Answers()
-    model = model_with(answers)
+    model = model_with()
     context = model.apply_chat_template(chat)
     model.generate_until([asking(context, {})])
     assert answers.asked[0][0] == [TOKENIZER.encode_chat(chat)]
@@ -155,10 +141,9 @@ def test_the_name_of_the_tokenizer_is_that_of_its_template():
         ({"do_sample": True}, "samples at temperature 1.0; allowed"),
     ],
 )
-def test_what_the_sampler_does_not_do_is_refused_before_decoding(settings, message):
-    answers = Answers()
+def test_what_the_sampler_does_not_do_is_refused_before_decoding(answers, settings, message):
     with pytest.raises(ValueError, match=message):
-        model_with(answers).generate_until([asking("x", {}), asking("x", settings)])
+        model_with().generate_until([asking("x", {}), asking("x", settings)])
     assert not answers.asked
 
 

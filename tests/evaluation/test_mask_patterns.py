@@ -69,12 +69,3 @@ def test_equal_seeds_give_equal_patterns():
     one, same, other = (mask_patterns(20, 32, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.masked, same.masked)
     assert not np.array_equal(one.masked, other.masked)
-
-
-@pytest.mark.parametrize(
-    ("length", "mc_num", "message"),
-    [(0, 8, "the answer has 0 tokens; allowed: 1"), (3, 0, "mc_num is 0; allowed: 1 or more")],
-)
-def test_refuses(length, mc_num, message):
-    with pytest.raises(ValueError, match=message):
-        mask_patterns(length, mc_num, 0)

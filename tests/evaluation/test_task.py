@@ -60,10 +60,10 @@ def test_lettered_targets_name_a_choice(task):
 def test_drills_are_many_decisions_of_the_training_split(task):
     if task.drill is None:
         with pytest.raises(ValueError, match=f"{task.name} has no drill"):
-            task.drill_item(1, 0)
+            task.item(1, 0, "train", drill=True)
         return
-    drills = [task.drill_item(8, index) for index in range(50)]
-    assert drills == [task.drill_item(8, index) for index in range(50)]
+    drills = [task.item(8, index, "train", drill=True) for index in range(50)]
+    assert drills == [task.item(8, index, "train", drill=True) for index in range(50)]
     assert sum(len(drill.target.split()) for drill in drills) > 100
     for drill in drills:
         assert drill.answer.endswith(drill.target)

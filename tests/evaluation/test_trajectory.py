@@ -53,7 +53,6 @@ def test_a_story_that_can_be_counted_by_hand():
     assert found.masks_left[:, 0].tolist() == [3, 1, 3, 2, 1]
     np.testing.assert_allclose(found.commit_frontier(), [1, 2, 2])
     np.testing.assert_allclose(found.tail_shares(3), [2 / 5, 3 / 5, 1])
-    assert found.tokens_per_forward() == 6 / 5
     np.testing.assert_allclose(found.below_at_block_end(0.8), [1 / 3, 0])
     np.testing.assert_allclose(found.skippable_shares(), [(0 + 2 + 0 + 1 + 2) / 15])
 
@@ -62,7 +61,6 @@ def test_what_pads_an_answer_does_not_count():
     found = Trajectory(told(), np.array([2]))
     np.testing.assert_array_equal(found.commit_frontier(), [1, 2, np.nan])
     np.testing.assert_allclose(found.tail_shares(3), [1 / 2, 1 / 2, 1])
-    assert found.tokens_per_forward() == 2 / 2
     np.testing.assert_allclose(found.below_at_block_end(0.95), [1])
     np.testing.assert_allclose(found.skippable_shares(), [2 / 6])
 
@@ -115,7 +113,6 @@ def test_a_trace_agrees_with_its_own_counts(config, salt, lengths):
     np.testing.assert_array_equal(whole.forwards.sum(axis=0), trace.nfe)
     np.testing.assert_array_equal(whole.open_decisions[whole.forwards],
                                   trace.head_rows[whole.forwards])  # fmt: skip
-    assert whole.tokens_per_forward() == pytest.approx(3 * 24 / trace.nfe.sum())
     assert (part.forwards <= whole.forwards).all() and part.forwards.any(axis=0).all()
     shares = part.tail_shares(8)
     assert (np.diff(shares) >= 0).all() and shares[-1] == 1

@@ -174,7 +174,7 @@ def test_verify_reads_the_number_after_the_last_mark(text, right):
 def test_drills_are_equations_whose_left_sides_are_told_or_not():
     told = 0
     for index in range(60):
-        drill = TASK.drill_item(4, index, difficulty=2)
+        drill = TASK.item(4, index, "train", difficulty=2, drill=True)
         equations = drill.answer.split()
         lefts = [each.partition("=")[0] for each in equations]
         for left, equation in zip(lefts, equations, strict=True):

@@ -136,7 +136,7 @@ def test_the_hour_alone_does_not_tell_whether_a_shop_is_open():
 
 def test_drills_ask_several_questions_about_one_passage():
     for index in range(300):
-        drill = TASK.drill_item(3, index)
+        drill = TASK.item(3, index, "train", drill=True)
         facts, asked = split_questions(drill.question)
         worked, _, targets = drill.answer.partition("\n#### ")
         assert len(asked) == len(set(asked)) == len(targets.split())

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import llada_jax as lj
-from llada_jax.checkpoint import bundled_folder, save_huggingface
+from llada_jax.checkpoint import model_path, save_huggingface
 from llada_jax.model.params import init_params
 from llada_jax.text import Tokenizer
 
@@ -16,7 +16,7 @@ from llada_jax.text import Tokenizer
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "random"
-    tokenizer = Tokenizer.from_folder(bundled_folder("tiny"))
+    tokenizer = Tokenizer.from_folder(model_path("tiny"))
     config = lj.ModelConfig(
         family="llada",
         vocab_size=-(-tokenizer.vocab_size // 32) * 32,
@@ -34,5 +34,5 @@ def random_model(tmp_path_factory) -> Path:
     )
     save_huggingface(folder, config, init_params(config, jax.random.key(0)), "float32")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(bundled_folder("tiny") / name, folder)
+        shutil.copy(model_path("tiny") / name, folder)
     return folder

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from experiments.harness.run import REPOSITORY
 from experiments.harness.schema import read_config
 from experiments.train.__main__ import RunConfig, parent_params, with_special_tokens
-from experiments.train.mixture import example_source
+from experiments.train.curriculum import example_source
 from llada_jax.text import Tokenizer
 from llada_jax.training.loop import read_metrics, train
 from llada_jax.training.model_folder import read_log

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llada_jax.experts.cache import visits
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.policy import ORACLE, POLICIES, Policy
+from llada_jax.experts.expert_policies import ORACLE, POLICIES, ExpertPolicy
 from llada_jax.experts.policy_run import PolicyRun
 from llada_jax.experts.replay import bound, replay
 from llada_jax.experts.schedule import all_on_accelerator
@@ -34,7 +34,7 @@ def test_a_layer_by_hand():
 def test_a_link_brings_one_expert_a_layer_ahead_of_time():
     """The new expert misses once; then the idle link has brought it in, and all is resident."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 3]
-    policy = Policy(scheduler="resident_or_cpu", cache="lru", refill=True)
+    policy = ExpertPolicy(scheduler="resident_or_cpu", cache="lru", refill=True)
     outcome = replay(trace_of_loads(loads), policy, COSTS, 1, profile_steps=1)
     np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 1, 2 + 1])
     assert outcome.transfers == 1 and outcome.hit_rate == pytest.approx(2 / 3)
@@ -43,7 +43,9 @@ def test_a_link_brings_one_expert_a_layer_ahead_of_time():
 def test_a_transfer_that_reaches_into_the_next_layer_holds_it_up():
     """Transfers of 7 s in layers of 6.5 s: the expert is half a second late for its layer."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 2]
-    policy = Policy(scheduler="resident_or_cpu", cache="expected_load", prefetch="denoised_again")
+    policy = ExpertPolicy(
+        scheduler="resident_or_cpu", cache="expected_load", prefetch="denoised_again"
+    )
     slow = replace(COSTS, transfer=7.0)
     outcome = replay(trace_of_loads(loads), policy, slow, 1, profile_steps=1)
     np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 0.5 + 1])
@@ -52,7 +54,7 @@ def test_a_transfer_that_reaches_into_the_next_layer_holds_it_up():
 def test_a_refill_never_holds_up_a_layer():
     """The same, but nobody foresees what the expert is for: it stays away."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 2]
-    policy = Policy(scheduler="resident_or_cpu", cache="lru", refill=True)
+    policy = ExpertPolicy(scheduler="resident_or_cpu", cache="lru", refill=True)
     slow = replace(COSTS, transfer=7.0)
     outcome = replay(trace_of_loads(loads), policy, slow, 1, profile_steps=1)
     np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 4.5])
@@ -148,6 +150,6 @@ def test_bad_input(slots, profile_steps, message):
 
 def test_unknown_names():
     with pytest.raises(ValueError, match="scheduler is 'quickest'; allowed: 'earliest_finish'"):
-        Policy(scheduler="quickest")
+        ExpertPolicy(scheduler="quickest")
     with pytest.raises(ValueError, match="prefetch is 'all'; allowed: 'none'"):
-        Policy(scheduler="fastest", prefetch="all")
+        ExpertPolicy(scheduler="fastest", prefetch="all")

@@ -14,7 +14,7 @@ from llada_jax.experts.schedule import (
     fastest,
     resident_or_cpu,
 )
-from llada_jax.experts.shortest_schedule import shortest_seconds
+from tests.experts.shortest_schedule import shortest_seconds
 
 seconds = st.floats(0.125, 4, width=16)
 costs_of_any_machine = st.builds(

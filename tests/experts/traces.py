@@ -37,7 +37,6 @@ def trace_of_loads(loads) -> RoutingTrace:
         experts[step, layer, : taken.size, 0] = taken
     return RoutingTrace(
         experts=experts,
-        weights=np.where(experts < 0, 0.0, 1.0),
         scores=loads / max(loads.max(), 1),
         foreseen=np.full((steps, layers, 0, rows, 1), -1),
         changed=np.ones((steps, rows), bool),

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from llada_jax.checkpoint import load_huggingface
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import logits_of
 from llada_jax.model.params import ModelParams
 from llada_jax.rows import make_rows, write_rows
 from llada_jax.types import KVCache, RowsOut
-from tests.checkpoint.folders import FAMILIES, GOLDENS, TOLERANCE, golden_forward
+from tests.checkpoint.folders import FAMILIES, GOLDENS, TOLERANCE, golden_forward, loaded
 
 N_DEAD = 3
 
@@ -35,7 +34,7 @@ class Canvas(NamedTuple):
 
 @functools.cache
 def full_forward(family: str) -> Canvas:
-    config, params = load_huggingface(GOLDENS / family, "float32")
+    config, params = loaded(GOLDENS / family, "float32")
     tokens, expected, block_length = golden_forward(family)
     config = config.replace(block_length=block_length)
     batch, length = tokens.shape

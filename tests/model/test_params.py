@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.model.families import FAMILIES, config_from_hf
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families
 from llada_jax.model.forward import forward
 from llada_jax.model.params import (
     Experts,
@@ -55,7 +56,7 @@ LLADA2_MINI = {
 
 
 def tiny(family: str) -> ModelConfig:
-    row = FAMILIES[family]
+    row = families()[family]
     moe = None
     if row.moe_facts is not None:
         moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=12, first_layer=1,
@@ -67,7 +68,7 @@ def tiny(family: str) -> ModelConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_have_the_described_shapes(family: str, tied: bool) -> None:
     config = tiny(family).replace(tied_embeddings=tied)
@@ -81,7 +82,7 @@ def test_parameters_have_the_described_shapes(family: str, tied: bool) -> None:
     assert param_count(config) == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_random_parameters_run(family: str) -> None:
     config = tiny(family)
     params = init_params(config, jax.random.key(0))
@@ -90,7 +91,7 @@ def test_random_parameters_run(family: str) -> None:
     assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_partitions_have_the_rank_of_their_parameter(family: str) -> None:
     config = tiny(family)
     specs = jax.tree.leaves(abstract_params(config))

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from llada_jax.phone.chrome_trace import chrome_trace, write_chrome_trace
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
@@ -17,7 +18,7 @@ WORKLOAD = Workload((Forward(40, 0, 32), Forward(32, 32, 16, 2, 1)), 32, 8, "a t
 
 @pytest.fixture
 def timeline():
-    return simulate(WORKLOAD, GRAPHS, PHONE, System()).timeline()
+    return simulate(WORKLOAD, ForwardTimer(GRAPHS, PHONE, System())).timeline()
 
 
 def check(trace: dict) -> None:

@@ -1,5 +1,7 @@
 """The process behind the forwards: it ends, repeats, and follows the sampler's settings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,23 +19,17 @@ USUAL = Dynamics(
     st.floats(0.05, 1.0),
     st.floats(0.5, 1.0),
     st.sampled_from(["one", "threshold"]),
-    st.booleans(),
     st.sampled_from([32, 64, 96]),
     st.integers(0, 5),
 )
-def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, multi, tokens, seed):
-    dynamics = USUAL.replace(reach=reach, decay=decay)
-    decoding = Decoding(commit=commit, multi_block=multi)
+def test_every_run_ends_within_a_forward_for_each_token(reach, decay, commit, tokens, seed):
+    dynamics = replace(USUAL, reach=reach, decay=decay)
+    decoding = Decoding(commit=commit)
     found = decode(dynamics, decoding, 20, tokens, seed)
     assert 1 <= len(found.forwards) <= tokens
     assert found.source == SOURCE
     assert all(forward.rows % 32 == 0 and forward.cache % 32 == 0 for forward in found.forwards)
     assert found == decode(dynamics, decoding, 20, tokens, seed)
-
-
-def test_one_token_a_forward_without_drafts_is_one_forward_a_token():
-    found = decode(USUAL, Decoding(commit="one", multi_block=False), 20, 64)
-    assert len(found.forwards) == 64
 
 
 def test_without_a_trigger_no_window_grows():
@@ -49,10 +45,9 @@ def mean_forwards(**settings_) -> float:
 
 
 def test_each_technique_saves_forwards():
-    alone = mean_forwards(multi_block=False)
     sliding = mean_forwards(trigger=0)
     ahead = mean_forwards(trigger=8)
-    assert 128 > mean_forwards(commit="one") > alone > sliding > ahead
+    assert 128 > mean_forwards(commit="one") > sliding > ahead
 
 
 def test_skipped_decisions_and_refreshes_are_counted():
@@ -76,8 +71,8 @@ def test_the_frontier_moves_from_left_to_right():
     ("make", "message"),
     [
         (lambda: Dynamics(reach=0, decay=0.9), "reach is 0; allowed: above 0, up to 1"),
-        (lambda: USUAL.replace(skipped=2), "skipped is 2; allowed: 0 to 1"),
-        (lambda: USUAL.replace(tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
+        (lambda: replace(USUAL, skipped=2), "skipped is 2; allowed: 0 to 1"),
+        (lambda: replace(USUAL, tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
         (lambda: Decoding(commit="all"), "commit is 'all'; allowed: 'one', 'threshold'"),
         (lambda: Decoding(trigger=-1), "trigger is -1; allowed: 0 or more"),
     ],

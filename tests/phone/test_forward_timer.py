@@ -2,13 +2,10 @@
 
 import pytest
 
-from llada_jax.config import SamplerConfig
-from llada_jax.phone.energy import energy_of
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.memory import Runtime, most_rows
-from llada_jax.phone.simulate import simulate
-from llada_jax.phone.system import ScoresOn, System
+from llada_jax.phone.simulate import energy_of, simulate
+from llada_jax.phone.system import Runtime, ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
@@ -25,17 +22,16 @@ def seconds(forward=STEP, **settings) -> float:
 
 
 def test_parts_and_energies_add_up():
-    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert found.timeline().seconds == pytest.approx(found.seconds)
     assert found.energy.joules == pytest.approx(energy_of(found.timeline(), PHONE.power).joules)
     timer = ForwardTimer(GRAPHS, PHONE, SWAP, found.workload.canvas)
     assert found.seconds == timer.latency(found.workload)
-    assert found.unknown == ()
 
 
 def test_a_part_of_the_timeline_starts_at_zero():
-    found = simulate(blockwise(8, 64), GRAPHS, PHONE, SWAP)
+    found = simulate(blockwise(8, 64), ForwardTimer(GRAPHS, PHONE, SWAP))
     part = found.timeline(first=2, last=4)
     assert part.events[0].start == 0 and "step 2" in part.events[0].task.name
     step = found.steps[found.workload.forwards[2]].seconds
@@ -52,8 +48,9 @@ def test_copies_hide_behind_slow_kernels_and_not_behind_fast_ones():
 
 def test_a_plan_can_say_what_a_forward_stages():
     plan = WeightTransfers((WeightTransfer("stage", 1.0, 1e9, feeds=31, after=30),))
-    bare = simulate(Workload((STEP,), 1, 1, "a test"), LLADA, PHONE, System(runtime="wide"))
-    planned = simulate(bare.workload, LLADA, PHONE, SWAP, plan)
+    wide = ForwardTimer(LLADA, PHONE, System(runtime="wide"))
+    bare = simulate(Workload((STEP,), 1, 1, "a test"), wide)
+    planned = simulate(bare.workload, ForwardTimer(LLADA, PHONE, SWAP, transfers=plan))
     assert planned.seconds == pytest.approx(bare.seconds + 1.0, rel=0.01)
     assert planned.parts["staging (not hidden)"] == pytest.approx(1.0, rel=0.01)
 
@@ -93,38 +90,6 @@ def test_what_the_npu_maps_is_nothing_to_a_body_on_the_cpu():
     assert phone.transfers == WeightTransfers()
     with pytest.raises(ValueError, match="runtime is 'none'"):
         ForwardTimer(LLADA, PHONE, System(runtime="none"))
-
-
-def test_a_table_for_the_sampler_is_the_phones_own_steps():
-    phone = ForwardTimer(LLADA, PHONE, SWAP, canvas=96)
-    table = phone.latency_table([32, 64])
-    assert table.rows == (32, 64)
-    steps = (Forward(32, 64, 32), Forward(64, 32, 64))
-    assert table.ms == tuple(1e3 * phone.step(step).seconds for step in steps)
-    budget = phone.row_budget()
-    config = SamplerConfig.preset("llada_cpp", latency_table=table, row_budget=budget)
-    assert config.latency_table == table
-    for rows, message in (
-        ([64, 32], r"rows is \[64, 32\]; allowed: ascending"),
-        ([32, 128], r"rows is \[32, 128\]; allowed: up to the phone's canvas \(96\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            phone.latency_table(rows)
-
-
-def test_a_budget_of_rows_is_what_memory_leaves():
-    def budget(**settings) -> int:
-        return ForwardTimer(LLADA, PHONE, System(**settings), 256).row_budget() or 0
-
-    resident = ForwardTimer(LLADA, PHONE, SWAP, 256).transfers.resident_mib or 0.0
-    assert resident == 3744 - 672
-    assert budget() == most_rows("swap", LLADA.model, PHONE.memory, canvas=256, resident=resident)
-    assert budget(resident_mib=1024) > budget() > 32
-    for phone in (
-        ForwardTimer(LLADA, PHONE, System(body="cpu"), 256),
-        ForwardTimer(LLADA, PHONE, SWAP, 256, WeightTransfers(looped=True)),
-    ):
-        assert phone.row_budget() is None
 
 
 def test_no_head_rows_no_head():
@@ -182,7 +147,7 @@ def test_power_is_that_of_what_is_busy_golden():
 
 
 def test_an_empty_run_takes_nothing():
-    found = simulate(Workload((), 1, 1, "a test"), GRAPHS, PHONE)
+    found = simulate(Workload((), 1, 1, "a test"), ForwardTimer(GRAPHS, PHONE, SWAP))
     assert (found.seconds, found.energy.watts) == (0, 0)
 
 
@@ -230,4 +195,4 @@ def test_an_engine_that_is_missing_is_named():
 
 def test_kernels_of_another_phone_are_named():
     with pytest.raises(ValueError, match="kernels is 'mine'; allowed: "):
-        simulate(blockwise(8, 32), GRAPHS, PHONE, System(kernels="mine"))
+        ForwardTimer(GRAPHS, PHONE, System(kernels="mine"))

@@ -15,6 +15,7 @@ from llada_jax.phone.memory import (
     temporaries_mib,
     weights_mib,
 )
+from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.graph import model_graph
 from tests.phone.small import PHONE
@@ -42,35 +43,44 @@ def test_what_is_resident_is_the_best_whole_set_under_the_budget(sizes, budget):
 @pytest.mark.parametrize("runtime", ["remap", "paging", "swap", "delayed", "wide"])
 def test_the_most_rows_fit_and_one_more_does_not(runtime):
     memory = replace(PHONE.memory, address_space_mib=5000)
-    rows = most_rows(runtime, LLADA, memory, canvas=512)
+    rows = most_rows(System(runtime=runtime), LLADA, memory, canvas=512)
     for more, fits in ((0, True), (1, False)):
-        assert footprint(runtime, LLADA, memory, canvas=512, rows=rows + more).fits == fits
+        assert (
+            footprint(System(runtime=runtime), LLADA, memory, canvas=512, rows=rows + more).fits
+            == fits
+        )
 
 
 def test_what_stays_resident_and_the_cache_take_room_from_rows():
-    free = most_rows("swap", LLADA, PHONE.memory, canvas=256)
-    resident = most_rows("swap", LLADA, PHONE.memory, canvas=256, resident=3072)
-    assert free > resident > most_rows("swap", LLADA, PHONE.memory, canvas=512, resident=3072)
+    free = most_rows(System(runtime="swap"), LLADA, PHONE.memory, canvas=256)
+    resident = most_rows(System(runtime="swap"), LLADA, PHONE.memory, canvas=256, resident=3072)
+    assert (
+        free
+        > resident
+        > most_rows(System(runtime="swap"), LLADA, PHONE.memory, canvas=512, resident=3072)
+    )
     with pytest.raises(ValueError, match=r"runtime is 'remap': one row needs .* MiB; allowed: a r"):
-        most_rows("remap", LLADA, PHONE.memory, canvas=4096)
+        most_rows(System(runtime="remap"), LLADA, PHONE.memory, canvas=4096)
 
 
 def test_all_mapped_once_must_fit_into_what_a_session_keeps_mapped():
-    needed = footprint("none", LLADA, PHONE.memory, canvas=128, rows=64).total
+    needed = footprint(System(runtime="none"), LLADA, PHONE.memory, canvas=128, rows=64).total
     for cap, fits in ((needed - 1, False), (needed + 1, True)):
         memory = replace(PHONE.memory, mapping_cap_mib=cap)
-        found = footprint("none", LLADA, memory, canvas=128, rows=64)
+        found = footprint(System(runtime="none"), LLADA, memory, canvas=128, rows=64)
         assert (found.limit, found.fits) == (cap, fits)
 
 
 def test_64_bit_mappings_never_stage():
-    assert footprint("wide", LLADA, PHONE.memory, canvas=10**6, rows=512).fits
+    assert footprint(System(runtime="wide"), LLADA, PHONE.memory, canvas=10**6, rows=512).fits
 
 
 @given(st.integers(1, 4096), st.integers(1, 512))
 def test_staging_needs_least_and_longer_canvases_need_more(canvas, rows):
     def total(runtime, canvas=canvas):
-        return footprint(runtime, LLADA, PHONE.memory, canvas=canvas, rows=rows).total
+        return footprint(
+            System(runtime=runtime), LLADA, PHONE.memory, canvas=canvas, rows=rows
+        ).total
 
     assert total("swap") <= total("remap") == total("none")
     assert total("swap") <= total("paging")
@@ -79,7 +89,7 @@ def test_staging_needs_least_and_longer_canvases_need_more(canvas, rows):
 
 def test_a_footprint_says_why_it_does_not_fit():
     small = replace(PHONE.memory, address_space_mib=100)
-    found = footprint("remap", LLADA, small, canvas=128, rows=32)
+    found = footprint(System(runtime="remap"), LLADA, small, canvas=128, rows=32)
     assert not found.fits
     assert found.reason.startswith("3,8") and "3,744 weights" in found.reason
     assert found.reason.endswith("in 100 MiB")

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.step_tasks import StepWork, run_step
@@ -13,11 +14,10 @@ from llada_jax.phone.timeline import LaneTask, breakdown
 from llada_jax.phone.transfers import transfers_of_plan
 from llada_jax.phone.workload import blockwise
 from llada_jax.swap.address_budget import PlanError
-from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.phone.small import GRAPHS
-from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 
 HEAD = LaneTask("head", "cpu", 0.0)
 
@@ -88,13 +88,15 @@ def test_a_planner_s_plan_prices_a_run():
     seconds = {}
     for name in ("paging", "greedy", "steady"):
         planned = plan_swaps(name, workload, GRAPHS, small, system)
-        found = simulate(workload, GRAPHS, small, system, planned.transfers_on(small))
+        timer = ForwardTimer(GRAPHS, small, system, transfers=planned.transfers_on(small))
+        found = simulate(workload, timer)
         assert sum(found.parts.values()) == pytest.approx(found.seconds)
         seconds[name] = found.seconds
     assert seconds["steady"] <= seconds["greedy"] * 1.001 < seconds["paging"]
     roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
-    bare = simulate(workload, GRAPHS, phone, System(runtime="none"))
-    found = simulate(workload, GRAPHS, phone, system, roomy.transfers_on(phone))
+    bare = simulate(workload, ForwardTimer(GRAPHS, phone, System(runtime="none")))
+    timer = ForwardTimer(GRAPHS, phone, system, transfers=roomy.transfers_on(phone))
+    found = simulate(workload, timer)
     assert roomy.plan.transfers == ()
     assert found.seconds == pytest.approx(bare.seconds)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from llada_jax.model.architecture import architecture
+from llada_jax.phone.system import System
 from llada_jax.phone.transfers import transfers_by_rule
 from llada_jax.swap.address_budget import MIB
 from tests.phone.small import PHONE, SHAPE
@@ -11,7 +12,8 @@ LLADA = architecture("llada_8b")
 
 
 def rule(runtime, **settings):
-    return transfers_by_rule(runtime, LLADA, PHONE.memory, PHONE.mapping, **settings)
+    canvas = settings.pop("canvas", 0)
+    return transfers_by_rule(System(runtime=runtime, **settings), LLADA, PHONE, canvas)
 
 
 def copied_mib(**settings):
@@ -20,8 +22,8 @@ def copied_mib(**settings):
 
 @pytest.mark.parametrize(("budget", "moved"), [(3072, 672), (2816, 1024), (2048, 1696), (0, 3744)])
 def test_a_step_copies_what_is_not_resident(budget, moved):
-    assert copied_mib(resident_budget_mib=budget) == moved
-    found = rule("swap", resident_budget_mib=budget)
+    assert copied_mib(resident_mib=budget) == moved
+    found = rule("swap", resident_mib=budget)
     seconds = moved * MIB / PHONE.mapping.copy_gbps / 1e9 + PHONE.mapping.copy_ms / 1e3
     assert found.seconds == pytest.approx(seconds)
     assert sum(each.seconds for each in found.transfers) == pytest.approx(seconds)
@@ -50,7 +52,7 @@ def test_remapping_touches_every_buffer_and_the_delayed_path_costs_little():
 
 @pytest.mark.parametrize("runtime", ["none", "remap", "paging", "swap", "delayed", "wide"])
 def test_what_fits_is_never_staged(runtime):
-    found = transfers_by_rule(runtime, SHAPE, PHONE.memory, PHONE.mapping)
+    found = transfers_by_rule(System(runtime=runtime), SHAPE, PHONE)
     assert found.seconds == 0 and found.transfers == ()
 
 
@@ -62,10 +64,5 @@ def test_all_mapped_once_must_fit_into_what_a_session_keeps_mapped():
     with pytest.raises(ValueError, match=r"runtime is 'none'.* 3,\d+ MiB to map .* in 3,200 MiB"):
         rule("none")
     roomy = PHONE.with_values({"memory.mapping_cap_mib": 3900, "memory.address_space_mib": 3900})
-    found = transfers_by_rule("none", LLADA, roomy.memory, roomy.mapping, canvas=128)
+    found = transfers_by_rule(System(runtime="none"), LLADA, roomy, canvas=128)
     assert found.seconds == 0
-
-
-def test_a_negative_budget_is_named():
-    with pytest.raises(ValueError, match=r"resident budget is -1; allowed: 0 or more"):
-        rule("swap", resident_budget_mib=-1)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import Tiles, pack_float16, pack_q4_0, unpack_float16, unpack_q4_0
+from llada_jax.revision.tiles import Tiles, pack_float16, pack_q4_0, unpack_q4_0
+from tests.revision.test_tiles import unpack_float16
 
 pytest.importorskip("llvmlite")
 
@@ -124,9 +125,9 @@ def test_no_thread_is_left_behind():
 @pytest.mark.parametrize("kind", ["q4_0", "float16"])
 @pytest.mark.parametrize("n_rows", [1, 8])
 def test_the_kernel_calls_nothing(kind, n_rows):
-    from llada_jax.revision.kernel import function_for
+    from llada_jax.revision.kernel import Emitter
 
-    module = function_for(kind, n_rows)
+    module = Emitter(kind, n_rows).module
     assert [function.name for function in module.functions] == ["multiply", "llvm.fmuladd.v32f32"]
     assert "alloca" not in str(module)
 

@@ -19,8 +19,10 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision import tiled_forward
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
-from llada_jax.revision.tiles import Tiles, unpack_float16, unpack_q4_0
-from llada_jax.rows import empty_cache, make_rows
+from llada_jax.revision.tiles import Tiles, unpack_q4_0
+from llada_jax.rows import make_rows
+from llada_jax.types import KVCache
+from tests.revision.test_tiles import unpack_float16
 from tests.revision.test_worker import Held
 
 pytest.importorskip("llvmlite")
@@ -56,10 +58,9 @@ def model_of(config, kind="q4_0"):
 
 
 def cache_of(config, batch, length=CACHED, dtype=jnp.float32):
-    cache = empty_cache(config.n_layers, batch, length, config.n_kv_heads, config.head_dim, dtype)
+    shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
     keys = jax.random.split(jax.random.key(1), 2)
-    pairs = zip(keys, cache, strict=True)
-    return type(cache)(*(jax.random.normal(k, c.shape).astype(dtype) for k, c in pairs))
+    return KVCache(*(jax.random.normal(key, shape).astype(dtype) for key in keys))
 
 
 def some_rows(batch=2, length=CACHED):

@@ -3,12 +3,19 @@
 import numpy as np
 
 from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.instructions import Instruction
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.reference import Decisions, StepInputs
 from llada_jax.sampling_engine.sampling import Sampling
 
 MODES = ("performance", "edge", "one_pass", "one_pass_overlapped")
+
+
+def program(text: str) -> list[Instruction]:
+    """Instructions as `render` writes them."""
+    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    return [Instruction(name, tuple(int(o.lstrip("gpf")) for o in rest)) for name, *rest in lines]
 
 
 def exact_engine(vlen: int = 32, **settings) -> EngineConfig:

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llada_jax.sampling_engine import paper_results
-from llada_jax.sampling_engine.area import area_mm2, energy_mj, power_mw
-from llada_jax.sampling_engine.assembly import Loop, nested
 from llada_jax.sampling_engine.cycles import (
     Hbm,
     TimingConfig,
@@ -17,8 +15,7 @@ from llada_jax.sampling_engine.cycles import (
     published_program,
     time_program,
 )
-from llada_jax.sampling_engine.gpu import BASELINES, roofline_ms
-from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction
+from llada_jax.sampling_engine.instructions import INSTRUCTION_SET, Instruction, Loop, nested
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
@@ -31,20 +28,21 @@ def fitted(**settings) -> TimingConfig:
     return TimingConfig(hbm=fitted_hbm(), **settings)
 
 
-@pytest.mark.parametrize("row", paper_results.RESULTS, ids=lambda row: f"vlen{row.vlen}")
-def test_the_published_latencies(row):
+@pytest.mark.parametrize(("vlen", "ms"), paper_results.LATENCY_MS.items())
+def test_the_published_latencies(vlen, ms):
     """VLEN = 512 was fitted; 1024 is a prediction."""
-    found = time_program(published_program(row.vlen), fitted()).cycles.ms
-    assert found == pytest.approx(row.latency_ms, rel=0.01)
+    found = time_program(published_program(vlen), fitted()).cycles.ms
+    assert found == pytest.approx(ms, rel=0.01)
 
 
 def test_the_published_breakdown():
     """Memory was fitted; vector and scalar cycles follow from the program and its latencies."""
     cycles = time_program(published_program(2048), fitted()).cycles
-    assert cycles.vector == paper_results.BREAKDOWN.vector
-    assert cycles.scalar == pytest.approx(paper_results.BREAKDOWN.scalar, rel=0.01)
-    assert cycles.memory == pytest.approx(paper_results.BREAKDOWN.memory, rel=1e-9)
-    assert cycles.total == pytest.approx(paper_results.BREAKDOWN.total, rel=0.01)
+    published = paper_results.CYCLES_AT_2048
+    assert cycles.vector == published["vector"]
+    assert cycles.scalar == pytest.approx(published["scalar"], rel=0.01)
+    assert cycles.memory == pytest.approx(published["memory"], rel=1e-9)
+    assert cycles.total == pytest.approx(sum(published.values()), rel=0.01)
 
 
 def test_the_published_bandwidth_and_shares():
@@ -52,7 +50,7 @@ def test_the_published_bandwidth_and_shares():
     assert timing.hbm_bytes / timing.cycles.total == pytest.approx(67.7, rel=0.01)  # GB/s at 1 GHz
     shares = {"V_RED_SUM": 0.257, "V_RED_MAX_IDX": 0.1285, "V_EXP_V": 0.0321}
     for name, share in shares.items():
-        cycles = timing.instructions[name] * INSTRUCTION_SET[name].latency["calibrated"].fixed
+        cycles = timing.instructions[name] * INSTRUCTION_SET[name].calibrated
         assert cycles / timing.cycles.total == pytest.approx(share, rel=0.01)
 
 
@@ -73,16 +71,14 @@ def walked(program: SamplerProgram, config: TimingConfig) -> tuple[float, Counte
     vlen = program.engine.vlen
     for instruction in unrolled(nested(program.instructions)):
         spec = INSTRUCTION_SET[instruction.name]
-        names[spec.name] += 1
-        place = spec.operand_index("length")
-        length = instruction.operands[place] if place is not None else 0
-        now += spec.latency[config.column].cycles(vlen, length)
+        names[instruction.name] += 1
+        now += spec.cycles(config.column, vlen, instruction.operand("length"))
         if spec.unit != "memory":
             continue
         size = instruction.operands[-1] * config.row_bytes(vlen)
-        if spec.name == "H_PREFETCH_V":
+        if instruction.name == "H_PREFETCH_V":
             now += config.hbm.latency + config.hbm.transfer(size)
-        elif spec.name == "H_START_V":
+        elif instruction.name == "H_START_V":
             free = max(now, free) + config.hbm.transfer(size)
             arrivals.append(free + config.hbm.latency)
         else:
@@ -132,24 +128,22 @@ def test_scales_of_mx_are_counted_as_published_or_in_full():
     assert fitted(logits="bfloat16").row_bytes(512) == 1024
 
 
-def test_reductions_as_deep_as_the_tree():
-    latency = INSTRUCTION_SET["V_RED_SUM"].latency
-    assert [latency["tree"].cycles(vlen) for vlen in (8, 512, 2048)] == [4, 10, 12]
-    assert latency["calibrated"].cycles(8) == latency["calibrated"].cycles(2048) == 8
-
-
 def test_the_gpu_is_slow_where_it_is_not_fused():
     """The published 2.51 ms is the unfused sampler's traffic; a fused one is 15 times faster."""
-    unfused, fused = (roofline_ms(paper_results.A6000, p, LOGITS) for p in BASELINES.values())
+    unfused, fused = (
+        paper_results.roofline_ms("a6000", sampler, LOGITS)
+        for sampler in ("unfused_float64", "fused_bfloat16")
+    )
     assert unfused == pytest.approx(paper_results.A6000_MS, rel=0.01)
     assert unfused / fused == pytest.approx(15)
 
 
-@pytest.mark.parametrize("row", paper_results.SYNTHESIS, ids=lambda row: f"vlen{row.vlen}")
-def test_area_and_power_are_those_of_the_table(row):
-    assert area_mm2(row.vlen) == pytest.approx(row.area_mm2, rel=0.003)
-    assert power_mw(row.vlen) == pytest.approx(row.power_mw, rel=0.003)
-    assert energy_mj(row.vlen, 2.0) == pytest.approx(2e-3 * power_mw(row.vlen))
+@pytest.mark.parametrize("vlen", [512, 1024, 2048])
+def test_area_and_power_are_those_of_the_table(vlen):
+    power = paper_results.power_mw(vlen)
+    assert paper_results.area_mm2(vlen) == pytest.approx(paper_results.AREA_MM2[vlen], rel=0.003)
+    assert power == pytest.approx(paper_results.POWER_MW[vlen], rel=0.003)
+    assert paper_results.energy_mj(vlen, 2.0) == pytest.approx(2e-3 * power)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,6 @@ def test_memory_does_not_grow_with_steps_but_for_k():
         ({}, dict(vector_format="int8"), "vector_format is 'int8'; allowed: 'bfloat16'"),
         ({}, dict(vector_bytes=0), "vector_bytes is 0; allowed: 1 or more"),
         ({}, dict(fp_words=0), "fp_words is 0; allowed: 1 or more"),
-        ({}, dict(prefetch_rows=0), "prefetch_rows is 0; allowed: 1 or more"),
     ],
 )
 def test_bad_input(sampling, engine, message):

@@ -9,7 +9,21 @@ from hypothesis import strategies as st
 from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.address_layout import assemble, room_for_weights
 from llada_jax.swap.address_plan import Plan, Transfer
-from llada_jax.swap.graph import Graph, Operator, chain
+from llada_jax.swap.graph import Graph, Operator
+
+
+def chain(
+    weight_bytes: Sequence[int], compute_ns: Sequence[int], transfer_ns: Sequence[int]
+) -> Graph:
+    """Operators `A`, `B` ... that do not depend on each other, by sizes and times."""
+    columns = zip(weight_bytes, compute_ns, transfer_ns, strict=True)
+    return Graph(
+        tuple(
+            Operator(chr(ord("A") + i) if i < 26 else f"op{i}", size, compute, transfer)
+            for i, (size, compute, transfer) in enumerate(columns)
+        )
+    )
+
 
 FIGURE_10 = chain([30, 10, 30, 30, 10], [2, 1, 2, 5, 1], [3, 1, 2, 3, 1])
 """llada.cpp (arXiv 2606.13740), Figure 10: megabytes and milliseconds."""

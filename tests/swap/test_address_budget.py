@@ -3,7 +3,7 @@
 import pytest
 
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, kv_bytes_per_token
-from llada_jax.swap.graph import chain
+from tests.swap.small_graphs import chain
 from tests.swap.test_graph import LLADA_8B
 
 

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.swap.address_budget import MIB
-from llada_jax.swap.graph import Graph, Operator, chain, model_graph
+from llada_jax.swap.address_budget import MIB, MappingPath
+from llada_jax.swap.graph import Graph, Operator, model_graph
+from tests.swap.small_graphs import chain
 
 LLADA_8B = ModelConfig(
     family="llada",
@@ -61,10 +62,11 @@ def test_every_expert_is_an_operator():
 
 
 def test_bytes_take_the_time_of_the_path():
-    graph = chain([1000, 3], [5, 5], [0, 0]).staged_at(1e9, map_ns=7)
+    graph = MappingPath(7, 0, 1e9, "measured", "a test").price(chain([1000, 3], [5, 5], [0, 0]))
     assert [op.transfer_ns for op in graph.operators] == [1000, 3]
     assert graph.transfer_ns([0, 1]) == 1010
-    assert graph.staged_at(math.inf, 7).transfer_ns([0, 1]) == 7
+    free = MappingPath(7, 0, math.inf, "measured", "a test").price(graph)
+    assert free.transfer_ns([0, 1]) == 7
 
 
 def test_orders():
@@ -84,7 +86,6 @@ def test_orders():
         (lambda: Operator("a", 1, 0, -3), "transfer_ns of operator 'a' is -3; allowed"),
         (lambda: Graph((Operator("a", 1, 1, depends=(0,)),)), "'a' depends on operator 0; allowed"),
         (lambda: Graph((Operator("a", 1, 1),), -1), "map_ns is -1; allowed: 0 or more"),
-        (lambda: chain([1], [1], [1]).staged_at(0, 0), "bytes_per_second is 0; allowed: above 0"),
         (
             lambda: model_graph(LLADA_8B, rows=0, weight_bits=4, step_ns=1),
             "rows is 0; allowed: above 0",

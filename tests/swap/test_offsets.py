@@ -1,12 +1,12 @@
 """Shared offsets and packed buffers: no overlap, and no more room than needed."""
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llada_jax.swap.address_layout import Lifetime, Packer, share, temporaries
 from llada_jax.swap.graph import Graph, Operator
-from llada_jax.swap.offsets import Lifetime, pack, share, temporaries
 from tests.swap.small_graphs import one_buffer
 
 LIFETIMES = st.lists(
@@ -61,23 +61,18 @@ def test_an_output_lives_until_its_last_reader():
     st.integers(1, 20),
 )
 def test_tensors_lie_apart_in_whole_buffers(sizes, room, max_buffers, max_buffer_bytes):
-    packed = pack(sizes, room, max_buffers, max_buffer_bytes)
-    if packed is None:
-        crowded = 2 * max_buffers <= len(sizes) or max(sizes, default=0) > max_buffer_bytes
-        halves = sum(sizes) > max_buffers * max_buffer_bytes / 2
-        assert sum(sizes) > room or crowded or halves
-        return
-    assert sum(packed.buffers) == sum(sizes) <= room
-    assert len(packed.buffers) <= max_buffers
-    assert max(packed.buffers, default=0) <= max_buffer_bytes
-    ends = [sum(packed.buffers[: i + 1]) for i in range(len(packed.buffers))]
-    for at, size in zip(packed.offsets, sizes, strict=True):
-        assert any(end - length <= at and at + size <= end
-                   for end, length in zip(ends, packed.buffers, strict=True))  # fmt: skip
-    spans = sorted(zip(packed.offsets, sizes, strict=True))
-    assert all(at + size <= after for (at, size), (after, _) in pairwise(spans))
+    packer = Packer(room, max_buffers, max_buffer_bytes)
+    spans = [(at, at + size) for size in sizes if (at := packer.add(size)) is not None]
+    assert sum(packer.sizes) == packer.used == sum(end - at for at, end in spans) <= room
+    assert len(packer.sizes) <= max_buffers
+    assert max(packer.sizes, default=0) <= max_buffer_bytes
+    ends = [0, *accumulate(packer.sizes)]
+    for at, end in spans:
+        assert any(low <= at and end <= high for low, high in pairwise(ends))
+    assert all(end <= after for (_, end), (after, _) in pairwise(spans))
 
 
 def test_neighbours_in_order_of_use_share_a_buffer():
-    assert pack([3, 3, 3, 3], 12, 2, 6) == ([0, 3, 6, 9], [6, 6])
-    assert pack([5, 5, 1, 1], 12, 2, 6).buffers == [6, 6]  # in order it would take three
+    packer = Packer(12, 2, 6)
+    assert [packer.add(3) for _ in range(5)] == [0, 3, 6, 9, None]
+    assert packer.sizes == [6, 6]

@@ -9,7 +9,6 @@ from llada_jax.swap.address_layout import in_slots
 from llada_jax.swap.address_plan import Plan, Region
 from llada_jax.swap.graph import Graph, Operator
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.unfolding import UnfoldedSteps, unfold
 from tests.swap.small_graphs import in_shared_places
 
 GRAPH = Graph(
@@ -104,36 +103,3 @@ def test_a_smaller_budget_is_too_small(settings: dict[str, int], found: str):
     given = {"session_bytes": 33, "max_buffers": 5, "max_buffer_bytes": 16, "alignment": 1}
     budget = Budget(**{**given, "kv_bytes_per_token": 1, "tokens": 8, **settings})
     assert any(found in problem for problem in problems(GRAPH, budget, SLOTTED))
-
-
-def moved(lane: str, number: int, start: int = 0, end: int = 0) -> UnfoldedSteps:
-    """The steps with one event changed by so much."""
-    steps = unfold(GRAPH, SLOTTED, 3)
-    events = list(getattr(steps, lane))
-    event = events[number]
-    events[number] = event._replace(start=event.start + start, end=event.end + end)
-    return steps._replace(**{lane: events})
-
-
-@pytest.mark.parametrize(
-    ("steps", "found"),
-    [
-        (moved("operators", 0, -1, -1), "a runs before it is staged"),
-        (moved("operators", 1, -3, 0), "two operators run at once"),
-        (moved("operators", 3, 0, -1), "d ends too early in step 0"),
-        (moved("transfers", 2, 0, -1), "transfer 2 ends too early"),
-        (moved("transfers", 3, -1, 0), "overlap while both are needed"),
-        (moved("transfers", 1, -1, 0), "two transfers run at once"),
-    ],
-)
-def test_a_schedule_that_breaks_the_plan_is_found(steps: UnfoldedSteps, found: str):
-    assert problems(GRAPH, BUDGET, SLOTTED, unfold(GRAPH, SLOTTED, 3)) == []
-    assert any(found in problem for problem in problems(GRAPH, BUDGET, SLOTTED, steps))
-
-
-def test_a_schedule_in_another_order_is_found():
-    steps = unfold(GRAPH, SLOTTED, 2)
-    for lane in ("operators", "transfers"):
-        turned = steps._replace(**{lane: getattr(steps, lane)[::-1]})
-        (problem,) = problems(GRAPH, BUDGET, SLOTTED, turned)
-        assert "do not run in the plan's order" in problem

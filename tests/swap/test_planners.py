@@ -3,17 +3,17 @@
 import pytest
 from hypothesis import given, settings
 
-from llada_jax.phone.mapping import mapping_path
+from llada_jax.phone.swap_plan import mapping_path
 from llada_jax.swap.address_budget import MIB, Budget, PlanError, kv_bytes_per_token
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import Graph, Operator, chain, model_graph
+from llada_jax.swap.graph import Graph, Operator, model_graph
 from llada_jax.swap.greedy_planner import Greedy, ResidentRegion, alternate
 from llada_jax.swap.plan_checker import problems
 from llada_jax.swap.planner_registry import PLANNERS, planner
 from llada_jax.swap.stall_times import stall_of
 from llada_jax.swap.steady_planner import Steady
 from tests.phone.small import PHONE
-from tests.swap.small_graphs import FIGURE_10, budgets, graphs, one_buffer
+from tests.swap.small_graphs import FIGURE_10, budgets, chain, graphs, one_buffer
 from tests.swap.test_graph import LLADA_8B
 
 QUICK = {**PLANNERS, "steady": Steady(evaluations=150)}
@@ -54,7 +54,10 @@ def test_figure_10_of_the_paper():
     """The printed walk; its last step names E, but D is what is left (arXiv 2606.13740)."""
     region = ResidentRegion(30, 1, 30)
     groups = alternate(FIGURE_10, one_buffer(90), region, slot_bytes=30)
-    walked = [(g.kind, "".join(FIGURE_10.operators[i].name for i in g.operators)) for g in groups]
+    walked = [
+        ("resident" if g.offsets else "temporary", "".join("ABCDE"[i] for i in g.operators))
+        for g in groups
+    ]
     assert walked == [
         ("resident", "A"),
         ("temporary", "B"),  # T(B) = 1 < C(A) = 2 < T(B) + T(C) = 3

@@ -5,11 +5,9 @@ from hypothesis import strategies as st
 
 from llada_jax.swap.address_budget import PlanError
 from llada_jax.swap.address_layout import in_slots
-from llada_jax.swap.graph import chain
 from llada_jax.swap.planner_registry import PLANNERS
-from llada_jax.swap.stall_times import last_users, stall_of
-from llada_jax.swap.unfolding import startup_ns, unfold
-from tests.swap.small_graphs import budgets, graphs, in_shared_places, one_buffer
+from llada_jax.swap.stall_times import last_users, stall_of, startup_ns, unfold
+from tests.swap.small_graphs import budgets, chain, graphs, in_shared_places, one_buffer
 
 LONG = 2 * 60
 """Steps in which cycles over 1 to 6 steps come out whole."""

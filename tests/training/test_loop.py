@@ -45,7 +45,6 @@ CONFIG = TrainConfig(
     length_multiple=16,
     group_steps=1,
     optimizer="adamw",
-    ema_decay=0.9,
     log_every=2,
     checkpoint_every=4,
     evaluate_every=4,
@@ -145,7 +144,7 @@ def assert_same_bits(a, b) -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return folder, run(folder).arrays()
+    return folder, loop.arrays_of(run(folder))
 
 
 def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted):
@@ -164,7 +163,7 @@ def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted)
 
     resumed = run(tmp_path, source=listening)
     assert min(asked) == 4 * CONFIG.batch_size, "it goes on from the checkpoint of step 4"
-    assert_same_bits(resumed.arrays(), arrays)
+    assert_same_bits(loop.arrays_of(resumed), arrays)
     assert metrics(tmp_path) == metrics(folder)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [loop.CHECKPOINT_FOLDER, loop.METRICS_FILE]
@@ -187,18 +186,8 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, uninterrupted):
     def no_more(index: int) -> Example:
         raise AssertionError(index)
 
-    assert_same_bits(run(folder, source=no_more).arrays(), arrays)
+    assert_same_bits(loop.arrays_of(run(folder, source=no_more)), arrays)
     assert metrics(folder) == before
-
-
-def test_parameters_are_read_back_from_the_last_checkpoint(uninterrupted):
-    folder, arrays = uninterrupted
-    assert_same_bits(loop.load_params(folder, MODEL, CONFIG), arrays["average"])
-
-
-def test_a_folder_without_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="holds no checkpoint"):
-        loop.load_params(tmp_path, MODEL, CONFIG)
 
 
 def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):

@@ -1,4 +1,4 @@
-"""One training step: the loss falls, the average follows, and what cannot train says so."""
+"""One training step: the loss falls, and what cannot train says so."""
 
 from functools import cache, partial
 
@@ -44,7 +44,7 @@ def copy_task(index: int) -> Example:
 
 
 ADAM = CONFIG.replace(optimizer="adamw", matmul_dtype="float32")
-MUON = CONFIG.replace(optimizer="muon", matmul_dtype="bfloat16", ema_decay=0.75)
+MUON = CONFIG.replace(optimizer="muon", matmul_dtype="bfloat16")
 train_step = cache(partial(make_train_step, MODEL))
 """Of a configuration; compiled once."""
 
@@ -58,23 +58,6 @@ def test_the_loss_falls(config):
     assert int(state.step) == config.steps
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
     assert set(metrics) == {"loss", "accuracy", "gradient_norm"}
-
-
-def test_the_average_follows_the_parameters():
-    state = create_state(MODEL, MUON)
-    before = jax.device_get(state.params)
-    state, _ = train_step(MUON)(state, batch_at(copy_task, MUON, 1, 0))
-    after = jax.device_get(state.params)
-    expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, before, after)
-    for average, wanted in zip(*map(jax.tree.leaves, (state.average, expected)), strict=True):
-        np.testing.assert_allclose(average, wanted, rtol=1e-6, atol=1e-7)
-    assert state.best_params is state.average
-
-
-def test_without_an_average_the_parameters_are_the_best():
-    state = create_state(MODEL, CONFIG)
-    assert state.average is None
-    assert state.best_params is state.params
 
 
 def test_a_parent_gives_the_first_parameters_and_keeps_its_own():

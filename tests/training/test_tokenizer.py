@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from llada_jax.evaluation.tasks.word_problems import TASK
-from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer, word_problem_texts
+from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 
 BUNDLED = files("llada_jax") / "assets" / "tiny"
 SPECIAL_IDS = {
@@ -19,6 +19,12 @@ SPECIAL_IDS = {
     "<|end_header_id|>": 5,
     "<|eot_id|>": 6,
 }
+
+
+def word_problem_texts(count=20_000):
+    """What the bundled tokenizer was learnt from: train problems of middle difficulty."""
+    for problem in islice(TASK.items(0, "train", difficulty=2), count):
+        yield from (problem.question, problem.answer)
 
 
 @pytest.fixture(scope="module")

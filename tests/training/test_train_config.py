@@ -21,7 +21,6 @@ from llada_jax.config import TrainConfig
         ({"block_share": 1.5}, "block_share is 1.5; allowed: 0 to 1"),
         ({"cut_share": -0.5}, "cut_share is -0.5"),
         ({"min_mask_probability": 0.0}, "min_mask_probability is 0.0; allowed: between 0 and 1"),
-        ({"ema_decay": 1.0}, "ema_decay is 1.0"),
         ({"checkpoint_every": 70}, "checkpoint_every is 70; allowed: a multiple of log_every"),
         ({"evaluate_every": 70}, "evaluate_every is 70; allowed: a multiple of log_every"),
         ({"log_every": 0}, "log_every is 0; allowed: 1 or more"),

@@ -5,34 +5,14 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from llada_jax import atomic
-from llada_jax.config import ExportConfig, ModelConfig, MoEConfig, PhoneConfig, Quant, require
+from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.config_files import checked_dataclass
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-CONTRACT = (
-    "All arrays are float32 in row-major order unless a dtype is named. Letters: R rows and C "
-    "cached positions of the bucket (signature rows<R>_cache<C>), D width, K key-value heads, Dh "
-    "head size, V vocabulary.",
-    "A forward runs some rows, each a canvas position. Look up `hidden` [R, D] in the embedding "
-    "file; compute `cos` and `sin` [R, rotary_dims / 2] of position * rope_theta ** (-i / "
-    "(rotary_dims / 2)); fill `bias` [R, C + R] with 0 where a row may look and with -30000 where "
-    "not: first the C cached positions, then the R rows. Rows beyond those that are needed are "
-    "zeros with a bias of -30000.",
-    "A row may look at the live rows, and at cached positions that hold a finished key and value "
-    "and are not themselves rows of this forward.",
-    "Run the shards in order; `hidden` of one is `hidden` of the next. `keys_<layer>` and "
-    "`values_<layer>` [K, C, Dh] are the cache; a graph only reads it. `new_keys_<layer>` and "
-    "`new_values_<layer>` [K, R, Dh] are the rows' own: copy them to the rows' positions of the "
-    "cache once these positions are rows no more.",
-    "The last shard's `hidden` goes to the head. Signature rows<R> takes it with `penalty` [V] "
-    "(added to the logits; -1e30 forbids an id, which [MASK] should be) and gives `token` (int32) "
-    "and `confidence` (its probability). Signature rows<R>_chunk<i> gives the logits of one chunk "
-    "of the vocabulary, for other rules.",
-    "Commit tokens by confidence, feed [MASK] at open positions, and repeat until none is open.",
-)
+CONTRACT = tuple(Path(__file__).with_name("contract.txt").read_text().splitlines())
 """What the host passes and does in each step."""
 
 
@@ -93,16 +73,13 @@ class Manifest:
     """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
     """Tokenizer, instructions, and what else lies in the folder."""
-    contexts: tuple[dict[str, Any], ...] = ()
+    contexts: tuple[dict, ...] = ()
     """Binaries for phones' NPUs: see `llada_jax.backend.qnn`."""
-    checks: tuple[dict[str, Any], ...] = ()
+    checks: tuple[dict, ...] = ()
     """Error of each signature against JAX (relative, root mean square), as it was run here."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict = field(default_factory=dict)
+    """Of the packages that made the files, by name."""
     contract: tuple[str, ...] = CONTRACT
-
-    @property
-    def quant(self) -> Quant:
-        return self.settings.quant
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -124,33 +101,12 @@ class Manifest:
         if not path.is_file():
             raise FileNotFoundError(f"no {MANIFEST} in {folder}")
         try:
-            record = json.loads(path.read_text())
-            found = record["format"]
-            require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
-            return cls._read(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            record = dict(json.loads(path.read_text()))
+            found = record.pop("format")
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no manifest: {error!r}") from error
-
-    @classmethod
-    def _read(cls, record: dict[str, Any]) -> "Manifest":
-        moe = record["model"]["moe"]
-        shards = [{**shard, "file": File(**shard["file"])} for shard in record["shards"]]
-        return cls(
-            model=ModelConfig(**{**record["model"], "moe": moe and MoEConfig(**moe)}),
-            settings=_settings(record["settings"]),
-            source=record["source"],
-            shards=tuple(BodyShard(**shard) for shard in shards),
-            head=File(**record["head"]),
-            head_chunk=record["head_chunk"],
-            embedding=File(**record["embedding"]),
-            embedding_dtype=record["embedding_dtype"],
-            others=tuple(File(**other) for other in record["others"]),
-            contexts=tuple(record["contexts"]),
-            checks=tuple(record["checks"]),
-            versions=record["versions"],
-            contract=tuple(record["contract"]),
-        )
-
-
-def _settings(record: dict[str, Any]) -> ExportConfig:
-    return ExportConfig(**{**record, "phones": PhoneConfig(**record["phones"])})
+        require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
+        try:
+            return checked_dataclass(cls, record)
+        except ValueError as error:
+            raise ValueError(f"{path} is no manifest: {error}") from error

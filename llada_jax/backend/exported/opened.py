@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from llada_jax.backend.exported.contents import buckets
-from llada_jax.backend.exported.manifest import File, Manifest
+from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
@@ -19,21 +19,19 @@ from llada_jax.backend.steps import head_chunks
 class Exported:
     """A `Program` from a folder that `export` wrote, run by LiteRT.
 
-    `packed` is the folder where LiteRT keeps the weights in the order of this CPU's kernels
-    (default: `packed` in the exported one); the first run writes as many bytes there as the weights
-    have.
+    LiteRT keeps the weights in the order of this CPU's kernels in `packed` there; the first run
+    writes as many bytes there as the weights have.
     """
 
-    def __init__(self, folder: Path, threads: int | None = None, packed: Path | None = None):
+    def __init__(self, folder: Path):
         """Raises FileNotFoundError or ValueError where a file is not what the manifest says, or the
-        weights do not fit into memory."""
+        weights do not fit into memory, or, packed, onto the disk."""
         manifest = Manifest.load(folder)
         self.config = manifest.model
         self.largest_head = manifest.settings.rows[-1]
         self.head_chunks = head_chunks(self.config, manifest.head_chunk)
         self._folder = folder
         self._settings = manifest.settings
-        self._buckets = buckets(manifest.settings)
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
         for file in manifest.files:
@@ -44,22 +42,28 @@ class Exported:
             mode="r",
             shape=(self.config.vocab_size, self.config.width),
         )
-        runtime = LiteRT(threads=threads)
-        packed = _packed_folder(packed or folder / "packed", weights)
-        self._shards = [
-            (
-                range(shard.start, shard.stop),
-                runtime.open(folder / shard.file.name, packed / _packed_name(shard.file)),
-            )
-            for shard in manifest.shards
-        ]
-        self._head = runtime.open(folder / manifest.head.name, packed / _packed_name(manifest.head))
+        # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
+        packed = {
+            file.name: folder / "packed" / f"{file.name}.{file.sha256[:16]}.xnnpack"
+            for file in weights
+        }
+        missing = sum(file.bytes for file in weights if not packed[file.name].exists())
+        require_disk(folder, missing, "packing the weights for this CPU")
+        (folder / "packed").mkdir(exist_ok=True)
+        runtime = LiteRT()
+        *shards, self._head = (
+            runtime.open(folder / file.name, packed[file.name]) for file in weights
+        )
+        layers = [range(shard.start, shard.stop) for shard in manifest.shards]
+        self._shards = list(zip(layers, shards, strict=True))
 
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         return self._embedding[tokens].astype(np.float32)
 
     def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = next((b for b in self._buckets if b.rows >= rows and b.cache >= cache), None)
+        bucket = next(
+            (b for b in buckets(self._settings) if b.rows >= rows and b.cache >= cache), None
+        )
         if bucket is None:
             raise ValueError(
                 f"a forward of {rows} rows against {cache} cached positions is beyond the buckets "
@@ -71,16 +75,3 @@ class Exported:
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         return next(size for size in self._settings.rows if size >= rows), self._head
-
-
-def _packed_folder(folder: Path, weights: Sequence[File]) -> Path:
-    """Makes the folder of the packed weights, with room for those that are not there yet."""
-    missing = [file for file in weights if not (folder / _packed_name(file)).exists()]
-    require_disk(folder, sum(file.bytes for file in missing), "packing the weights for this CPU")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _packed_name(file: File) -> str:
-    # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
-    return f"{file.name}.{file.sha256[:16]}.xnnpack"

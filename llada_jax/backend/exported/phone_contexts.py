@@ -3,12 +3,12 @@
     context-SM8750-00.bin   a shard of layers, every bucket a graph, one copy of the weights
 
 The compiler starts from float32 files, so a context holds as many layers as 2 GB of float32: two of
-LLaDA-8B's. A binary whose graphs share weights cannot be emulated; its twin without sharing, from
-the same file by the same compiler, is, with one bucket.
+LLaDA-8B's. A binary whose graphs share weights cannot be emulated; its twin of one bucket, made the
+same way by the same compiler, is.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ from llada_jax import atomic
 from llada_jax.backend.exported import verify
 from llada_jax.backend.exported.contents import Export, float32_shards
 from llada_jax.backend.exported.unfinished import UnfinishedExport
-from llada_jax.backend.litert import tflite
 from llada_jax.backend.lower import check, lower
-from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn.compiler import Compilation, compile_contexts
-from llada_jax.backend.qnn.context import NpuGraph, Tensor, extract_contexts, require_qnn
-from llada_jax.backend.qnn.emulator import Emulator
-from llada_jax.backend.qnn.quantizer import quantize
+from llada_jax.backend.qnn.compiler import Compilation, compile_context
+from llada_jax.backend.qnn.context import Tensor
+from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
+from llada_jax.backend.qnn.quantizer import write_quantized
 from llada_jax.backend.steps import body_step, resized
 from llada_jax.config import STATIC_PRECISIONS, require
 
@@ -32,15 +30,10 @@ _A16_BROKEN_ROWS = 16
 
 
 def check_phones(export: Export) -> None:
-    """Raises ValueError, or the error of `require_qnn`, for what cannot be compiled."""
-    require_qnn()
+    """Raises the errors of `EmulatedNpu`, and ValueError for what cannot be compiled."""
     precision, shards = export.settings.phones.precision, float32_shards(export.model)
     static = precision in STATIC_PRECISIONS
-    require(
-        not static or bool(export.samples),
-        f"precision is {precision!r}, which needs recorded forwards; allowed: fp16 and int8 "
-        "without",
-    )
+    EmulatedNpu(precision=precision, samples=export.samples)
     require(
         not static or len(shards) == 1,
         f"precision is {precision!r}, but the layers take {len(shards)} contexts; allowed: fp16 "
@@ -56,88 +49,59 @@ def check_phones(export: Export) -> None:
 
 def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator[dict[str, Any]]:
     """Yields each binary's entry in the manifest, compiled unless it is there already."""
-    folder, finished, socs = unfinished.folder, unfinished.contexts, export.settings.phones.socs
-    for index, layers in enumerate(float32_shards(export.model) if socs else []):
-        names = {soc: f"context-{soc}-{index:02}.bin" for soc in socs}
+    folder, finished, phones = unfinished.folder, unfinished.contexts, export.settings.phones
+    for index, layers in enumerate(float32_shards(export.model) if phones.socs else []):
+        names = {soc: f"context-{soc}-{index:02}.bin" for soc in phones.socs}
         missing = {soc: name for soc, name in names.items() if name not in finished}
         if missing:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                quantized = _quantized(Path(scratch), export, layers, export.buckets)
-                twin = None
-                if export.verify:
-                    twin = _quantized(Path(scratch), export, layers, export.buckets[:1])
+                quantized = write_quantized(
+                    Path(scratch),
+                    [body_step(export.model, layers, bucket) for bucket in export.buckets],
+                    export.weights,
+                    phones.precision,
+                    export.samples,
+                )
                 words = f"layers {layers.start}-{layers.stop - 1}"
                 for soc, name in tqdm(missing.items(), desc=words, unit="SoC"):
-                    error = _emulate(twin, soc, export, layers) if twin else None
-                    made, graphs = _compile(quantized, folder / name, soc)
-                    unfinished.add_context(name, _entry(name, layers, made, graphs, export, error))
+                    error = _emulated_error(soc, export, layers) if export.verify else None
+                    made = compile_context(quantized, soc, weight_sharing=True)
+                    atomic.write_bytes(folder / name, made.context.binary)
+                    unfinished.add_context(name, _entry(name, layers, made, export, error))
         yield from (finished[name] for name in names.values())
 
 
-def _quantized(scratch: Path, export: Export, layers: range, buckets: Sequence[Bucket]) -> Path:
-    steps = [lower(body_step(export.model, layers, bucket)) for bucket in buckets]
-    wide, narrow = (scratch / f"{len(buckets)}.{kind}.tflite" for kind in ("wide", "narrow"))
-    tflite.write(wide, tflite.convert(steps), tflite.shared_weights(steps), export.weights)
-    precision = export.settings.phones.precision
-    samples = {
-        bucket.name: [resized(sample, bucket) for sample in export.samples] for bucket in buckets
-    }
-    quantize(wide, narrow, precision, samples if precision in STATIC_PRECISIONS else None)
-    wide.unlink()
-    return narrow
-
-
-def _compile(quantized: Path, path: Path, soc: str) -> tuple[Compilation, Sequence[NpuGraph]]:
-    with tempfile.TemporaryDirectory(dir=quantized.parent) as scratch:
-        out = Path(scratch) / "all.tflite"
-        made = compile_contexts(quantized, out, soc, weight_sharing=True)
-        (context,) = extract_contexts(made.path)
-        with atomic.new_file(path) as part:
-            part.write_bytes(context.binary)
-        return made, context.graphs
-
-
-def _emulate(twin: Path, soc: str, export: Export, layers: range) -> float:
+def _emulated_error(soc: str, export: Export, layers: range) -> float:
     """Returns the error of one bucket against JAX in float32."""
-    bucket = export.buckets[0]
+    bucket, precision = export.buckets[0], export.settings.phones.precision
+    step = body_step(export.model, layers, bucket)
     if export.samples:
         inputs = resized(export.samples[0], bucket)
     else:
         inputs = verify.example(export.model, layers, bucket)
     stored = verify.StoredWeights(export.weights, "float32")
     wanted = verify.reference(export.model, layers, bucket, inputs, stored)
-    with tempfile.TemporaryDirectory(dir=twin.parent) as scratch:
-        out = Path(scratch) / "twin.tflite"
-        compile_contexts(twin, out, soc)
-        found = Emulator(out).run(bucket.name, inputs)["hidden"]
+    npu = EmulatedNpu(soc, precision, export.samples)
+    found = npu.compile([step], export.weights)[step.name].run(inputs)["hidden"]
     error = verify.relative_error(found, wanted)
-    precision = export.settings.phones.precision
     verify.require_close(error, precision, f"the context for {soc}, layers {layers},")
     return error
 
 
 def _entry(
-    name: str,
-    layers: range,
-    made: Compilation,
-    graphs: Sequence[NpuGraph],
-    export: Export,
-    error: float | None,
+    name: str, layers: range, made: Compilation, export: Export, error: float | None
 ) -> dict[str, Any]:
     return {
         "file": name,
-        "soc": made.soc,
+        "soc": made.context.soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,
         "stop": layers.stop,
         "graphs": [
-            {
-                "signature": graph.signature,
-                "name": graph.name,
-                "inputs": list(map(_tensor_entry, graph.inputs)),
-                "outputs": list(map(_tensor_entry, graph.outputs)),
-            }
-            for graph in graphs
+            graph._asdict()
+            | {"inputs": list(map(_tensor_entry, graph.inputs))}
+            | {"outputs": list(map(_tensor_entry, graph.outputs))}
+            for graph in made.context.graphs
         ],
         "ddr_bytes": {name: t._asdict() for name, t in made.traffic.items()},
         "compile_seconds": round(made.seconds, 2),

@@ -7,7 +7,7 @@ the float32 weights of one layer at a time.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable, Weights
-from llada_jax.backend.steps import body_step, head_chunks, head_step, resized
+from llada_jax.backend.steps import body_step, head_chunks, head_step, padded, resized
 from llada_jax.backend.weights import pieces_of, restore, store, stored_as
 from llada_jax.config import ModelConfig, Quant
 from llada_jax.model.layers import rotation
@@ -55,17 +55,15 @@ def reference(
     return hidden
 
 
-class StoredWeights:
+class StoredWeights(NamedTuple):
     """Weights as floats, after the rounding that a file's numbers have."""
 
+    weights: Weights
     quant: Quant
-
-    def __init__(self, weights: Weights, quant: Quant):
-        self._weights, self.quant = weights, quant
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         spec = stored_as(name, shape, self.quant)
-        pieces = store(pieces_of(self._weights, name), spec)
+        pieces = store(pieces_of(self.weights, name), spec)
         return np.concatenate([restore(piece, spec) for piece in pieces]).reshape(shape)
 
 
@@ -111,10 +109,8 @@ def check_head(
     chunks = head_chunks(model)
     for name, executable in _opened(path):
         size = int(name.split("_")[0].removeprefix("rows"))
-        padded_hidden = np.zeros((size, model.width), np.float32)
-        padded_hidden[:count] = hidden
         penalty = np.zeros(model.vocab_size, np.float32)
-        out = executable.run({"hidden": padded_hidden, "penalty": penalty})
+        out = executable.run({"hidden": padded(hidden, size), "penalty": penalty})
         if "logits" in out:
             start, stop = chunks[int(name.split("_chunk")[1])]
             error = relative_error(out["logits"][:count], logits[:, start:stop])

@@ -126,7 +126,7 @@ def _check_files(
 
 def _write_steps(export: Export, steps: Sequence[Step], bar: tqdm, path: Path) -> None:
     lowered = [lower(step, export.settings.quant) for step in steps]
-    tflite.write(path, tflite.convert(lowered), tflite.shared_weights(lowered), export.weights, bar)
+    tflite.write(path, lowered, export.weights, bar)
 
 
 def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:

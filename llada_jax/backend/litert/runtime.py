@@ -30,10 +30,9 @@ _POINTERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 class LiteRT:
     """The backend. What it opens shares host buffers: an input of one step serves another one."""
 
-    def __init__(self, quant: Quant = "float32", threads: int | None = None):
-        """Takes as many threads as this process has cores, unless told."""
+    def __init__(self, quant: Quant = "float32"):
+        """Takes as many threads as this process has cores."""
         self._quant: Quant = quant
-        self._threads = threads or available_cores()
         self._runtime = litert_runtime()
         self._buffers = _HostBuffers()
 
@@ -41,10 +40,9 @@ class LiteRT:
         lowered = [lower(step, self._quant) for step in steps]
         for step in lowered:
             check(step, "litert")
-        graph, specs = tflite.convert(lowered), tflite.shared_weights(lowered)
         with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
             path = Path(folder) / "steps.tflite"
-            tflite.write(path, graph, specs, weights)
+            tflite.write(path, lowered, weights)
             return self.open(path)
 
     def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:
@@ -55,14 +53,13 @@ class LiteRT:
         must belong to this very file: LiteRT does not check.
         """
         runtime = self._runtime
-        cpu = runtime.CpuOptions(
-            num_threads=self._threads, xnnpack_weight_cache_path=str(packed) if packed else ""
+        cpu = runtime.cpu_options.CpuOptions(
+            num_threads=available_cores(), xnnpack_weight_cache_path=str(packed) if packed else ""
         )
-        options = runtime.Options(
-            hardware_accelerators=runtime.HardwareAccelerator.CPU, cpu_options=cpu
-        )
+        on_cpu = runtime.hardware_accelerator.HardwareAccelerator.CPU
+        options = runtime.options.Options(hardware_accelerators=on_cpu, cpu_options=cpu)
         with silenced(f"LiteRT, opening {path.name},"):
-            model = runtime.CompiledModel.from_file(
+            model = runtime.compiled_model.CompiledModel.from_file(
                 str(path), options=options, environment=_environment()
             )
             signatures = model.get_signature_list()
@@ -75,8 +72,9 @@ def _environment() -> Any:
     for itself at the first look at a buffer, so that happens here too."""
     runtime = litert_runtime()
     with silenced("LiteRT"):
-        runtime.TensorBuffer.create_from_host_memory(np.zeros(16, np.float32)).get_tensor_details()
-        return runtime.Environment.create()
+        memory = np.zeros(16, np.float32)
+        runtime.tensor_buffer.TensorBuffer.create_from_host_memory(memory).get_tensor_details()
+        return runtime.environment.Environment.create()
 
 
 class _HostBuffers:

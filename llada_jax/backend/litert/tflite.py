@@ -18,7 +18,7 @@ from llada_jax import atomic
 from llada_jax.backend.litert.install import litert_converter, litert_schema
 from llada_jax.backend.protocol import Weights
 from llada_jax.backend.silenced import silenced
-from llada_jax.backend.weights import pieces_of, store
+from llada_jax.backend.weights import StoredPiece, pieces_of, store
 from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight
 
@@ -53,30 +53,20 @@ def convert(steps: Sequence[Lowered]) -> bytes:
 
 
 def _rename_functions(ir: Any, module: Any, prefix: str) -> None:
-    """Names that stay apart when modules are merged."""
+    """Gives functions names that stay apart when modules are merged."""
+
+    def rename(op: Any) -> Any:
+        for role in ("callee", "decomposition"):
+            if role in op.attributes:
+                callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
+                op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
+        return ir.WalkResult.ADVANCE
+
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     for function in functions:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         function.attributes["sym_name"] = ir.StringAttr.get(f"{prefix}_{name}")
-        for op in _operations_within(function):
-            for role in ("callee", "decomposition"):
-                if role in op.attributes:
-                    callee = ir.FlatSymbolRefAttr(op.attributes[role]).value
-                    op.attributes[role] = ir.FlatSymbolRefAttr.get(f"{prefix}_{callee}")
-
-
-def _operations_within(op: Any) -> Iterator[Any]:
-    """Yields all operations of an operation's regions, branches and loops included."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _operations_within(inner)
-
-
-def shared_weights(steps: Sequence[Lowered]) -> dict[str, LoweredWeight]:
-    """Returns what a file with these steps holds, each weight once."""
-    return {name: spec for step in steps for name, spec in step.weights.items()}
+        function.operation.walk(rename)
 
 
 def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
@@ -90,28 +80,24 @@ def file_bytes(specs: Mapping[str, LoweredWeight], signatures: int = 1) -> int:
 
 
 def write(
-    path: Path,
-    graph: bytes,
-    specs: Mapping[str, LoweredWeight],
-    weights: Weights,
-    progress: tqdm | None = None,
+    path: Path, steps: Sequence[Lowered], weights: Weights, progress: tqdm | None = None
 ) -> None:
-    """Writes what `convert` gave with its weights; the file appears once it is complete.
+    """Writes some steps with their weights, each once; the file appears once it is complete.
 
     Raises ValueError where the file would reach 2 GiB.
     """
-    model = litert_schema().ModelT.InitFromPackedBuf(graph, 0)
-    constants = _Constants(model, specs)
-    first, size = constants.lay_out()
+    specs = {name: spec for step in steps for name, spec in step.weights.items()}
+    constants = _Constants(litert_schema().ModelT.InitFromPackedBuf(convert(steps), 0), specs)
+    offsets, size = constants.lay_out()
     require(
         size <= MAX_FILE_BYTES,
         f"{path.name} would be {size} bytes; allowed: up to {MAX_FILE_BYTES} (use smaller shards)",
     )
     with atomic.new_file(path) as part, part.open("wb") as file:
-        file.seek(first)
-        for name in constants.names:
-            scales = _write_numbers(file, constants, name, specs[name], weights, progress)
-            constants.set_scales(name, scales)
+        for name, offset in offsets.items():
+            file.seek(offset)
+            pieces = store(pieces_of(weights, name), specs[name])
+            constants.set_scales(name, _write_numbers(file, pieces, name, specs[name], progress))
         file.truncate()
         file.seek(0)
         file.write(constants.packed())
@@ -119,16 +105,14 @@ def write(
 
 def _write_numbers(
     file: BinaryIO,
-    constants: "_Constants",
+    pieces: Iterator[StoredPiece],
     name: str,
     spec: LoweredWeight,
-    weights: Weights,
     progress: tqdm | None,
 ) -> np.ndarray | None:
     """Writes the numbers to the file, and returns the scales."""
-    file.seek(constants.offset(name))
     scales, written = [], 0
-    for numbers, scale in store(pieces_of(weights, name), spec):
+    for numbers, scale in pieces:
         numbers.tofile(file)
         written += numbers.nbytes
         if scale is not None:
@@ -164,7 +148,6 @@ class _Constants:
         self._block_scales: dict[str, Any] = {}
         for signature in model.signatureDefs:
             self._fill_in(model.subgraphs[signature.subgraphIndex], signature)
-        self.names = [name for name in specs if name in self._buffers]
 
     def _fill_in(self, graph: Any, signature: Any) -> None:
         inputs = {tensor.name.decode(): tensor.tensorIndex for tensor in signature.inputs}
@@ -199,10 +182,8 @@ class _Constants:
         scales.shape = [spec.shape[0], spec.shape[1] // spec.group]
         scales.type = self._schema.TensorType.FLOAT16
         if name not in self._block_scales:
-            buffer = self._schema.BufferT()
-            buffer.data = np.zeros(2 * _n_scales(spec), np.uint8)
-            self._model.buffers.append(buffer)
-            self._block_scales[name] = (len(self._model.buffers) - 1, buffer)
+            data = np.zeros(2 * _n_scales(spec), np.uint8)
+            self._block_scales[name] = self._new_buffer(data=data)
         scales.buffer = self._block_scales[name][0]
         graph.tensors.append(scales)
         blocks = self._schema.BlockwiseQuantizationT()
@@ -212,24 +193,24 @@ class _Constants:
 
     def _buffer(self, name: str) -> int:
         if name not in self._buffers:
-            buffer = self._schema.BufferT()
             # Placeholders of the final width; 0 and 1 would mean that the buffer has no offset.
-            buffer.offset, buffer.size = MAX_FILE_BYTES, _stored_bytes(self._specs[name])
-            self._model.buffers.append(buffer)
-            self._buffers[name] = (len(self._model.buffers) - 1, buffer)
+            size = _stored_bytes(self._specs[name])
+            self._buffers[name] = self._new_buffer(offset=MAX_FILE_BYTES, size=size)
         return self._buffers[name][0]
 
-    def lay_out(self) -> tuple[int, int]:
-        """Gives each weight its place in the file; returns where they begin and end."""
-        first = end = _aligned(len(self.packed()))
-        for name in self.names:
-            buffer = self._buffers[name][1]
-            buffer.offset = end
-            end = _aligned(end + buffer.size)
-        return first, end
+    def _new_buffer(self, **fields: Any) -> tuple[int, Any]:
+        buffer = self._schema.BufferT(**fields)
+        self._model.buffers.append(buffer)
+        return len(self._model.buffers) - 1, buffer
 
-    def offset(self, name: str) -> int:
-        return self._buffers[name][1].offset
+    def lay_out(self) -> tuple[dict[str, int], int]:
+        """Gives each weight its place in the file; returns the offsets, and where the last ends."""
+        end = _aligned(len(self.packed()))
+        offsets = {}
+        for name, (_, buffer) in self._buffers.items():
+            offsets[name] = buffer.offset = end
+            end = _aligned(end + buffer.size)
+        return offsets, end
 
     def set_scales(self, name: str, scale: np.ndarray | None) -> None:
         if scale is None:
@@ -251,14 +232,3 @@ class _Constants:
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
-
-
-def operators(path: Path) -> Iterator[str]:
-    """Yields the operators of a file's graphs, by TFLite's names."""
-    schema = litert_schema()
-    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
-    names = {v: k for k, v in vars(schema.BuiltinOperator).items() if isinstance(v, int)}
-    for graph in model.subgraphs:
-        for operator in graph.operators or []:
-            code = model.operatorCodes[operator.opcodeIndex]
-            yield names[max(code.builtinCode, code.deprecatedBuiltinCode)]

@@ -17,17 +17,17 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from llada_jax import atomic
 from llada_jax.backend.qnn.context import (
     DISPATCH,
+    Context,
     NpuGraph,
-    check_soc,
-    extract_contexts,
     op_name,
+    read_context,
     read_tflite,
     require_qnn,
     signatures,
 )
+from llada_jax.config import Soc, require_choice
 
 
 class Traffic(NamedTuple):
@@ -41,12 +41,9 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Compilation:
-    """A compiled .tflite file, and what the compiler said about it."""
+    """A context, and what the compiler said about it."""
 
-    path: Path
-    soc: str
-    weight_sharing: bool
-    context_bytes: int
+    context: Context
     traffic: Mapping[str, Traffic]
     """By signature."""
     seconds: float
@@ -54,42 +51,33 @@ class Compilation:
     qnn_version: str
 
 
-def compile_contexts(
-    tflite: str | PathLike[str], out: str | PathLike[str], soc: str, *, weight_sharing: bool = False
+def compile_context(
+    tflite: str | PathLike[str], soc: str, *, weight_sharing: bool = False
 ) -> Compilation:
     """Compiles every signature of a .tflite file into a graph of one QNN context.
 
     Args:
       tflite: float32, or from `quantize`; its constants may lie in the flatbuffer or after it.
-      out: the .tflite file to write, in which each signature is a single op of the NPU.
       soc: a name of `SOCS`.
       weight_sharing: one copy of the weights for all signatures, as is right for a phone.
-        `Emulator` takes no such file of several signatures.
 
     Raises ImportError without the extra; ValueError for an unknown SoC, and where ops are left that
     the NPU does not take; RuntimeError with the end of its log where the compiler fails.
     """
     require_qnn()
-    check_soc(soc)
+    require_choice("soc", soc, Soc)
     if not Path(tflite).is_file():
         raise FileNotFoundError(f"no file {tflite}")
-    with atomic.new_file(out) as part:
+    with tempfile.TemporaryDirectory(dir=Path(tflite).parent) as folder:
+        out = Path(folder, "compiled.tflite")  # each signature is a single op of the NPU there
         start = time.perf_counter()
-        log = _run_compiler(Path(tflite), part, soc, weight_sharing)
+        log = _run_compiler(Path(tflite), out, soc, weight_sharing)
         seconds = time.perf_counter() - start
-        _check_offloaded(part, soc, log)
-        contexts = extract_contexts(part)
-        traffic = _traffic(log.stdout, [graph for context in contexts for graph in context.graphs])
+        _check_offloaded(out, soc, log)
+        context = read_context(out)
     version = re.search(r"SDK version: v([\d.]+)", log.stderr)
-    return Compilation(
-        path=Path(out),
-        soc=soc,
-        weight_sharing=weight_sharing,
-        context_bytes=sum(len(context.binary) for context in contexts),
-        traffic=traffic,
-        seconds=seconds,
-        qnn_version=version[1] if version else "unknown",
-    )
+    traffic = _traffic(log.stdout, context.graphs)
+    return Compilation(context, traffic, seconds, version[1] if version else "unknown")
 
 
 def _run_compiler(
@@ -127,8 +115,7 @@ def _run_compiler(
 def _folder(package: str) -> Path:
     """Returns where a package lies, without importing it."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"no {package}")
+    assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 

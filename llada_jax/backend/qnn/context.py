@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llada_jax.config import require
+from llada_jax.config import Soc, require, require_choice
 
 SOCS: Mapping[str, int] = {"SM8550": 43, "SM8650": 57, "SM8750": 69, "SM8850": 87}
 """Snapdragon 8 Gen 2, 8 Gen 3, 8 Elite and 8 Elite Gen 5, by QNN's numbers of their models."""
@@ -66,13 +66,8 @@ def require_qnn() -> None:
         raise ImportError(f"no {', '.join(missing)}; install with: pip install 'llada_jax[qnn]'")
 
 
-def check_soc(soc: str) -> None:
-    """Raises ValueError for a SoC that is not in `SOCS`."""
-    require(soc in SOCS, f"soc is {soc!r}; allowed: {', '.join(SOCS)}")
-
-
-def extract_contexts(compiled: str | PathLike[str]) -> tuple[Context, ...]:
-    """Returns the context binaries in a .tflite from `compile_contexts`: one for all signatures.
+def read_context(compiled: str | PathLike[str]) -> Context:
+    """Returns the context binary in a .tflite of the compiler: one for all signatures.
 
     Raises ImportError without the extra, ValueError for a file that is something else.
     """
@@ -80,26 +75,22 @@ def extract_contexts(compiled: str | PathLike[str]) -> tuple[Context, ...]:
     from flatbuffers import flexbuffers
 
     model, raw = read_tflite(Path(compiled))
-    graphs: dict[tuple[int, int], list[NpuGraph]] = {}
+    graphs, places = [], set()
     for signature, subgraph in signatures(model):
         ops = [op_name(model, operator) for operator in subgraph.operators]
         require(ops == [DISPATCH], f"{compiled} has ops that are not compiled for an NPU")
         (operator,) = subgraph.operators
         options = flexbuffers.GetRoot(bytes(operator.customOptions)).AsMap.Value
-        graph = NpuGraph(
-            signature.signatureKey.decode(),
-            options["name"],
-            _tensors(subgraph, signature.inputs, operator.inputs),
-            _tensors(subgraph, signature.outputs, operator.outputs),
-        )
-        where = options["bytecode_offset"], options["bytecode_size"]
-        graphs.setdefault(where, []).append(graph)
+        places.add((options["bytecode_offset"], options["bytecode_size"]))
+        name = signature.signatureKey.decode()
+        inputs = _tensors(subgraph, signature.inputs, operator.inputs)
+        outputs = _tensors(subgraph, signature.outputs, operator.outputs)
+        graphs.append(NpuGraph(name, options["name"], inputs, outputs))
+    require(len(places) == 1, f"{compiled} has {len(places)} contexts; allowed: one")
+    ((offset, size),) = places
     soc = _stamped_soc(model)
-    check_soc(soc)
-    return tuple(
-        Context(soc, tuple(members), memoryview(raw)[offset : offset + size])
-        for (offset, size), members in graphs.items()
-    )
+    require_choice("soc", soc, Soc)
+    return Context(soc, tuple(graphs), memoryview(raw)[offset : offset + size])
 
 
 def read_tflite(path: Path) -> tuple[Any, mmap.mmap]:
@@ -138,22 +129,20 @@ def _name_in(enumeration: type, value: int) -> str:
 
 
 def _tensors(subgraph: Any, arguments: Any, used: Any) -> tuple[Tensor, ...]:
-    return tuple(
-        _tensor(argument.name.decode(), subgraph.tensors[argument.tensorIndex])
-        for argument in arguments
-        if argument.tensorIndex in used
-    )
-
-
-def _tensor(argument: str, tensor: Any) -> Tensor:
     from ai_edge_litert.schema_py_generated import TensorType
 
-    name, shape = tensor.name.decode(), tuple(map(int, tensor.shape))
-    dtype = np.dtype(_name_in(TensorType, tensor.type).lower())
-    ranges = tensor.quantization
-    if ranges is None or ranges.scale is None:
-        return Tensor(argument, name, shape, dtype, None, 0)
-    return Tensor(argument, name, shape, dtype, float(ranges.scale[0]), int(ranges.zeroPoint[0]))
+    found = []
+    for argument in arguments:
+        if argument.tensorIndex in used:
+            tensor = subgraph.tensors[argument.tensorIndex]
+            dtype = np.dtype(_name_in(TensorType, tensor.type).lower())
+            scale, zero_point = None, 0
+            if tensor.quantization is not None and tensor.quantization.scale is not None:
+                scale = float(tensor.quantization.scale[0])
+                zero_point = int(tensor.quantization.zeroPoint[0])
+            names, shape = (argument.name.decode(), tensor.name.decode()), map(int, tensor.shape)
+            found.append(Tensor(*names, tuple(shape), dtype, scale, zero_point))
+    return tuple(found)
 
 
 def _stamped_soc(model: Any) -> str:

@@ -18,9 +18,14 @@ from typing import Any
 import numpy as np
 
 from llada_jax import atomic
+from llada_jax.backend.litert import tflite as tflite_file
+from llada_jax.backend.lower import check, lower
+from llada_jax.backend.protocol import Step, Weights
 from llada_jax.backend.qnn.context import op_name, read_tflite, require_qnn, signatures
+from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.silenced import silenced
-from llada_jax.config import Precision, require, require_choice
+from llada_jax.backend.steps import bucket_of, resized
+from llada_jax.config import STATIC_PRECISIONS, Precision, require
 
 Samples = Mapping[str, Sequence[Mapping[str, np.ndarray]]]
 """Recorded values of all inputs, by signature and name."""
@@ -41,18 +46,45 @@ def quantize(
       samples: real inputs of every signature, for a16w8, a8w8 and a16w4. An activation's range is
         all that it takes in them.
 
-    Raises ImportError without the extra, ValueError where the samples do not fit the file.
+    Raises ImportError without the extra.
     """
     require_qnn()
-    require_choice("precision", precision, Precision)
     with atomic.new_file(out) as part:
         if precision == "fp16":
             shutil.copyfile(tflite, part)
             return
-        if precision != "int8":
-            _check_samples(Path(tflite), samples or {})
         with silenced("ai-edge-quantizer"):
             part.write_bytes(_quantized(Path(tflite), precision, samples or {}))
+
+
+def write_quantized(
+    folder: Path,
+    steps: Sequence[Step],
+    weights: Weights,
+    precision: Precision,
+    samples: Sequence[Inputs],
+) -> Path:
+    """Writes steps of the body as signatures of one quantized file, and returns its path.
+
+    `samples` are recorded inputs of any shape, for the precisions that need them. Raises ValueError
+    for samples of other inputs, and for an operation that the NPU does not take.
+    """
+    lowered = [lower(step) for step in steps]
+    for step in lowered:
+        check(step, "qnn")
+    wide, narrow = folder / "wide.tflite", folder / "narrow.tflite"
+    tflite_file.write(wide, lowered, weights)
+    by_step = None
+    if precision in STATIC_PRECISIONS:
+        needed = sorted(steps[0].inputs)
+        for sample in samples:
+            require(sorted(sample) == needed, f"a sample has {sorted(sample)}; needed: {needed}")
+        by_step = {
+            step.name: [resized(each, bucket_of(step)) for each in samples] for step in steps
+        }
+    quantize(wide, narrow, precision, by_step)
+    wide.unlink()
+    return narrow
 
 
 def _quantized(tflite: Path, precision: Precision, samples: Samples) -> bytearray:
@@ -125,19 +157,3 @@ def _products_of_activations(tflite: Path) -> Iterator[str]:
                 weight = model.buffers[subgraph.tensors[operator.inputs[1]].buffer]
                 if weight.data is None and not weight.offset:
                     yield subgraph.tensors[operator.outputs[0]].name.decode()
-
-
-def _check_samples(tflite: Path, samples: Samples) -> None:
-    model, _ = read_tflite(tflite)
-    inputs = {
-        signature.signatureKey.decode(): {entry.name.decode() for entry in signature.inputs}
-        for signature, _ in signatures(model)
-    }
-    given = {name for name, recorded in samples.items() if recorded}
-    require(given == set(inputs), f"samples are of {sorted(given)}; needed: {sorted(inputs)}")
-    for name, recorded in samples.items():
-        for sample in recorded:
-            require(
-                set(sample) == inputs[name],
-                f"a sample of {name!r} has inputs {sorted(sample)}; needed: {sorted(inputs[name])}",
-            )

@@ -9,11 +9,14 @@ choices: no such question of the test split occurs in training.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered, sentence, sentences
+from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered_item, sentence, sentences
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
@@ -21,27 +24,9 @@ NEAR = 5  # a wrong number is at most so far from the right one
 DAYS_AWAY = {0: 4, 1: 5, 2: 6}
 DISTRACTIONS = {0: 0, 1: 1, 2: 2}  # sentences that have nothing to do with the question
 
-DEVICES = ("magnet", "robot", "crane", "machine")
-MATERIALS = ("iron", "wood", "glass", "paper", "stone", "gold", "wool", "rubber")
-OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "pen", "ring", "spoon", "toy")
-RANGES = (
-    ("the bridge is for trucks of {low} to {high} tons", "How heavy a truck may cross it?", "tons"),
-    ("the lift starts with {low} to {high} people", "How many may use it?", "people"),
-    ("the shelf is for {low} to {high} books", "How many may stand on it?", "books"),
-    ("the game is for {low} to {high} players", "How many may play it?", "players"),
-    ("the prize is for {low} to {high} points", "How many points win it?", "points"),
-)
 COMPASS = ("north", "east", "south", "west")
 TURNS = {"right": 1, "around": 2, "left": 3}
-SIGNALS = ("red", "blue", "green", "white", "black", "yellow")
-ACTIONS = (
-    *("stop", "jump", "sit", "turn", "run", "sing", "wait", "clap"),
-    *("kneel", "wave", "stand", "nod", "dance", "hide", "point", "call"),
-)
-INVENTED = ("mip", "dax", "wug", "lor")
-SIZES = ("big", "small", "long", "short")
-SHADES = ("red", "blue", "green", "white")
-GOODS = ("pen", "cup", "hat", "book", "lamp", "ball", "ring", "toy")
+WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Puzzle(NamedTuple):
@@ -55,31 +40,24 @@ class Puzzle(NamedTuple):
 
 def material(rng: Random, difficulty: int) -> Puzzle:
     """A device lifts things of one material only."""
-    device = rng.choice(DEVICES)
-    things, materials = rng.sample(OBJECTS, 4), rng.sample(MATERIALS, 4)
+    device = rng.choice(WORDS["devices"])
+    things, materials = rng.sample(WORDS["objects"], 4), rng.sample(WORDS["materials"], 4)
     made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
     rule = f"the {device} lifts only {materials[0]}"
-    return Puzzle(
-        [rule, *rng.sample(made, 4)],
-        f"What does the {device} lift?",
-        [f"the {thing}" for thing in things],
-        f"{rule} and {made[0]}",
-    )
+    facts, choices = [rule, *rng.sample(made, 4)], [f"the {thing}" for thing in things]
+    return Puzzle(facts, f"What does the {device} lift?", choices, f"{rule} and {made[0]}")
 
 
 def within(rng: Random, difficulty: int) -> Puzzle:
     """Only one of four numbers lies within a range: any of them, by their order."""
-    rule, ask, unit = rng.choice(RANGES)
+    rule, ask, unit = rng.choice(WORDS["ranges"])
     numbers, ranges = _numbers_with_ranges(rng, LARGEST_VALUE[difficulty])
     place = rng.randrange(4)
     low, high = rng.choice(ranges[place])
     right, *wrong = numbers[place], *numbers[:place], *numbers[place + 1 :]
-    return Puzzle(
-        [rule.format(low=low, high=high)],
-        ask,
-        [f"{number} {unit}" for number in (right, *wrong)],
-        f"{right} is from {low} to {high}",
-    )
+    choices = [f"{number} {unit}" for number in (right, *wrong)]
+    reason = f"{right} is from {low} to {high}"
+    return Puzzle([rule.format(low=low, high=high)], ask, choices, reason)
 
 
 def _numbers_with_ranges(
@@ -119,15 +97,10 @@ def sequence(rng: Random, difficulty: int) -> Puzzle:
     )
     count = rng.randrange(4)
     wrong = rng.sample(smaller, count) + rng.sample(larger, 3 - count)
-    return Puzzle(
-        [
-            f"each number is {step} {relation} than the one before",
-            f"the numbers are {', '.join(map(str, shown))}",
-        ],
-        "Which number comes next?",
-        [str(number) for number in (right, *wrong)],
-        f"{shown[-1]}{symbol}{step}={right}",
-    )
+    rule = f"each number is {step} {relation} than the one before"
+    facts = [rule, f"the numbers are {', '.join(map(str, shown))}"]
+    choices = [str(number) for number in (right, *wrong)]
+    return Puzzle(facts, "Which number comes next?", choices, f"{shown[-1]}{symbol}{step}={right}")
 
 
 def turning(rng: Random, difficulty: int) -> Puzzle:
@@ -140,9 +113,8 @@ def turning(rng: Random, difficulty: int) -> Puzzle:
         facts.append(f"{who} turns {turn}")
         reasons.append(f"from {COMPASS[start]} {turn} is {COMPASS[place]}")
     wrong = [direction for direction in COMPASS if direction != COMPASS[place]]
-    return Puzzle(
-        facts, f"Where does {who} face now?", [COMPASS[place], *wrong], " and ".join(reasons)
-    )
+    choices = [COMPASS[place], *wrong]
+    return Puzzle(facts, f"Where does {who} face now?", choices, " and ".join(reasons))
 
 
 def day(rng: Random, difficulty: int) -> Puzzle:
@@ -153,62 +125,48 @@ def day(rng: Random, difficulty: int) -> Puzzle:
     verb = "will it be" if direction > 0 else "was it"
     wrong = rng.sample([name for name in DAYS if name != path[-1]], 3)
     told = rng.choice(("today is {}", "it is {} today")).format(DAYS[today])
-    return Puzzle(
-        [told], f"Which day {verb} {when}?", [path[-1], *wrong], f"the days are {', '.join(path)}"
-    )
+    reason = f"the days are {', '.join(path)}"
+    return Puzzle([told], f"Which day {verb} {when}?", [path[-1], *wrong], reason)
 
 
 def signal(rng: Random, difficulty: int) -> Puzzle:
     """Tells a code of four signals."""
-    who, colors, actions = rng.choice(PEOPLE), rng.sample(SIGNALS, 4), rng.sample(ACTIONS, 4)
-    code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
-    return Puzzle(
-        [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"],
-        f"What must {who} do?",
-        actions,
-        code[0],
+    who, colors, actions = (
+        rng.choice(PEOPLE),
+        rng.sample(WORDS["signals"], 4),
+        rng.sample(WORDS["actions"], 4),
     )
+    code = [f"{color} means {action}" for color, action in zip(colors, actions, strict=True)]
+    facts = [f"in a game {', '.join(rng.sample(code, 4))}", f"{who} sees {colors[0]}"]
+    return Puzzle(facts, f"What must {who} do?", actions, code[0])
 
 
 def definition(rng: Random, difficulty: int) -> Puzzle:
     """An invented word stands for two properties; the choices have both, either or none."""
-    word = rng.choice(INVENTED)
-    size, other_size = rng.sample(SIZES, 2)
-    shade, other_shade = rng.sample(SHADES, 2)
-    thing = rng.choice(OBJECTS)
+    word = rng.choice(WORDS["invented"])
+    size, other_size = rng.sample(WORDS["sizes"], 2)
+    shade, other_shade = rng.sample(WORDS["shades"], 2)
+    thing = rng.choice(WORDS["objects"])
     rule = f"a {word} is {size} and {shade}"
-    pairs = ((size, shade), (size, other_shade), (other_size, shade), (other_size, other_shade))
-    return Puzzle(
-        [rule], f"Which {thing} is a {word}?", [f"{big} {red}" for big, red in pairs], rule
-    )
+    choices = map(" ".join, product((size, other_size), (shade, other_shade)))
+    return Puzzle([rule], f"Which {thing} is a {word}?", list(choices), rule)
 
 
 def price(rng: Random, difficulty: int) -> Puzzle:
     """Asks for the cheapest or the dearest of four goods."""
-    who, goods = rng.choice(PEOPLE), rng.sample(GOODS, 4)
+    who, goods = rng.choice(PEOPLE), rng.sample(WORDS["goods"], 4)
     prices = sorted(rng.sample(range(2, LARGEST_VALUE[difficulty] + 1), 4))
     relation = rng.choice(("cheapest", "dearest"))
     if relation == "dearest":
         prices.reverse()
     told = [f"the {good} costs {cost} dollars" for good, cost in zip(goods, prices, strict=True)]
-    return Puzzle(
-        [*rng.sample(told, 4), f"{who} buys the {relation} thing"],
-        f"What does {who} buy?",
-        [f"the {good}" for good in goods],
-        f"{told[0]} and is {relation}",
-    )
+    facts = [*rng.sample(told, 4), f"{who} buys the {relation} thing"]
+    choices = [f"the {good}" for good in goods]
+    return Puzzle(facts, f"What does {who} buy?", choices, f"{told[0]} and is {relation}")
 
 
-KINDS: tuple[Callable[[Random, int], Puzzle], ...] = (
-    material,
-    within,
-    sequence,
-    turning,
-    day,
-    signal,
-    definition,
-    price,
-)
+Kind = Callable[[Random, int], Puzzle]
+KINDS: tuple[Kind, ...] = material, within, sequence, turning, day, signal, definition, price
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -216,13 +174,15 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     puzzle = rng.choice(KINDS)(rng, difficulty)
     if not owns(" ".join(sorted([*puzzle.facts, puzzle.ask, *puzzle.choices]))):
         return None
-    right, *_ = puzzle.choices
-    facts = [*_distractions(rng, DISTRACTIONS[difficulty]), *puzzle.facts]
+    idle = (
+        f"{rng.choice(PEOPLE)} likes {rng.choice(WORDS['signals'])}",
+        f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
+        f"{rng.choice(PEOPLE)} is at home",
+    )
+    facts = [*rng.sample(idle, DISTRACTIONS[difficulty]), *puzzle.facts]
     choices = rng.sample(puzzle.choices, 4)
-    letter = LETTERS[choices.index(right)]
-    question = f"{sentences(facts)} {puzzle.ask}{lettered(choices)}"
-    answer = f"{sentence(puzzle.reason)}\n{letter}) {right}\n#### {letter}"
-    return Item(question, answer, letter, tuple(choices))
+    told = f"{sentences(facts)} {puzzle.ask}"
+    return lettered_item(told, choices, puzzle.choices[0], sentence(puzzle.reason))
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -237,15 +197,6 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     target = " ".join(letters)
     question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
     return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
-
-
-def _distractions(rng: Random, count: int) -> list[str]:
-    kinds = (
-        f"{rng.choice(PEOPLE)} likes {rng.choice(SIGNALS)}",
-        f"{rng.choice(PEOPLE)} has {rng.randint(2, 9)} books",
-        f"{rng.choice(PEOPLE)} is at home",
-    )
-    return rng.sample(kinds, count)
 
 
 TASK = Task(

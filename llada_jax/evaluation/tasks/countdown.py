@@ -28,7 +28,9 @@ LEVELS = {
     1: CountdownLevel(3, 10, 99, "+-*"),
     2: CountdownLevel(4, 25, 199, "+-*/"),
 }
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+}  # fmt: skip
 LONGEST_EXPRESSION = 100  # characters; deeper ones are no answer
 
 
@@ -83,13 +85,8 @@ def _joined(left: Term, symbol: str, right: Term) -> Term | None:
     integer."""
     if symbol == "/" and left.value % right.value:
         return None
-    operation = {
-        "+": operator.add,
-        "-": operator.sub,
-        "*": operator.mul,
-        "/": operator.floordiv,
-    }[symbol]
-    value = operation(left.value, right.value)
+    a, b = left.value, right.value
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[symbol]
     if value <= 0:
         return None
     binds_first = symbol in "*/" and left.symbol and left.symbol in "+-"
@@ -105,14 +102,11 @@ def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number), [number]
-        case ast.BinOp(left=left, op=operation, right=right):
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATORS:
             first, first_numbers = _evaluate(left)
             second, second_numbers = _evaluate(right)
-            numbers = first_numbers + second_numbers
-            if isinstance(operation, ast.Div):
-                return first / second, numbers
-            if type(operation) in OPERATORS:
-                return OPERATORS[type(operation)](first, second), numbers
+            value = OPERATORS[type(operation)](first, second)
+            return value, first_numbers + second_numbers
     raise ValueError("only + - * / on whole numbers is allowed")
 
 

@@ -7,190 +7,99 @@ repeats the facts that settle both, tells the right ending, and ends in its lett
 The key of an item is those facts: no such pair of the test split occurs in training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, PLACES, lettered, pronoun, sentences
+from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, lettered_item, pronoun, sentences
 
 IDLE_SENTENCES = {0: 0, 1: 1, 2: 3}  # by difficulty
-
-OBJECTS = ("ball", "book", "cup", "hat", "key", "lamp", "map", "phone", "ring", "toy")
-CONTAINERS = ("box", "bag", "drawer", "basket", "chest", "case")
-COLORS = ("red", "blue", "green", "white", "black", "yellow")
-CLOTHES = ("hat", "coat", "scarf", "shirt", "belt", "cap")
-FOODS = ("apples", "pears", "plums", "nuts", "eggs", "cakes")
-TRIPS = (
-    ("lake", "swam"),
-    ("market", "bought fish"),
-    ("zoo", "saw lions"),
-    ("station", "met a friend"),
-    ("stadium", "watched a game"),
-    ("museum", "looked at pictures"),
-)
-WEATHER = (("rained", "an umbrella"), ("snowed", "warm boots"), ("was hot", "a sun hat"))
-SHOPS = (("bakery", "bread"), ("bookshop", "books"), ("pharmacy", "pills"), ("dairy", "milk"))
+_FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
+WORDS = {"people": PEOPLE, "places": PLACES, "days": DAYS, **_FILE["words"]}
 
 
 class Story(NamedTuple):
-    """What is told, the start of the last sentence, and its end with two open places.
-
-    Each of `first` and `second` has what is consistent, and what is not; `reasons` are the facts
-    that tell which.
-    """
+    """What is told, the start of the last sentence, and its four ends with the right one first;
+    `reasons` are the facts that tell which."""
 
     facts: list[str]
     stem: str
-    ending: str
-    first: tuple[str, str]
-    second: tuple[str, str]
+    endings: list[str]
     reasons: list[str]
 
 
-def fetch(rng: Random) -> Story:
-    """Someone needs one of two things, each put in a place of its own."""
-    who = rng.choice(PEOPLE)
-    thing, other = rng.sample(OBJECTS, 2)
-    box, other_box = rng.sample(CONTAINERS, 2)
-    put, need = f"{who} put the {thing} in the {box}", f"later {who} needed the {thing}"
-    facts = [put, f"{who} put the {other} in the {other_box}"]
+def told(template: Mapping[str, Any], rng: Random) -> Story:
+    """Draws the words of a story of endings.yaml."""
+    words: dict[str, Any] = {}
+    for line, kind in template["draws"].items():
+        names = line.split()
+        drawn = rng.sample(WORDS[kind], len(names)) if len(names) > 1 else [rng.choice(WORDS[kind])]
+        words |= zip(names, drawn, strict=True)
+    words["he"] = pronoun(words["who"])
+
+    def filled(texts: Sequence[str]) -> list[str]:
+        return [text.format(**words) for text in texts]
+
+    facts = []
+    for fact in template["facts"]:
+        facts += [fact] if isinstance(fact, str) else rng.sample(fact, len(fact))
+    alternatives = product(filled(template["first"]), filled(template["second"]))
     return Story(
-        [*rng.sample(facts, 2), need],
-        f"So {pronoun(who)}",
-        "opened the {} and took out the {}",
-        (box, other_box),
-        (thing, other),
-        [need, put],
-    )
-
-
-def handed_over(rng: Random) -> Story:
-    """A thing changes hands, and both people go somewhere."""
-    giver, taker = rng.sample(PEOPLE, 2)
-    thing = rng.choice(OBJECTS)
-    place, other_place = rng.sample(PLACES, 2)
-    gave, went = f"{giver} gave the {thing} to {taker}", f"{taker} went to the {place}"
-    moves = [went, f"{giver} went to the {other_place}"]
-    return Story(
-        [gave, *rng.sample(moves, 2)],
-        "After that",
-        f"{{}} had the {thing} in the {{}}",
-        (taker, giver),
-        (place, other_place),
-        [gave, went],
-    )
-
-
-def weather(rng: Random) -> Story:
-    """Each day has its weather, and its place to go."""
-    who = rng.choice(PEOPLE)
-    (happened, took), (other_happened, other_took) = rng.sample(WEATHER, 2)
-    day, other_day = rng.sample(DAYS, 2)
-    place, other_place = rng.sample(PLACES, 2)
-    was, goes = f"on {day} it {happened}", f"on {day} {who} went to the {place}"
-    facts = [was, f"on {other_day} it {other_happened}"]
-    goals = [goes, f"on {other_day} {who} went to the {other_place}"]
-    return Story(
-        [*rng.sample(facts, 2), *rng.sample(goals, 2)],
-        f"So on {day} {pronoun(who)}",
-        "took {} to the {}",
-        (took, other_took),
-        (place, other_place),
-        [was, goes],
+        filled(facts),
+        template["stem"].format(**words),
+        [template["ending"].format(first=a, second=b, **words) for a, b in alternatives],
+        filled(template["reasons"]),
     )
 
 
 def leftovers(rng: Random) -> Story:
     """Asks for a number after a loss or a gain, and who likes the thing."""
     who, friend, other = rng.sample(PEOPLE, 3)
-    food, other_food = rng.sample(FOODS, 2)
+    food, other_food = rng.sample(WORDS["foods"], 2)
     had, change = rng.randint(4, 12), rng.randint(2, 6)
     change = min(change, had - 2)
     symbol, verb = rng.choice((("-", "ate"), ("+", "got")))
-    more, less = had + change, had - change
-    numbers = (str(more), str(less)) if symbol == "+" else (str(less), str(more))
-    amount = f"{who} had {had} {food} and {verb} {change}, {had}{symbol}{change}={numbers[0]}"
-    told = amount.partition(",")[0]
+    less, more = had - change, had + change
+    left, wrong = (more, less) if symbol == "+" else (less, more)
+    told = f"{who} had {had} {food} and {verb} {change}"
     likes = f"{friend} likes {food}"
-    tastes = [likes, f"{other} likes {other_food}"]
     return Story(
-        [told, *rng.sample(tastes, 2)],
+        [told, *rng.sample([likes, f"{other} likes {other_food}"], 2)],
         f"In the end {pronoun(who)}",
-        f"gave all {{}} {food} to {{}}",
-        numbers,
-        (friend, other),
-        [amount, likes],
+        [f"gave all {n} {food} to {name}" for n, name in product((left, wrong), (friend, other))],
+        [f"{told}, {had}{symbol}{change}={left}", likes],
     )
 
 
 def shopping(rng: Random) -> Story:
     """What is needed tells the shop, the hour tells whether it is open."""
     who = rng.choice(PEOPLE)
-    (shop, goods), (other, _) = rng.sample(SHOPS, 2)
+    (shop, goods), (other, _) = rng.sample(WORDS["shops"], 2)
     hour = rng.randint(13, 17)
     before, after = rng.randint(hour - 4, hour - 1), rng.randint(hour + 1, hour + 4)
     is_open = rng.random() < 0.5
     closes, other_closes = (after, before) if is_open else (before, after)
-    state = ("open", "closed") if is_open else ("closed", "open")
+    states = ("open", "closed") if is_open else ("closed", "open")
     needs = f"at {hour} {who} went out for {goods}"
     shuts = f"the {shop} closes at {closes}"
-    facts = [shuts, f"the {other} closes at {other_closes}"]
     return Story(
-        [*rng.sample(facts, 2), needs],
+        [*rng.sample([shuts, f"the {other} closes at {other_closes}"], 2), needs],
         f"So {pronoun(who)}",
-        "found the {} {}",
-        (shop, other),
-        state,
+        [f"found the {place} {state}" for place, state in product((shop, other), states)],
         [needs, shuts],
     )
 
 
-def present(rng: Random) -> Story:
-    """A present that suits one of two friends, who likes one color and lacks one thing."""
-    friend, other = rng.sample(PEOPLE, 2)
-    color, other_color = rng.sample(COLORS, 2)
-    lacks, has = rng.sample(CLOTHES, 2)
-    likes = f"{friend} likes {color}"
-    tastes = [likes, f"{other} likes {other_color}"]
-    owns = f"{friend} has a {has} but no {lacks}"
-    return Story(
-        [*rng.sample(tastes, 2), owns],
-        f"For the birthday {friend} got",
-        "a {} {}",
-        (color, other_color),
-        (lacks, has),
-        [likes, owns],
-    )
-
-
-def travel(rng: Random) -> Story:
-    """Which bus goes where, and what is done there."""
-    who = rng.choice(PEOPLE)
-    (place, deed), (other, other_deed) = rng.sample(TRIPS, 2)
-    bus, other_bus = rng.sample(range(2, 20), 2)
-    goes, wants = f"bus {bus} goes to the {place}", f"{who} wanted to go to the {place}"
-    lines = [goes, f"bus {other_bus} goes to the {other}"]
-    return Story(
-        [*rng.sample(lines, 2), wants],
-        f"So {pronoun(who)}",
-        "took bus {} and {}",
-        (str(bus), str(other_bus)),
-        (deed, other_deed),
-        [wants, goes],
-    )
-
-
-KINDS: tuple[Callable[[Random], Story], ...] = (
-    fetch,
-    handed_over,
-    weather,
-    leftovers,
-    shopping,
-    present,
-    travel,
+fetch, handed_over, weather, present, travel = (
+    partial(told, template) for template in _FILE["stories"].values()
 )
+Kind = Callable[[Random], Story]
+KINDS: tuple[Kind, ...] = fetch, handed_over, weather, leftovers, shopping, present, travel
 
 
 def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -198,24 +107,16 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     story = rng.choice(KINDS)(rng)
     if not owns(" ".join(story.reasons)):
         return None
-    right, *wrong = (story.ending.format(*each) for each in product(story.first, story.second))
-    choices = rng.sample([right, *wrong], 4)
-    letter = LETTERS[choices.index(right)]
-    facts = [*_idle_sentences(rng, IDLE_SENTENCES[difficulty]), *story.facts]
-    question = f"{sentences(facts)} {story.stem}{lettered(choices)}"
-    reasons = sentences(story.reasons)
-    answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
-    return Item(question, answer, letter, tuple(choices))
-
-
-def _idle_sentences(rng: Random, count: int) -> list[str]:
-    kinds = (
+    choices = rng.sample(story.endings, 4)
+    idle = (
         f"{rng.choice(PEOPLE)} sang a song",
         f"{rng.choice(PEOPLE)} was at home",
         f"it was {rng.randint(7, 12)} in the morning",
         f"{rng.choice(PEOPLE)} had a dog",
     )
-    return rng.sample(kinds, count)
+    facts = [*rng.sample(idle, IDLE_SENTENCES[difficulty]), *story.facts]
+    told = f"{sentences(facts)} {story.stem}"
+    return lettered_item(told, choices, story.endings[0], sentences(story.reasons))
 
 
 TASK = Task(

@@ -76,17 +76,12 @@ def _units(box: int) -> list[list[int]]:
     return rows + columns + boxes
 
 
-def _peers(box: int) -> list[list[int]]:
-    """Returns for each place the others that share a unit with it."""
-    units = _units(box)
-    return [
-        sorted(set(chain(*(unit for unit in units if place in unit))) - {place})
-        for place in range(box**4)
-    ]
-
-
 UNITS = {4: _units(2), 9: _units(3)}
-PEERS = {4: _peers(2), 9: _peers(3)}
+PEERS = {
+    size: [set(chain(*(unit for unit in units if place in unit))) for place in range(size * size)]
+    for size, units in UNITS.items()
+}
+"""For each place those that share a unit with it, itself among them."""
 
 
 def _random_grid(rng: Random, box: int) -> Grid:

@@ -12,6 +12,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -39,15 +40,28 @@ class Sentence(NamedTuple):
     equation: str = ""
 
 
-class Draft(NamedTuple):
+@dataclass
+class Draft:
     """A problem whose numbers are drawn and whose names are not."""
 
-    facts: list[Sentence]
-    working: list[Sentence]
-    ask: str
-    equations: list[str]
-    value: int
-    things: tuple[str, ...] = THINGS
+    things: Sequence[str]
+    facts: list[Sentence] = field(default_factory=list)
+    working: list[Sentence] = field(default_factory=list)
+    equations: list[str] = field(default_factory=list)
+    value: int = 0
+    """The result of the last equation."""
+    ask: str = ""
+
+    def tell(self, template: str, a: int, b: int = 0) -> None:
+        """Adds a fact to the question."""
+        self.facts.append(Sentence(template, a, b))
+
+    def work(self, left: int, symbol: str, right: int, shown: str, a: int = 0, b: int = 0) -> int:
+        """Adds an equation, and the sentence of the answer that shows it; returns its result."""
+        self.value = OPERATIONS[symbol](left, right)
+        self.equations.append(f"{left}{symbol}{right}={self.value}")
+        self.working.append(Sentence(shown, a, b, self.equations[-1]))
+        return self.value
 
 
 def verify(item: Item, text: str) -> bool:
@@ -89,25 +103,15 @@ def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item:
 
 def _write(rng: Random, draft: Draft) -> Item:
     """Draws the names and the phrasing, which do not matter for the split."""
-    girl, other_girl = rng.sample(GIRLS, 2)
-    boy, other_boy = rng.sample(BOYS, 2)
+    girls, boys = rng.sample(GIRLS, 2), rng.sample(BOYS, 2)
+    is_he = rng.random() < 0.5
     # Name and friend differ in pronoun, so that "he" and "she" can only mean the first.
-    name, friend, third, fourth = girl, boy, other_girl, other_boy
-    he, him = "she", "her"
-    if rng.random() < 0.5:
-        name, friend, third, fourth = boy, girl, other_boy, other_girl
-        he, him = "he", "him"
+    (name, third), (friend, fourth) = (boys, girls) if is_he else (girls, boys)
+    he, him = ("he", "him") if is_he else ("she", "her")
     things = rng.choice(draft.things)
-    words = {
-        "name": name,
-        "he": he,
-        "him": him,
-        "friend": friend,
-        "third": third,
-        "fourth": fourth,
-        "things": things,
-        "others": rng.choice([other for other in THINGS if other != things]),
-    }
+    others = rng.choice([other for other in THINGS if other != things])
+    people = {"name": name, "friend": friend, "third": third, "fourth": fourth}
+    words = {**people, "he": he, "him": him, "things": things, "others": others}
     question = f"{_retell(draft.facts, words)} {draft.ask.format(**words)}"
     answer = f"{_retell(draft.working, words)}\n#### {draft.value}"
     return Item(question, answer, str(draft.value))
@@ -118,11 +122,6 @@ def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
         template.format(a=a, b=b, equation=equation, day=day, **words)
         for day, (template, a, b, equation) in zip(DAYS, told, strict=False)
     ])  # fmt: skip
-
-
-def _equation(left: int, symbol: str, right: int) -> tuple[str, int]:
-    result = OPERATIONS[symbol](left, right)
-    return f"{left}{symbol}{right}={result}", result
 
 
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
@@ -167,24 +166,23 @@ def _running_count(story: CountStory, rng: Random, steps: int, limit: int) -> Dr
     """Tells a story as a chain: each event changes the count that the one before it left."""
     event = rng.choice(story.openings)
     a, b = _opening_numbers(rng, event.symbol, limit)
-    facts, working = [Sentence(event.told, a, b)], [Sentence(event.told, a, b)]
-    equations, count = [], a
+    draft, count = Draft(story.things), a
+    draft.tell(event.told, a, b)
     if event.symbol:
-        equation, count = _equation(a, event.symbol, b)
-        working = [Sentence(f"{event.told}, so {story.shown}", a, b, equation)]
-        equations = [equation]
-    while len(equations) < steps:
-        is_last = len(equations) == steps - 1
+        count = draft.work(a, event.symbol, b, f"{event.told}, so {story.shown}", a, b)
+    else:
+        draft.working = draft.facts.copy()
+    while len(draft.equations) < steps:
+        is_last = len(draft.equations) == steps - 1
         following = _next_event(rng, story, count, limit, is_last=is_last, previous=event)
         if following is None:
             return None
         event, a = following
-        equation, count = _equation(count, event.symbol, a)
-        facts.append(Sentence(rng.choice(("", "then ")) + event.told, a))
-        working.append(Sentence(f"{event.told}, so {event.shown or story.shown}", a, 0, equation))
-        equations.append(equation)
-    ask = rng.choice(event.asks or story.asks)
-    return Draft(facts, working, ask, equations, count, story.things)
+        draft.tell(rng.choice(("", "then ")) + event.told, a)
+        shown = f"{event.told}, so {event.shown or story.shown}"
+        count = draft.work(count, event.symbol, a, shown, a)
+    draft.ask = rng.choice(event.asks or story.asks)
+    return draft
 
 
 WHO = ("{name}", "{friend}", "{third}", "{fourth}")
@@ -199,85 +197,61 @@ def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
     """Each person's number is told by the last one's; asks for the last, or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
     people = WHO[: steps - sums + 1]
-    numbers = [rng.randint(2, limit // 2)]
-    facts = [Sentence("{name} has {a} {things}", numbers[0])]
-    working, equations = facts.copy(), []
+    draft, numbers = Draft(THINGS), [rng.randint(2, limit // 2)]
+    draft.tell("{name} has {a} {things}", numbers[0])
+    draft.working = draft.facts.copy()
     for other, who in itertools.pairwise(people):
         symbol = rng.choice("+-*")
         operand = _operand(rng, symbol, numbers[-1], limit)
         if operand is None:
             return None
         told = COMPARISONS[symbol] % (who, other)
-        equation, number = _equation(numbers[-1], symbol, operand)
-        facts.append(Sentence(told, operand))
+        draft.tell(told, operand)
         shown = f"{told}, so {who} has {{equation}} {{things}}"
-        working.append(Sentence(shown, operand, 0, equation))
-        equations.append(equation)
-        numbers.append(number)
-    ask = f"How many {{things}} does {people[-1]} have?"
-    draft = Draft(facts, working, ask, equations, numbers[-1])
+        numbers.append(draft.work(numbers[-1], symbol, operand, shown, operand))
+    draft.ask = f"How many {{things}} does {people[-1]} have?"
     if sums:
-        draft = _add_up(draft, people[-sums - 1 :], numbers[-sums - 1 :])
+        _add_up(draft, people[-sums - 1 :], numbers[-sums - 1 :])
     return draft if draft.value <= limit else None
 
 
-def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> Draft:
+def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None:
     """Asks instead for what two or three people have together."""
     first, second, *others = people
-    equation, total = _equation(numbers[0], "+", numbers[1])
     shown = f"{first} and {second} have {{equation}} {{things}} together"
-    working, equations = [*draft.working, Sentence(shown, equation=equation)], [equation]
-    ask = f"How many {{things}} do {first} and {second} have together?"
+    draft.work(numbers[0], "+", numbers[1], shown)
+    draft.ask = f"How many {{things}} do {first} and {second} have together?"
     for other, number in zip(others, numbers[2:], strict=True):
-        equation, total = _equation(total, "+", number)
-        shown = f"with {other} they have {{equation}} {{things}} together"
-        working.append(Sentence(shown, equation=equation))
-        equations.append(equation)
-        ask = "How many {things} do all three have together?"
-    return Draft(draft.facts, working, ask, draft.equations + equations, total)
+        draft.work(
+            draft.value, "+", number, f"with {other} they have {{equation}} {{things}} together"
+        )
+        draft.ask = "How many {things} do all three have together?"
 
 
 def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
     """One or two kinds of things are bought; asks for the price, or for the change."""
-    bought = ["{name} bought {a} {things} for {b} dollars each"]
+    draft, prices = Draft(THINGS), []
+    bought = {"things": "{name} bought {a} {things} for {b} dollars each"}
     if steps > 2:
-        bought.append("{he} also bought {a} {others} for {b} dollars each")
-    facts, working, equations, prices = [], [], [], []
-    for told, things in zip(bought, ("things", "others"), strict=False):
+        bought["others"] = "{he} also bought {a} {others} for {b} dollars each"
+    for things, told in bought.items():
         a, b = _opening_numbers(rng, "*", limit)
-        equation, price = _equation(a, "*", b)
-        facts.append(Sentence(told, a, b))
+        draft.tell(told, a, b)
         shown = f"{told}, so the {{{things}}} cost {{equation}} dollars"
-        working.append(Sentence(shown, a, b, equation))
-        equations.append(equation)
-        prices.append(price)
+        prices.append(draft.work(a, "*", b, shown, a, b))
     if steps > 2:
-        equation, total = _equation(prices[0], "+", prices[1])
-        working.append(Sentence("in total {he} spent {equation} dollars", equation=equation))
-        equations.append(equation)
-        prices.append(total)
-    ask = "How many dollars did {he} spend in total?"
-    draft = Draft(facts, working, ask, equations, prices[-1])
-    if steps != 3:
-        return _pay(draft, rng, limit)
-    return draft if draft.value <= limit else None
-
-
-def _pay(draft: Draft, rng: Random, limit: int) -> Draft | None:
-    """Asks instead for the change from a larger amount."""
+        draft.work(prices[0], "+", prices[1], "in total {he} spent {equation} dollars")
+    draft.ask = "How many dollars did {he} spend in total?"
+    if steps == 3:
+        return draft if draft.value <= limit else None
     if draft.value > limit - SMALLEST_VALUE:
         return None
     cash = rng.randint(draft.value + SMALLEST_VALUE, limit)
-    equation, change = _equation(cash, "-", draft.value)
     told = "{he} paid with {a} dollars"
-    shown = f"{told}, so {{he}} got {{equation}} dollars back"
-    return Draft(
-        [*draft.facts, Sentence(told, cash)],
-        [*draft.working, Sentence(shown, cash, 0, equation)],
-        "How many dollars did {he} get back?",
-        [*draft.equations, equation],
-        change,
-    )
+    draft.tell(told, cash)
+    draft.work(cash, "-", draft.value, f"{told}, so {{he}} got {{equation}} dollars back", cash)
+    draft.ask = "How many dollars did {he} get back?"
+    return draft
 
 
 PLANS: tuple[Callable[[Random, int, int], Draft | None], ...] = (

@@ -10,9 +10,11 @@ occurs in training, whatever facts stand around it.
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
 from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, sentence, sentences
 
@@ -20,15 +22,7 @@ FACTS = {0: 3, 1: 5, 2: 8}  # by difficulty
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}
 LATEST_HOUR = {0: 9, 1: 23, 2: 23}
 DRILLED_QUESTIONS = 3
-
-MOVES = ("{who} went to the {place}", "{who} walked to the {place}", "{who} ran to the {place}")
-OBJECTS = ("ball", "book", "key", "lamp", "map", "phone", "hat", "cup")
-COMPARISONS = ("taller", "older", "faster", "stronger")
-ANIMALS = ("cat", "dog", "horse", "bird", "cow", "sheep", "rabbit", "duck", "pig")
-COLORS = ("black", "white", "red", "green", "blue", "brown", "yellow", "gray", "pink")
-FRUITS = ("apples", "pears", "plums", "nuts", "lemons", "melons", "grapes", "figs", "dates")
-SHOPS = ("bakery", "library", "museum", "bank", "market", "school", "office", "hotel", "zoo")
-HOBBIES = ("chess", "tennis", "cards", "football", "golf", "hockey", "rugby", "darts")
+WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 class Passage(NamedTuple):
@@ -51,20 +45,19 @@ def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Pass
     for _ in range(FACTS[difficulty]):
         who = told.choice(people)
         places[who] = told.choice([place for place in PLACES if place != places[who]])
-        facts.append(told.choice(MOVES).format(who=who, place=places[who]))
+        facts.append(told.choice(WORDS["moves"]).format(who=who, place=places[who]))
         last[who] = facts[-1]
     who = rng.choice(list(last))
     others = {fact.rpartition(" ")[2] for fact in facts} - {places[who]}
     place = places[who] if truth else rng.choice(sorted(others))
-    return Passage(
-        facts, f"Is {who} in the {place} now?", [last[who]], _compared(places[who], place)
-    )
+    question = f"Is {who} in the {place} now?"
+    return Passage(facts, question, [last[who]], _compared(places[who], place))
 
 
 def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Objects change hands; the last owner of an object decides."""
     people = told.sample(PEOPLE, 4)
-    objects = told.sample(OBJECTS, 2)
+    objects = told.sample(WORDS["objects"], 2)
     owner = dict(zip(objects, people, strict=False))
     facts = [f"{who} had the {thing}" for thing, who in owner.items()]
     last = dict(zip(objects, facts, strict=True))
@@ -82,7 +75,7 @@ def owners(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Tells a chain of comparisons in any order; the links between two people decide."""
-    relation = told.choice(COMPARISONS)
+    relation = told.choice(WORDS["comparisons"])
     people = told.sample(PEOPLE, FACTS[difficulty] + 1)
     links = [f"{more} is {relation} than {less}" for more, less in pairwise(people)]
     shuffled = told.sample(links, len(links))
@@ -90,54 +83,39 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     first = rng.randint(0, len(links) - steps)
     asked = (people[first], people[first + steps])
     who, other = asked if truth else reversed(asked)
-    return Passage(
-        shuffled,
-        f"Is {who} {relation} than {other}?",
-        links[first : first + steps],
-        _compared(people[first], who),
-    )
+    question, reasons = f"Is {who} {relation} than {other}?", links[first : first + steps]
+    return Passage(shuffled, question, reasons, _compared(people[first], who))
 
 
 def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """What holds for all animals of a kind holds for the one that is named."""
     count = (FACTS[difficulty] + 1) // 2
-    animals, colors = told.sample(ANIMALS, count), told.sample(COLORS, count)
+    animals, colors = told.sample(WORDS["animals"], count), told.sample(WORDS["colors"], count)
     rules = [
         f"all {animal}s are {color}" if animal != "sheep" else f"all sheep are {color}"
         for animal, color in zip(animals, colors, strict=True)
     ]
-    pets = [
-        f"{who} is a {animal}"
-        for who, animal in zip(told.sample(PEOPLE, count), animals, strict=True)
-    ]
+    people = told.sample(PEOPLE, count)
+    pets = [f"{who} is a {animal}" for who, animal in zip(people, animals, strict=True)]
     facts = told.sample(rules + pets, 2 * count)
     asked = rng.randrange(count)
     who = pets[asked].partition(" ")[0]
     color = colors[asked] if truth else rng.choice(colors[:asked] + colors[asked + 1 :])
-    return Passage(
-        facts, f"Is {who} {color}?", [pets[asked], rules[asked]], _compared(colors[asked], color)
-    )
+    reasons = [pets[asked], rules[asked]]
+    return Passage(facts, f"Is {who} {color}?", reasons, _compared(colors[asked], color))
 
 
 def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
     """Two of several numbers are compared."""
     count = FACTS[difficulty]
-    things = told.sample(FRUITS, count)
+    things = told.sample(WORDS["fruits"], count)
     numbers = told.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
     word = told.choice(("box", "bag", "basket"))
-    facts = [
-        f"the {word} has {number} {thing}" for number, thing in zip(numbers, things, strict=True)
-    ]
-    pair = rng.sample(range(count), 2)
-    pair.sort(key=lambda place: numbers[place], reverse=truth)
-    first, second = pair
-    sign = ">" if numbers[first] > numbers[second] else "<"
-    return Passage(
-        facts,
-        f"Does the {word} have more {things[first]} than {things[second]}?",
-        [facts[first], facts[second]],
-        f"{numbers[first]}{sign}{numbers[second]}",
-    )
+    facts = [f"the {word} has {n} {thing}" for n, thing in zip(numbers, things, strict=True)]
+    first, second = sorted(rng.sample(range(count), 2), key=numbers.__getitem__, reverse=truth)
+    compared = f"{numbers[first]}{'>' if truth else '<'}{numbers[second]}"
+    question = f"Does the {word} have more {things[first]} than {things[second]}?"
+    return Passage(facts, question, [facts[first], facts[second]], compared)
 
 
 def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
@@ -146,21 +124,18 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
     Each shop has the hour at which it would be asked for, before it is known whether it is open.
     """
     count, latest = FACTS[difficulty], LATEST_HOUR[difficulty]
-    shops, facts, asked = told.sample(SHOPS, count), [], []
+    shops, facts, asked = told.sample(WORDS["shops"], count), [], []
     is_open = told.sample([True, False, *told.choices((True, False), k=count - 2)], count)
     for shop, now in zip(shops, is_open, strict=True):
         hour = told.randint(2, latest - 2)
         early, late = range(hour), range(hour + 1, latest + 1)
-        opens, closes = (
-            (told.choice(early), told.choice(late))
-            if now
-            else sorted(told.sample(told.choice((early, late)), 2))
-        )
+        if now:
+            opens, closes = told.choice(early), told.choice(late)
+        else:
+            opens, closes = sorted(told.sample(told.choice((early, late)), 2))
         facts.append(f"the {shop} is open from {opens} to {closes}")
-        signs = " and ".join(
-            f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)
-        )
-        asked.append((f"Is the {shop} open at {hour}?", signs))
+        signs = [f"{hour}{'<' if hour < edge else '>'}{edge}" for edge in (opens, closes)]
+        asked.append((f"Is the {shop} open at {hour}?", " and ".join(signs)))
     place = rng.choice([place for place, now in enumerate(is_open) if now == truth])
     question, signs = asked[place]
     return Passage(facts, question, [facts[place], signs], f"it is {'open' if truth else 'closed'}")
@@ -170,26 +145,17 @@ def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passag
     """Each day has its own game."""
     count = min(FACTS[difficulty], len(DAYS))
     who = told.choice(PEOPLE)
-    days, games = told.sample(DAYS, count), told.sample(HOBBIES, count)
+    days, games = told.sample(DAYS, count), told.sample(WORDS["hobbies"], count)
     facts = [f"on {day} {who} plays {game}" for day, game in zip(days, games, strict=True)]
     asked = rng.randrange(count)
     game = games[asked] if truth else rng.choice(games[:asked] + games[asked + 1 :])
-    return Passage(
-        facts,
-        f"Is {game} what {who} plays on {days[asked]}?",
-        [facts[asked]],
-        _compared(games[asked], game),
-    )
+    question = f"Is {game} what {who} plays on {days[asked]}?"
+    return Passage(facts, question, [facts[asked]], _compared(games[asked], game))
 
 
 KINDS: tuple[Callable[[Random, Random, int, bool], Passage], ...] = (
-    whereabouts,
-    owners,
-    order,
-    colors_of_kinds,
-    amounts,
-    opening_hours,
-    timetable,
+    *(whereabouts, owners, order, colors_of_kinds),
+    *(amounts, opening_hours, timetable),
 )
 
 
@@ -199,9 +165,9 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     passage = rng.choice(KINDS)(rng, rng, difficulty, truth)
     if not owns(_key(passage)):
         return None
-    facts = sentences(passage.facts)
     target, answer = _worked(passage, truth)
-    return Item(f"{facts} {passage.question}", f"{answer}\n#### {target}", target)
+    question = f"{sentences(passage.facts)} {passage.question}"
+    return Item(question, f"{answer}\n#### {target}", target)
 
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
@@ -226,8 +192,7 @@ def _key(passage: Passage) -> str:
 
 def _worked(passage: Passage, truth: bool) -> tuple[str, str]:
     """Yes or no, and how one comes to it."""
-    reasons = sentences(passage.reasons)
-    return "yes" if truth else "no", f"{reasons} So {passage.conclusion}."
+    return "yes" if truth else "no", f"{sentences(passage.reasons)} So {passage.conclusion}."
 
 
 def _compared(found: str, asked: str) -> str:

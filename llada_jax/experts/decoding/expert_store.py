@@ -1,15 +1,14 @@
 """Where the experts of a model lie: all on the host, some in slots on the accelerator."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.moe import Routing, weighted_experts
+from llada_jax.config import require
+from llada_jax.model.moe import Chosen, weighted_experts
 from llada_jax.model.params import Experts, ModelParams
 from llada_jax.model.quantize import QuantArray
 
@@ -21,50 +20,29 @@ class ExpertStore:
     through that are staged for one use.
     """
 
-    def __init__(
-        self, params: ModelParams, config: ModelConfig, resident: Sequence[Sequence[int]]
-    ) -> None:
-        """Puts the `resident` experts of each routed layer into its slots.
+    def __init__(self, params: ModelParams, resident: Bool[np.ndarray, "N E"]) -> None:
+        """Puts the `resident` experts, as many of each routed layer, into its slots.
 
-        Raises ValueError for a model without experts or with quantized ones, and for residents that
-        are none, unequal in number, or no experts of the model.
+        Raises ValueError for a model with quantized experts.
         """
-        require(config.moe is not None, "the model has no routed experts; allowed: one that has")
-        assert config.moe is not None
-        self.layers = [layer.ffn for layer in params.layers if isinstance(layer.ffn, Experts)]
-        self._check(config.moe, resident)
-        self._host = [[np.asarray(m, np.float32) for m in (e.gate, e.up, e.down)]
-                      for e in self.layers]  # fmt: skip
-        self.slots = len(resident[0])
-        self._slot_of = [{int(e): slot for slot, e in enumerate(each)} for each in resident]
-        self._dtype = self.layers[0].router.dtype
-        self._device = [self._filled(layer, each) for layer, each in enumerate(resident)]
-        self.moved = 0
-
-    def _check(self, moe: MoEConfig, resident: Sequence[Sequence[int]]) -> None:
+        layers = [layer.ffn for layer in params.layers if isinstance(layer.ffn, Experts)]
         require(
-            not any(isinstance(e.gate, QuantArray) for e in self.layers),
+            not any(isinstance(each.gate, QuantArray) for each in layers),
             "the experts are quantized; allowed: float32 or bfloat16",
         )
-        require(
-            len(resident) == len(self.layers),
-            f"residents of {len(resident)} layers are given; allowed: {len(self.layers)}",
-        )
-        sizes = {len(set(each)) for each in resident} | {len(each) for each in resident}
-        require(
-            len(sizes) == 1 and 0 < min(sizes) <= moe.n_experts,
-            f"layers have {sorted(sizes)} resident experts; allowed: one number for all, 1 to "
-            f"{moe.n_experts}",
-        )
-        named = {int(e) for each in resident for e in each}
-        require(
-            named <= set(range(moe.n_experts)),
-            f"residents are {sorted(named)}; allowed: 0 to {moe.n_experts - 1}",
-        )
-
-    def _filled(self, layer: int, experts: Sequence[int]) -> tuple[Array, ...]:
-        chosen = [*map(int, experts), 0]  # the last slot is the one that experts pass through
-        return tuple(jnp.asarray(m[chosen], self._dtype) for m in self._host[layer])
+        self._host = [
+            [np.asarray(matrix, np.float32) for matrix in (each.gate, each.up, each.down)]
+            for each in layers
+        ]
+        self._dtype = layers[0].router.dtype
+        chosen = [np.flatnonzero(each).tolist() for each in resident]
+        self._slots = len(chosen[0])
+        self._slot_of = [{expert: slot for slot, expert in enumerate(each)} for each in chosen]
+        self._device = [  # the last slot is the one that experts pass through
+            tuple(jnp.asarray(matrix[[*each, 0]], self._dtype) for matrix in on_host)
+            for each, on_host in zip(chosen, self._host, strict=True)
+        ]
+        self.moved = 0
 
     def resident(self, layer: int) -> set[int]:
         """Returns the experts in the slots of a routed layer."""
@@ -72,11 +50,6 @@ class ExpertStore:
 
     def put(self, layer: int, expert: int, victim: int) -> None:
         """Moves an expert into the slot of another one."""
-        require(
-            victim in self._slot_of[layer] and expert not in self._slot_of[layer],
-            f"layer {layer} holds {sorted(self._slot_of[layer])}; cannot replace {victim} by "
-            f"{expert}",
-        )
         slot = self._slot_of[layer].pop(victim)
         self._slot_of[layer][expert] = slot
         self._write(layer, expert, slot)
@@ -87,23 +60,26 @@ class ExpertStore:
         self._device[layer] = _written(self._device[layer], matrices, slot)
 
     def from_slots(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, experts: set[int]
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, experts: set[int]
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of some resident experts in the layer's output, run in one batch."""
         return self._run(layer, x, routing, {e: self._slot_of[layer][e] for e in experts})
 
     def passing_through(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that is staged for this one use."""
-        self._write(layer, expert, self.slots)
-        return self._run(layer, x, routing, {expert: self.slots})
+        self._write(layer, expert, self._slots)
+        return self._run(layer, x, routing, {expert: self._slots})
 
     def _run(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, slot_of: dict[int, int]
+        self,
+        layer: int,
+        x: Float[np.ndarray, "T D"],
+        routing: Chosen,
+        slot_of: dict[int, int],
     ) -> Float[np.ndarray, "T D"]:
-        n_experts = self._host[layer][0].shape[0]
-        table = np.full(n_experts, -1, np.int32)
+        table = np.full(len(self._host[layer][0]), -1, np.int32)
         table[list(slot_of)] = list(slot_of.values())
         slots = table[np.asarray(routing.experts)]
         weights = np.where(slots >= 0, np.asarray(routing.weights), 0).astype(np.float32)
@@ -112,17 +88,15 @@ class ExpertStore:
         return np.asarray(out, np.float32)
 
     def on_host(
-        self, layer: int, x: Float[np.ndarray, "T D"], routing: Routing, expert: int
+        self, layer: int, x: Float[np.ndarray, "T D"], routing: Chosen, expert: int
     ) -> Float[np.ndarray, "T D"]:
         """Returns the share of an expert that the host runs, on the rows that want it."""
-        chosen, weights = np.asarray(routing.experts), np.asarray(routing.weights)
-        rows, place = np.nonzero(chosen == expert)
+        rows, place = np.nonzero(np.asarray(routing.experts) == expert)
         gate, up, down = (matrix[expert] for matrix in self._host[layer])
-        inputs = x[rows]
-        gated = inputs @ gate.T
-        hidden = gated / (1 + np.exp(-gated)) * (inputs @ up.T)
+        gated = x[rows] @ gate.T
+        hidden = gated / (1 + np.exp(-gated)) * (x[rows] @ up.T)
         total = np.zeros_like(x)
-        total[rows] = hidden @ down.T * weights[rows, place, None]
+        total[rows] = hidden @ down.T * np.asarray(routing.weights)[rows, place, None]
         return total
 
 
@@ -135,4 +109,4 @@ def _written(slots: tuple[Array, ...], expert: tuple[Array, ...], slot: int) -> 
 def _slots_product(x, slots, weights, gate, up, down):
     experts = Experts(router=gate[:, 0], selection_bias=None, gate=gate, up=up, down=down,
                       shared=None)  # fmt: skip
-    return weighted_experts(x, Routing(slots, weights), experts)
+    return weighted_experts(x, Chosen(slots, weights), experts)

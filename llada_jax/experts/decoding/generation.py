@@ -1,6 +1,5 @@
 """Decoding with routed experts in view: their routing recorded, or their number on hand limited."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,18 +9,14 @@ import numpy as np
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
-from llada_jax.experts.cache import NEEDS_FUTURE, Visit
+from llada_jax.experts.cache import Visit
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.decoding.budgeted_forward import (
-    ExpertPlacement,
-    LayerRouting,
-    forward_rows_budgeted,
-)
+from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_store import ExpertStore
-from llada_jax.experts.decoding.recorded_forward import recorded
-from llada_jax.experts.policy import Policy
-from llada_jax.experts.policy_run import PolicyRun
-from llada_jax.experts.recording import RecordedStep, changed_rows, trace_of_steps
+from llada_jax.experts.decoding.recorded_forward import RoutingRecord, recorded
+from llada_jax.experts.decoding.recording import RecordedStep, changed_rows, trace_of_steps
+from llada_jax.experts.expert_policies import ExpertPolicy
+from llada_jax.experts.policy_run import LayerDecision, PolicyRun
 from llada_jax.experts.routing import RoutingTrace, loads_of
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import Prompts, with_ids
@@ -42,21 +37,14 @@ def record_routing(
 
     def forward_rows(params: Any, rows: Rows, cache: KVCache) -> RowsOut:
         out, routing = recorded(params, model.config, rows, cache)
-        seen = (rows.tokens, rows.positions, rows.live)
-        steps.append(RecordedStep(*map(np.asarray, (*routing, *seen))))
+        steps.append(RecordedStep(*jax.tree.map(np.asarray, (routing, rows))))
         return out
 
     result = _decode(model, forward_rows, prompts, config, seed)
-    return result, _routing_of(result, steps, model, config)
-
-
-def _routing_of(
-    result: Result, steps: Sequence[RecordedStep], model: Model, config: SamplerConfig
-) -> RoutingTrace:
     trace = result.trace
     assert trace is not None
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
-    return trace_of_steps(
+    routing = trace_of_steps(
         steps,
         current_block=trace.block,
         committed=np.bincount(commits, minlength=len(steps)),
@@ -64,6 +52,7 @@ def _routing_of(
         block_length=config.block_length,
         settings={"source": "recorded", "model": model.config.family},
     )
+    return result, routing
 
 
 class BudgetedRun(NamedTuple):
@@ -78,7 +67,7 @@ class BudgetedRun(NamedTuple):
 def generate_within_budget(
     model: Model,
     prompts: Prompts,
-    policy: Policy,
+    policy: ExpertPolicy,
     costs: ExpertCosts,
     slots: int,
     profile: RoutingTrace,
@@ -94,20 +83,14 @@ def generate_within_budget(
     Args:
       profile: the routing of an earlier run; its most used experts are resident at first.
 
-    Raises ValueError for a model without routed experts, a profile of another shape, and slots that
-    no layer has.
+    Raises ValueError for a model without routed experts or with quantized ones, a profile of
+    another shape, a policy that needs the future, and slots that no layer has.
     """
     _require_experts(model)
     _require_profile(model, profile)
-    require(
-        policy.cache not in NEEDS_FUTURE,
-        f"cache is {policy.cache!r}; allowed: one that needs no future",
-    )
     config = with_ids(config or SamplerConfig(), model.config)
     policy_run = PolicyRun(policy, costs, slots, profile.loads)
-    store = ExpertStore(
-        model.params, model.config, [np.flatnonzero(each).tolist() for each in policy_run.resident]
-    )
+    store = ExpertStore(model.params, policy_run.resident)
     result = _decode(model, _Budgeted(model, store, policy_run), prompts, config, seed)
     return BudgetedRun(result, store, policy_run)
 
@@ -118,49 +101,43 @@ class _Budgeted:
     def __init__(self, model: Model, store: ExpertStore, policy_run: PolicyRun) -> None:
         self._model, self._store, self._policy_run = model, store, policy_run
         self._step = -1
-        self._before: RecordedStep | None = None
+        self._before: Rows | None = None
 
     def __call__(self, params: Any, rows: Rows, cache: KVCache) -> RowsOut:
         self._step += 1
-        nothing = np.zeros((0, 0, 0))
-        shown = map(np.asarray, (rows.tokens, rows.positions, rows.live))
-        now = RecordedStep(nothing, nothing, nothing, nothing, *shown)
-        changed = changed_rows(now, self._before)
-        plan = partial(self._plan, changed, _moved_on(now, self._before))
+        now, before = jax.tree.map(np.asarray, rows), self._before
+        # A block has begun where the window stands elsewhere than in the forward before.
+        new_block = before is None or not np.array_equal(now.positions, before.positions)
+        changed = changed_rows(now, before)
+        plan = partial(self._plan, now.live.reshape(-1), changed, new_block)
         self._before = now
         return forward_rows_budgeted(params, self._model.config, rows, cache, self._store, plan)
 
-    def _plan(self, changed: np.ndarray, new_block: bool, routing: LayerRouting) -> ExpertPlacement:
-        live = routing.live
+    def _plan(
+        self,
+        live: np.ndarray,
+        changed: np.ndarray,
+        new_block: bool,
+        layer: int,
+        routing: RoutingRecord,
+    ) -> LayerDecision:
         bad = np.count_nonzero(~np.isfinite(routing.scores[live]))
         require(
             bad == 0,
-            f"layer {routing.layer} has {bad} router scores that are NaN or infinite; "
-            "allowed: none",
+            f"layer {layer} has {bad} router scores that are NaN or infinite; allowed: none",
         )
         experts = np.where(live[:, None], routing.experts, -1)
         visit = Visit(
             step=self._step,
-            layer=routing.layer,
+            layer=layer,
             experts=experts,
             loads=loads_of(experts, routing.scores.shape[1]),
-            scores=routing.scores[live].mean(axis=0),
+            scores=np.asarray(routing.scores)[live].mean(axis=0),
             foreseen=np.where(live[:, None], routing.foreseen, -1),
             changed=changed,
             new_block=new_block,
         )
-        layer = self._policy_run.run_layer(visit)
-        return ExpertPlacement(
-            host=layer.schedule.cpu,
-            slots=layer.schedule.accelerator,
-            resident_after=np.flatnonzero(layer.resident_after).tolist(),
-            staged=layer.swaps,
-        )
-
-
-def _moved_on(now: RecordedStep, before: RecordedStep | None) -> bool:
-    """Tells whether a block has begun: the window stands elsewhere than in the forward before."""
-    return before is None or not np.array_equal(now.positions, before.positions)
+        return self._policy_run.run_layer(visit)
 
 
 def _decode(

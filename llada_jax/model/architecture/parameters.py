@@ -1,12 +1,12 @@
 """The parameters of a dLLM, described once, and without JAX.
 
 The tree of `llada_jax.model.params`, what is loaded, quantized and sharded, and what a phone maps,
-stages, plans and pays for are all read off `named_specs` and `matrices`. Matrices are stored
+stages, plans and pays for are all read off `named_specs` and `body_matrices`. Matrices are stored
 [out, in], as in PyTorch checkpoints.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ _READS: Mapping[str, tuple[str, ...]] = {
     "ffn.shared.up": ("attention.output",),
     "ffn.shared.down": ("ffn.shared.gate", "ffn.shared.up"),
 }
-"""What the matrices of a layer read within it; the others read the layer before."""
+"""What the matrices of a layer read within it."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +44,25 @@ class ParamSpec:
 
 
 class Matrix(NamedTuple):
-    """A parameter that rows are multiplied with; of the routed experts, all copies together."""
+    """A parameter of a layer that rows are multiplied with; all copies of routed experts
+    together."""
 
     name: str
     """As in `named_specs`: `layers.3.ffn.down`."""
-    layer: int | None
-    """None for the embedding and the head."""
+    layer: int
     outputs: int
     inputs: int
     copies: int
     """Experts of a routed layer; 1 for every other matrix."""
-    axes: tuple[Axis, ...]
-    """Logical axes, by which it may be sharded; that of the copies first."""
-    quantizable: bool
+    of_expert: bool
+    """Whether each routed expert has a copy of its own."""
     reads: tuple[str, ...]
-    """Names of the matrices whose outputs it needs."""
+    """Names of the layer's matrices whose outputs it needs; the others read the layer before."""
 
     @property
     def weights(self) -> int:
         """Numbers in all copies."""
         return self.copies * self.outputs * self.inputs
-
-    @property
-    def of_expert(self) -> bool:
-        """Whether each routed expert has a copy of its own."""
-        return len(self.axes) == 3
 
     @property
     def of_shared_expert(self) -> bool:
@@ -88,19 +82,18 @@ def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
 
 
 @cache
-def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
-    """Describes every matrix, in the order in which a step runs them.
-
-    The embedding comes first; where it is the head too, it stands once.
-    """
-    specs = {name: spec for name, spec in named_specs(config).items() if len(spec.shape) > 1}
-    return tuple(_described(name, spec, config, specs) for name, spec in specs.items())
-
-
-@cache
 def body_matrices(config: ModelConfig) -> tuple[Matrix, ...]:
-    """Describes the matrices of all layers, without embedding and head."""
-    return tuple(each for each in matrices(config) if each.layer is not None)
+    """Describes the matrices of all layers, in the order in which a step runs them."""
+    found = []
+    for layer in range(config.n_layers):
+        prefix = f"layers.{layer}."
+        specs = {name: spec for name, spec in _layer(config, layer).items() if len(spec.shape) > 1}
+        for name, spec in specs.items():
+            *copies, outputs, inputs = spec.shape
+            reads = tuple(prefix + each for each in _READS.get(name, ()) if each in specs)
+            copied = math.prod(copies), bool(copies)
+            found.append(Matrix(prefix + name, layer, outputs, inputs, *copied, reads))
+    return tuple(found)
 
 
 def head_weights(config: ModelConfig) -> int:
@@ -178,26 +171,3 @@ def _experts(width: int, moe: MoEConfig) -> dict[str, ParamSpec]:
     if moe.shared_width:
         specs |= _under("shared", _feed_forward(width, moe.shared_width))
     return specs
-
-
-def _described(
-    name: str, spec: ParamSpec, config: ModelConfig, all_names: Container[str]
-) -> Matrix:
-    *copies, outputs, inputs = spec.shape
-    layer, read = None, ()
-    if name.startswith("layers."):
-        layer = int(name.split(".")[1])
-        inside = name.removeprefix(f"layers.{layer}.")
-        read = tuple(f"layers.{layer}.{each}" for each in _READS.get(inside, ()))
-        read = read or _ends(layer - 1)
-    elif name == "head":
-        read = _ends(config.n_layers - 1)
-    reads = tuple(each for each in read if each in all_names)
-    return Matrix(
-        name, layer, outputs, inputs, math.prod(copies), spec.axes, spec.quantizable, reads
-    )
-
-
-def _ends(layer: int) -> tuple[str, ...]:
-    """Names what a layer's output is the sum of."""
-    return (f"layers.{layer}.ffn.down", f"layers.{layer}.ffn.shared.down")

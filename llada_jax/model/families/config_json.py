@@ -1,26 +1,13 @@
 """Configurations of Hugging Face folders: `config.json`, read and written as a family spells it."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.families.family import Family
-from llada_jax.model.families.registry import FAMILIES, REQUIRED, completed, family_of
+from llada_jax.model.families.family import REQUIRED, Family, completed, families, family_of, table
 
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
-_ASSUMED = {
-    **dict.fromkeys(
-        ("alibi", "scale_logits", "input_emb_norm", "include_bias", "attention_bias",
-         "multi_query_attention", "use_sliding_window"), False
-    ),
-    **dict.fromkeys(("activation_type", "hidden_act"), "silu"),
-    "rope": True,
-    "rope_scaling": None,
-    "layer_norm_type": "rms",
-    "block_type": "llama",
-}  # fmt: skip
-"""What the forward computes, by the keys that could ask for something else."""
 
 
 def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None) -> ModelConfig:
@@ -33,7 +20,7 @@ def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
     name = family_of(hf["model_type"])
-    family = FAMILIES[name]
+    family = families()[name]
     hf = {**hf, **_rope_parameters(hf)}
     _reject_unsupported(hf)
     found = {**family.facts, **_read(hf, family, ModelConfig)}
@@ -56,7 +43,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
 
     Raises ValueError, with the fields, where the family has no key for what `config` says.
     """
-    family = FAMILIES[config.family]
+    family = families()[config.family]
     hf: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_types[0],
@@ -83,26 +70,20 @@ def _spell(key: str, value: Any, config: ModelConfig) -> Any:
 
 def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Family) -> None:
     for name in names:
-        require(
-            name in found,
-            f"the model's configuration lacks {' or '.join(map(repr, _spellings(name, family)))}",
-        )
+        keys = " or ".join(map(repr, _spellings(name, family)))
+        require(name in found, f"the model's configuration lacks {keys}")
 
 
-def _spellings(name: str, family: Family) -> Iterator[str]:
+def _spellings(name: str, family: Family) -> list[str]:
     """Returns the keys of a field: the family's own, then those of the other families."""
-    rows = (family, *FAMILIES.values())
-    return iter(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
+    rows = (family, *families().values())
+    return list(dict.fromkeys(key for row in rows for key in row.keys.get(name, ())))
 
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
-    found = {}
-    for name in (f.name for f in fields(record)):
-        for key in _spellings(name, family):
-            if hf.get(key) is not None:
-                found[name] = _number(hf, key)
-                break
-    return found
+    keys = {f.name: _spellings(f.name, family) for f in fields(record)}
+    given = {name: [key for key in each if hf.get(key) is not None] for name, each in keys.items()}
+    return {name: _number(hf, each[0]) for name, each in given.items() if each}
 
 
 def _number(hf: Mapping[str, Any], key: str) -> Any:
@@ -127,6 +108,6 @@ def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reject_unsupported(hf: Mapping[str, Any]) -> None:
-    for key, allowed in _ASSUMED.items():
+    for key, allowed in table()["computed"].items():
         value = hf.get(key)
         require(value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}")

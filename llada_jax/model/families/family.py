@@ -1,34 +1,37 @@
-"""One row of the table of families, and what most families share.
+"""The families of models, as `families.yaml` has them: how each spells what its checkpoints hold.
 
-A row says which `model_type` and GGUF architecture a family answers to, the fixed facts of its
-architecture, and how its checkpoints spell configuration and parameters. The code that runs the
-model does not know families; it reads the `ModelConfig` that a row gives.
+The code that runs a model does not know families; it reads the `ModelConfig` that an entry gives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from llada_jax.config import ModelConfig
+from llada_jax.config_files import read_yaml
 
 Names = Mapping[str, str]
 """Parameter path -> checkpoint name; `{i}` is the layer, `{e}` the expert. Parameters that share a
 name are row ranges of one tensor, in the order of the tree. `dense:` before a path is for layers
 without routed experts, where their names differ."""
-Keys = Mapping[str, tuple[str, ...]]
-"""Configuration field -> its keys in `config.json`: all are written, the first present is read."""
-QKV = ("query", "key", "value")
-FFN = ("gate", "up", "down")
+REQUIRED = ("width", "n_layers", "n_heads", "vocab_size", "ffn_width", "rope_theta")
+"""Fields that every checkpoint's configuration must give."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """How the checkpoints of one family are spelled."""
 
-    model_types: tuple[str, ...]
+    model_types: Sequence[str]
     """The values of `model_type` that it answers to; the first one is written."""
     architecture: str
     """The class of the reference implementation, as `config.json` names it."""
     names: Names
-    keys: Keys
+    keys: Mapping[str, Sequence[str]]
+    """Configuration field -> its keys in `config.json`: all are written, the first present is
+    read."""
     constants: Mapping[str, Any]
     """Keys of `config.json` that the reference needs, and that never vary."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -45,58 +48,40 @@ class Family:
     """[MASK] of the released checkpoints, where their configuration does not name it."""
 
 
+def table() -> Mapping[str, Any]:
+    """Reads `families.yaml`."""
+    return read_yaml(Path(__file__).with_name("families.yaml"))
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Returns each family by its name."""
+    return {name: Family(**entry) for name, entry in table()["families"].items()}
+
+
+def family_of(model_type: object) -> str:
+    """Returns the family that answers to a `model_type`; ValueError names the known ones."""
+    for name, family in families().items():
+        if model_type in family.model_types:
+            return name
+    known = sorted(kind for family in families().values() for kind in family.model_types)
+    raise ValueError(f"model_type is {model_type!r}; allowed: {', '.join(map(repr, known))}")
+
+
 def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
     """Returns the template of a parameter's name; `path` has `{i}` for the layer's number."""
     dense = f"dense:{path}"
     return names[dense] if not routed and dense in names else names[path]
 
 
-def in_layers(prefix: str, names: Names) -> dict[str, str]:
-    """Returns the names of parameters of layers, each given without the layer on both sides."""
-    return {f"layers.{{i}}.{path}": f"{prefix}.{{i}}.{name}" for path, name in names.items()}
-
-
-HF_OUTSIDE = {
-    "embedding": "model.embed_tokens.weight",
-    "final_norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "layers.{i}.attention_norm": "model.layers.{i}.input_layernorm.weight",
-    "layers.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm.weight",
-}
-HF_ATTENTION = in_layers("model.layers", {
-    "attention.output": "self_attn.o_proj.weight",
-    "attention.query_norm": "self_attn.q_norm.weight",
-    "attention.key_norm": "self_attn.k_norm.weight",
-    **{f"attention.{name}": f"self_attn.{name[0]}_proj.weight" for name in QKV},
-    **{f"attention.{name}_bias": f"self_attn.{name[0]}_proj.bias" for name in QKV},
-})  # fmt: skip
-HF_FEED_FORWARD = in_layers(
-    "model.layers", {f"ffn.{name}": f"mlp.{name}_proj.weight" for name in FFN}
-)
-HF_EXPERTS = in_layers("model.layers", {
-    "ffn.router": "mlp.gate.weight",
-    "ffn.selection_bias": "mlp.gate.expert_bias",
-    **{f"ffn.{name}": f"mlp.experts.{{e}}.{name}_proj.weight" for name in FFN},
-    **{f"ffn.shared.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in FFN},
-}) | {f"dense:{path}": name for path, name in HF_FEED_FORWARD.items()}  # fmt: skip
-"""Of layers with routed experts, and of the dense ones among them."""
-
-HF_KEYS: Keys = {
-    "vocab_size": ("vocab_size",),
-    "width": ("hidden_size",),
-    "n_layers": ("num_hidden_layers",),
-    "n_heads": ("num_attention_heads",),
-    "n_kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "ffn_width": ("intermediate_size",),
-    "rope_theta": ("rope_theta",),
-    "norm_eps": ("rms_norm_eps",),
-    "max_length": ("max_position_embeddings",),
-    "tied_embeddings": ("tie_word_embeddings",),
-    "block_length": ("block_length",),
-    "mask_id": ("mask_token_id",),
-    "eos_id": ("eos_token_id",),
-    "eot_id": ("eot_token_id",),
-    "pad_id": ("pad_token_id",),
-}
-HF_CONSTANTS = {"hidden_act": "silu", "rope_scaling": None, "use_cache": False}
+def completed(name: str, found: Mapping[str, Any]) -> ModelConfig:
+    """Returns the configuration of a family's model, with what its checkpoint leaves open."""
+    mask_id = families()[name].mask_id
+    defaults = {
+        "n_kv_heads": found["n_heads"],
+        "head_dim": found["width"] // found["n_heads"],
+        "norm_eps": 1e-6,
+        "max_length": 4096,
+        "mask_id": None if mask_id is None or mask_id >= found["vocab_size"] else mask_id,
+    }
+    return ModelConfig(family=name, **{**defaults, **found})

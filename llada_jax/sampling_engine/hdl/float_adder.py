@@ -4,10 +4,6 @@ For finite inputs, which is what the engine has: loads leave no NaN and no infin
 maximum is subtracted before a sum. What is too large becomes infinity.
 """
 
-# Amaranth's annotations do not know the operators of its own slices.
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
-
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal
 
 EXPONENT, FRACTION = 8, 23

@@ -4,10 +4,6 @@ A tree of comparisons over the lanes of a row, a register behind the inputs and 
 register that keeps the best row so far: log2(lanes) + 2 cycles, a row every cycle.
 """
 
-# Amaranth's annotations do not know the operators of its own slices.
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
-
 from typing import NamedTuple
 
 from amaranth.hdl import Cat, Elaboratable, Module, Mux, Signal

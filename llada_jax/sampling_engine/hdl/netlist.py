@@ -20,8 +20,6 @@ GATES = {
     "$_XOR_": lambda a, b: a ^ b,
     "$_MUX_": lambda a, b, s: np.where(s, b, a),
 }
-INPUTS = ("A", "B", "S")
-Bits = NDArray[np.bool_]
 Wire = int | str
 """A number, or the constants "0", "1" and "x"."""
 
@@ -47,69 +45,56 @@ class Netlist(NamedTuple):
     def of(cls, module: Mapping[str, Any]) -> "Netlist":
         """Reads the netlist of a module of Yosys' JSON.
 
-        Raises:
-          ValueError: it has cells that are neither gates nor flip-flops known here.
+        Raises ValueError where it has cells that are neither gates nor flip-flops known here.
         """
         cells = {}
         for cell in module["cells"].values():
-            kind, connections = cell["type"], cell["connections"]
+            kind, wires = cell["type"], cell["connections"]
             allowed = (*GATES, FLIP_FLOP)
             require(kind in allowed, f"cell is {kind!r}; allowed: {', '.join(allowed)}")
-            named = ("D",) if kind == FLIP_FLOP else INPUTS
-            inputs = tuple(connections[name][0] for name in named if name in connections)
-            output = connections["Q" if kind == FLIP_FLOP else "Y"][0]
-            cells[output] = NetlistCell(kind, inputs, output)
+            named, out = ("D", "Q") if kind == FLIP_FLOP else ("ABS", "Y")
+            inputs = tuple(wires[name][0] for name in named if name in wires)
+            cells[wires[out][0]] = NetlistCell(kind, inputs, wires[out][0])
         before = {
             output: [] if cell.kind == FLIP_FLOP else [w for w in cell.inputs if w in cells]
             for output, cell in cells.items()
         }
         order = TopologicalSorter(before).static_order()
         ports = {name: tuple(port["bits"]) for name, port in module["ports"].items()}
-        return cls(tuple(cells[output] for output in order), ports, _initial(module))
-
-
-def _initial(module: Mapping[str, Any]) -> dict[int, bool]:
-    """Reads initial values: an attribute of the named wires, highest bit first."""
-    initial = {}
-    for wire in module["netnames"].values():
-        text = wire["attributes"].get("init", "")
-        for bit, value in zip(wire["bits"], reversed(text), strict=False):
-            if value == "1":
-                initial[bit] = True
-    return initial
+        initial = {  # an attribute of the named wires, highest bit first
+            bit: True
+            for wire in module["netnames"].values()
+            for bit, value in zip(
+                wire["bits"], reversed(wire["attributes"].get("init", "")), strict=False
+            )
+            if value == "1"
+        }
+        return cls(tuple(cells[output] for output in order), ports, initial)
 
 
 class NetlistSimulator:
     """A netlist that runs, `streams` of them side by side. Inputs that nobody sets are 0."""
 
     def __init__(self, netlist: Netlist, streams: int) -> None:
-        self._netlist = netlist
-        self._streams = streams
+        self._ports = netlist.ports
         self._gates = [cell for cell in netlist.cells if cell.kind != FLIP_FLOP]
         self._flip_flops = [cell for cell in netlist.cells if cell.kind == FLIP_FLOP]
-        self._wires: dict[Wire, Bits] = {
-            "0": np.zeros(streams, bool),
-            "1": np.ones(streams, bool),
-            "x": np.zeros(streams, bool),
-        }
-        for wire in chain.from_iterable(netlist.ports.values()):
-            self._wires.setdefault(wire, np.zeros(streams, bool))
+        names: chain[Wire] = chain("0x", *netlist.ports.values())
+        self._wires: dict[Wire, np.ndarray] = {name: np.zeros(streams, bool) for name in names}
+        self._wires["1"] = np.ones(streams, bool)
         for cell in self._flip_flops:
             self._wires[cell.output] = np.full(streams, netlist.initial.get(cell.output, False))
 
-    def set(self, port: str, values: NDArray[np.integer] | int) -> None:
+    def set(self, port: str, values: NDArray[np.integer]) -> None:
         """Puts a number on an input port, for each stream."""
-        numbers = np.broadcast_to(np.asarray(values, np.int64), self._streams)
-        for place, wire in enumerate(self._netlist.ports[port]):
-            self._wires[wire] = (numbers >> place & 1).astype(bool)
+        for place, wire in enumerate(self._ports[port]):
+            self._wires[wire] = (values >> place & 1).astype(bool)
 
     def get(self, port: str) -> NDArray[np.int64]:
         """Returns the number on a port, for each stream."""
         self._settle()
-        total = np.zeros(self._streams, np.int64)
-        for place, wire in enumerate(self._netlist.ports[port]):
-            total |= self._wires[wire].astype(np.int64) << place
-        return total
+        bits = [self._wires[wire].astype(np.int64) for wire in self._ports[port]]
+        return np.sum([bit << place for place, bit in enumerate(bits)], axis=0)
 
     def tick(self) -> None:
         """Passes one edge of the clock."""
@@ -119,6 +104,5 @@ class NetlistSimulator:
             self._wires[cell.output] = value
 
     def _settle(self) -> None:
-        wires = self._wires
         for kind, inputs, output in self._gates:
-            wires[output] = GATES[kind](*(wires[wire] for wire in inputs))
+            self._wires[output] = GATES[kind](*(self._wires[wire] for wire in inputs))

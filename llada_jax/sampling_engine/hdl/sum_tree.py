@@ -4,10 +4,6 @@ Lane i is added to lane i + half, level by level, as `machine.tree_sum` does. A 
 the inputs and behind each level: log2(lanes) + 1 cycles, a row every cycle.
 """
 
-# Amaranth's annotations do not know the operators of its own slices.
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
-
 from amaranth.hdl import Cat, Const, Elaboratable, Module, Signal
 
 from llada_jax.sampling_engine.hdl.float_adder import WIDTH, FloatAdder

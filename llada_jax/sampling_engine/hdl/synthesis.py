@@ -59,7 +59,7 @@ def synthesise(unit: Elaboratable) -> Synthesised:
     Raises:
       ValueError: Yosys fails.
     """
-    ports: list = unit.ports  # pyright: ignore[reportAttributeAccessIssue]
+    ports: list = unit.ports
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "unit.il").write_text(rtlil.convert(unit, name="top", ports=ports))
         Path(folder, "unit.ys").write_text(SCRIPT)

@@ -5,10 +5,6 @@ and all after it down by one. Slots start at 0, so that only positive keys enter
 that comes later stays behind.
 """
 
-# Amaranth's annotations do not know the operators of its own slices.
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
-
 from typing import NamedTuple
 
 from amaranth.hdl import Elaboratable, Module, Mux, Signal

@@ -50,7 +50,6 @@ def test_every_file_but_the_manifest_is_listed() -> None:
     names = [file.name for file in MANIFEST.files]
     expected = ["shard-00.tflite"] * 2 + ["head.tflite", "embedding.bin", "tokenizer.json"]
     assert names == expected
-    assert MANIFEST.quant == "int4_block32"
     assert MANIFEST.contract == CONTRACT
 
 
@@ -75,6 +74,19 @@ def test_a_damaged_manifest_is_one_clear_error(content: str, tmp_path: Path) -> 
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ValueError, match=r"manifest\.json is no manifest: "):
         Manifest.load(tmp_path)
+
+
+def test_what_no_manifest_says_is_refused(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    record = json.loads((tmp_path / "manifest.json").read_text())
+    for change, message in (
+        ({"colour": 1}, "colour is no setting; allowed: model, settings"),
+        ({"head_chunk": "8"}, "head_chunk is '8'; allowed: a whole number"),
+        ({"settings": {**record["settings"], "quant": "int3"}}, "settings.quant is 'int3'; "),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps({**record, **change}))
+        with pytest.raises(ValueError, match=rf"manifest\.json is no manifest: {message}"):
+            Manifest.load(tmp_path)
 
 
 def test_a_manifest_that_is_cut_short(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -159,42 +164,39 @@ def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert files(folder) == before
 
 
-def test_too_small_a_disk_for_packed_weights(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_small_a_disk_for_packed_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     with pytest.raises(ValueError, match=r"packing the weights for this CPU takes 0\.0 GB"):
-        Exported(folder, packed=tmp_path / "packed")
-    assert not (tmp_path / "packed").exists() and not (folder / "packed").exists()
+        Exported(folder)
+    assert not (folder / "packed").exists()
 
 
-def test_packed_weights_lie_where_they_are_asked_for(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Exported(folder, packed=tmp_path / "deep" / "packed")
-    packed = sorted(files(tmp_path / "deep" / "packed"))
+def test_packed_weights_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Exported(folder)
+    packed = files(folder / "packed")
     assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
     assert all(name.endswith(".xnnpack") for name in packed)
-    assert not (folder / "packed").exists()
     assert first.embed(np.array([3])).shape == (1, MODEL.width)
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    Exported(folder, packed=tmp_path / "deep" / "packed")
+    Exported(folder)
 
 
-def test_two_exports_may_share_the_folder_of_packed_weights(tmp_path: Path) -> None:
-    found = []
-    for seed in (0, 1):
-        parent = tmp_path / str(seed)
-        parent.mkdir()
-        model = exported(parent, seed)
-        for packed in (parent / "own", tmp_path / "shared"):
-            program = Exported(model, packed=packed)
-            inputs = {"hidden": np.ones((16, MODEL.width), np.float32),
-                      "penalty": np.zeros(MODEL.vocab_size, np.float32)}  # fmt: skip
-            found.append(program.head(16)[1]["rows16"].run(inputs)["confidence"].copy())
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[2], found[3])
+def test_packed_weights_of_another_export_are_not_taken(tmp_path: Path) -> None:
+    inputs = {"hidden": np.ones((16, MODEL.width), np.float32),
+              "penalty": np.zeros(MODEL.vocab_size, np.float32)}  # fmt: skip
+
+    def confidence(model: Path) -> np.ndarray:
+        return Exported(model).head(16)[1]["rows16"].run(inputs)["confidence"].copy()
+
+    (first, mine), (second, theirs) = (
+        (model, confidence(model))
+        for seed in (0, 1)
+        for model in [exported(new_folder(tmp_path / str(seed)), seed)]
+    )
+    shutil.copytree(first / "packed", second / "packed", dirs_exist_ok=True)
+    np.testing.assert_array_equal(confidence(second), theirs)
+    assert not np.array_equal(mine, theirs)
 
 
 def test_a_folder_that_was_exported_anew(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def stored(config: ModelConfig, quant: Quant, seed: int = 0) -> StoredWeights:
 def write(path: Path, steps: Any, quant: Quant, config: ModelConfig) -> Path:
     lowered = [lower(step, quant) for step in steps]
     weights = InMemory(random_params(config))
-    tflite.write(path, tflite.convert(lowered), tflite.shared_weights(lowered), weights)
+    tflite.write(path, lowered, weights)
     return path
 
 

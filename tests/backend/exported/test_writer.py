@@ -27,12 +27,12 @@ from llada_jax.backend.exported.contents import (
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
-from llada_jax.checkpoint import bundled_folder, load_huggingface, save_huggingface, save_orbax
+from llada_jax.checkpoint import model_path, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
 from tests.backend.models import GQA, random_params
-from tests.checkpoint.folders import GOLDENS, write_shards
+from tests.checkpoint.folders import GOLDENS, loaded, write_shards
 from tests.checkpoint.test_gguf import write_gguf
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
@@ -144,7 +144,6 @@ def test_what_lies_in_a_folder(exported: Path, source: Path) -> None:
         assert file.check(exported) == exported / file.name
     assert manifest.source == str(source)
     assert manifest.settings == two_shards("float32", (4, 16))
-    assert manifest.quant == "float32"
     assert [(shard.start, shard.stop) for shard in manifest.shards] == [(0, 1), (1, 2)]
     assert manifest.embedding_dtype == "float32"
     assert {"jax", "litert-converter", "ai-edge-litert", "llada_jax"} == manifest.versions.keys()
@@ -466,7 +465,7 @@ def test_models_that_cannot_be(
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
     message = r"litert cannot take sort at layer_0 of rows4_cache32 "
     assert_refused(tmp_path, GOLDENS / "llada-moe", SMALL, ValueError, message)
-    config, params = load_huggingface(GOLDENS / "llada-gqa")
+    config, params = loaded(GOLDENS / "llada-gqa")
     save_orbax(tmp_path / "orbax", config, params)
     assert_refused(
         tmp_path, tmp_path / "orbax", SMALL, ValueError, r"orbax is an Orbax folder; allowed: "
@@ -505,7 +504,7 @@ def test_a_file_that_computes_something_else_is_not_shipped(
 
 def test_the_tokenizer_comes_along(exported_tiny: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        expected = (bundled_folder("tiny") / name).read_bytes()
+        expected = (model_path("tiny") / name).read_bytes()
         assert (exported_tiny / name).read_bytes() == expected
 
 

@@ -5,16 +5,16 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from functools import cache
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llada_jax.backend.litert import runtime
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.lower import lower
-from llada_jax.backend.protocol import Bucket, Step
+from llada_jax.backend.protocol import Bucket, Executable, Step
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.backend.steps import body_step, head_step, head_steps
 from llada_jax.backend.weights import InMemory
@@ -48,11 +48,6 @@ WIDE = VARIANTS["all"].replace(
 BUCKETS = (Bucket(1, 0), Bucket(1, 32), Bucket(4, 32), Bucket(8, 64))
 
 
-@cache
-def backend(quant: Quant = "float32", threads: int | None = None) -> LiteRT:
-    return LiteRT(quant, threads)
-
-
 def spread_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
@@ -62,7 +57,7 @@ def test_float32_is_the_steps_own_function_in_every_bucket_of_a_file(variant: st
     config = VARIANTS[variant]
     params = random_params(config)
     steps = [body_step(config, range(config.n_layers), bucket) for bucket in BUCKETS]
-    executables = backend().compile(steps, InMemory(params))
+    executables = LiteRT().compile(steps, InMemory(params))
     assert executables.keys() == {step.name for step in steps}
     for seed, step in enumerate(steps):
         inputs = random_inputs(step, seed)
@@ -80,7 +75,7 @@ def test_the_head_in_float32(chunk: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("llada_jax.backend.steps.HEAD_CHUNK", chunk)
     params = random_params(GQA)
     steps = head_steps(GQA, [1, 8])
-    executables = backend().compile(steps, InMemory(params))
+    executables = LiteRT().compile(steps, InMemory(params))
     for step in steps:
         inputs = random_inputs(step)
         inputs["hidden"] *= 5
@@ -101,7 +96,7 @@ def test_the_lowest_id_wins_ties() -> None:
     params = random_params(GQA)._replace(head=jnp.asarray(np.tile(rows, (8, 1))))
     step = head_step(GQA, 12)
     inputs = {"hidden": rows, "penalty": np.zeros(GQA.vocab_size, np.float32)}
-    found = backend().compile([step], InMemory(params))[step.name].run(inputs)
+    found = LiteRT().compile([step], InMemory(params))[step.name].run(inputs)
     np.testing.assert_array_equal(found["token"], np.arange(12))
 
 
@@ -125,7 +120,7 @@ def test_stored_numbers_mean_what_they_should(quant: Quant) -> None:
     The CPU's kernels keep the scales of blocks in bfloat16.
     """
     step, weights = one_product(quant)
-    run = backend(quant).compile([step], weights)[step.name].run
+    run = LiteRT(quant).compile([step], weights)[step.name].run
     found = run({"x": np.eye(128, dtype=np.float32)})["out"].T
     params = random_params(WIDE) if quant != "int4_block32" else quantized(random_params(WIDE), 4)
     (expected,) = stored_weights(step, params, lower(step, quant).weights).values()
@@ -137,7 +132,7 @@ def test_stored_numbers_mean_what_they_should(quant: Quant) -> None:
 def test_integers_are_the_step_on_the_stored_weights_but_for_activations(quant: Quant) -> None:
     params = random_params(WIDE)
     steps = [body_step(WIDE, range(2), bucket) for bucket in BUCKETS[1:]]
-    executables = backend(quant).compile(steps, InMemory(params))
+    executables = LiteRT(quant).compile(steps, InMemory(params))
     for step in steps:
         inputs = random_inputs(step)
         weights = stored_weights(step, params, lower(step, quant).weights)
@@ -152,7 +147,7 @@ def test_the_head_of_an_integer_model_picks_the_same_tokens(quant: Quant) -> Non
     step = head_step(WIDE, 16)
     inputs = {"hidden": 5 * random_inputs(step)["hidden"],
               "penalty": np.zeros(WIDE.vocab_size, np.float32)}  # fmt: skip
-    found = backend(quant).compile([step], InMemory(params))[step.name].run(inputs)
+    found = LiteRT(quant).compile([step], InMemory(params))[step.name].run(inputs)
     weights = stored_weights(step, params, lower(step, quant).weights)
     expected = expected_outputs(step, weights, inputs)
     np.testing.assert_array_equal(found["token"], expected["token"])
@@ -161,7 +156,7 @@ def test_the_head_of_an_integer_model_picks_the_same_tokens(quant: Quant) -> Non
 
 def test_allocated_inputs_are_read_in_place() -> None:
     step = body_step(GQA, range(3), Bucket(4, 32))
-    executable = backend().compile([step], InMemory(random_params(GQA)))[step.name]
+    executable = LiteRT().compile([step], InMemory(random_params(GQA)))[step.name]
     plain = random_inputs(step)
     expected = {name: array.copy() for name, array in executable.run(plain).items()}
     inputs = {name: executable.allocate(name) for name in step.inputs}
@@ -180,7 +175,7 @@ def test_one_steps_memory_serves_another_step() -> None:
     config = GQA
     params = random_params(config)
     small, large = (body_step(config, range(3), Bucket(rows, 32)) for rows in (4, 8))
-    executables = backend().compile([small, large], InMemory(params))
+    executables = LiteRT().compile([small, large], InMemory(params))
     caches = {n: executables[small.name].allocate(n) for n in small.inputs if "s_" in n}
     assert len(caches) == 2 * config.n_layers
     plain = random_inputs(large)
@@ -201,7 +196,7 @@ def test_outputs_go_on_as_inputs_of_the_next_shard() -> None:
     whole = body_step(GQA, range(3), Bucket(8, 0))
     inputs = random_inputs(whole)
     executables = [
-        backend().compile([step], InMemory(params))[step.name] for step in (first, second)
+        LiteRT().compile([step], InMemory(params))[step.name] for step in (first, second)
     ]
     middle = executables[0].run(inputs)["hidden"]
     found = executables[1].run({**inputs, "hidden": middle})["hidden"]
@@ -211,7 +206,7 @@ def test_outputs_go_on_as_inputs_of_the_next_shard() -> None:
 
 def test_any_array_may_be_an_input() -> None:
     step = body_step(GQA, range(1), Bucket(4, 0))
-    run = backend().compile([step], InMemory(random_params(GQA)))[step.name].run
+    run = LiteRT().compile([step], InMemory(random_params(GQA)))[step.name].run
     inputs = random_inputs(step)
     expected = {name: array.copy() for name, array in run(inputs).items()}
     odd = {name: np.asfortranarray(array.astype(np.float64)) for name, array in inputs.items()}
@@ -220,13 +215,17 @@ def test_any_array_may_be_an_input() -> None:
 
 
 @pytest.mark.parametrize("quant", ["float32", "int8"])
-def test_the_number_of_threads_changes_nothing(quant: Quant) -> None:
+def test_the_number_of_threads_changes_nothing(
+    quant: Quant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = body_step(WIDE, range(2), Bucket(8, 32))
     inputs = random_inputs(step)
-    one, two = (
-        backend(quant, threads).compile([step], InMemory(random_params(WIDE)))[step.name]
-        for threads in (1, 2)
-    )
+
+    def with_threads(count: int) -> Executable:
+        monkeypatch.setattr(runtime, "available_cores", lambda: count)
+        return LiteRT(quant).compile([step], InMemory(random_params(WIDE)))[step.name]
+
+    one, two = map(with_threads, (1, 2))
     expected = two.run(inputs)
     for name, array in one.run(inputs).items():
         np.testing.assert_array_equal(array, expected[name])
@@ -236,20 +235,20 @@ def test_what_cannot_run_is_refused_before_any_work(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
     steps = [body_step(config, range(3), Bucket(4, 32)) for config in (GQA, MOE)]
     with pytest.raises(ValueError, match=r"litert cannot take sort at layer_1 of rows4_cache32 "):
-        backend().compile(steps, InMemory(random_params(MOE)))
+        LiteRT().compile(steps, InMemory(random_params(MOE)))
 
 
 def test_packed_weights_that_are_cut_short_are_packed_again(tmp_path: Path) -> None:
     """As after an interruption of the first opening."""
     step = lower(body_step(WIDE, range(1), Bucket(4, 0)), "int8")
     path, packed = tmp_path / "x.tflite", tmp_path / "packed"
-    tflite.write(path, tflite.convert([step]), step.weights, InMemory(random_params(WIDE)))
+    tflite.write(path, [step], InMemory(random_params(WIDE)))
     inputs = random_inputs(body_step(WIDE, range(1), Bucket(4, 0)))
-    expected = backend("int8").open(path)[step.name].run(inputs)["hidden"].copy()
+    expected = LiteRT("int8").open(path)[step.name].run(inputs)["hidden"].copy()
     for share in (None, 0, 0.01, 0.5, 0.999):
         if share is not None:
             packed.write_bytes(packed.read_bytes()[: int(share * packed.stat().st_size)])
-        found = backend("int8").open(path, packed)[step.name].run(inputs)["hidden"]
+        found = LiteRT("int8").open(path, packed)[step.name].run(inputs)["hidden"]
         np.testing.assert_array_equal(found, expected)
         assert packed.stat().st_size > 50_000
 

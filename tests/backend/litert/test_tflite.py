@@ -18,6 +18,7 @@ from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import litert_schema
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Bucket, Step
+from llada_jax.backend.qnn.context import op_name
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.backend.weights import InMemory
 from llada_jax.config import ModelConfig, Quant
@@ -109,7 +110,7 @@ def body_steps(
 
 
 def write(path: Path, steps: Sequence[Lowered], params: ModelParams) -> Path:
-    tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), InMemory(params))
+    tflite.write(path, steps, InMemory(params))
     return path
 
 
@@ -262,7 +263,7 @@ def test_each_matrix_feeds_a_fully_connected_kernel_as_it_is(
                     assert (code, place) == (fully_connected, 1)
                     users[index] += 1
         assert users and set(users.values()) == {1}
-    assert set(tflite.operators(path)) <= KERNELS
+        assert {op_name(model, operator) for operator in graph.operators} <= KERNELS
 
 
 def test_the_file_tells_no_path_of_this_machine(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ def test_a_file_that_is_not_finished_is_not_there(
     steps = body_steps(GQA, "int8")
     weights = Broken(random_params(GQA), "layers.1.ffn.up", instead)
     with pytest.raises(error, match=message):
-        tflite.write(path, tflite.convert(steps), tflite.shared_weights(steps), weights)
+        tflite.write(path, steps, weights)
     assert [file.name for file in tmp_path.iterdir()] == (["x.tflite"] if existing else [])
     assert not existing or path.read_bytes() == b"old"
 
@@ -354,9 +355,10 @@ def test_a_file_beyond_the_formats_limit_is_refused_before_it_is_written(
 
 def test_the_length_that_is_checked_is_the_length_of_the_file(tmp_path: Path) -> None:
     steps = body_steps(WIDE, "int8", [Bucket(rows, 0) for rows in range(1, 5)])
-    graph, specs = tflite.convert(steps), tflite.shared_weights(steps)
-    tflite.write(tmp_path / "x.tflite", graph, specs, InMemory(random_params(WIDE)))
-    counted = tflite.file_bytes(specs, signatures=len(steps)) + len(graph)
+    write(tmp_path / "x.tflite", steps, random_params(WIDE))
+    counted = tflite.file_bytes(steps[0].weights, signatures=len(steps)) + len(
+        tflite.convert(steps)
+    )
     assert (tmp_path / "x.tflite").stat().st_size <= 1.01 * counted
 
 

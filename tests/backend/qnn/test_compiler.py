@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from llada_jax.backend.qnn import compiler
-from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_contexts
-from llada_jax.backend.qnn.context import SOCS, NpuGraph, extract_contexts, require_qnn
-from llada_jax.backend.qnn.emulator import Emulator
+from llada_jax.backend.qnn.compiler import Compilation, Traffic, compile_context
+from llada_jax.backend.qnn.context import SOCS, NpuGraph, read_context, require_qnn
+from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.qnn.quantizer import quantize
 from llada_jax.backend.silenced import silenced
 from llada_jax.config import Precision
@@ -120,7 +120,7 @@ def relative_error(got: np.ndarray, want: jax.Array) -> float:
 
 
 WEIGHTS = random(7, query=(WIDTH, WIDTH), out=(WIDTH, WIDTH), head=(WIDTH, WIDTH), norm=(WIDTH,))
-SAMPLES = {f"rows_{rows}": [inputs_of(rows, seed) for seed in (1, 2, 3)] for rows in ROWS}
+SAMPLES = {"rows_8": [inputs_of(8, seed) for seed in (1, 2, 3)]}
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +138,12 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(folder) -> Compilation:
-    return compile_contexts(folder / "steps.tflite", folder / "steps.qnn.tflite", SOC)
+    return compile_context(folder / "steps.tflite", SOC)
 
 
 @pytest.fixture(scope="module")
-def emulator(compiled) -> Emulator:
-    return Emulator(compiled.path)
+def one_compiled(folder) -> Compilation:
+    return compile_context(folder / "one.tflite", SOC)
 
 
 @pytest.fixture(autouse=True)
@@ -152,37 +152,33 @@ def nothing_is_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def size(made: Compilation) -> int:
+    return len(made.context.binary)
+
+
 def worst_error(emulator: Emulator) -> float:
-    """Of the emulated signatures against JAX."""
-    errors = []
-    for signature in emulator.graphs:
-        inputs = inputs_of(int(signature.removeprefix("rows_")))
-        got, want = emulator.run(signature, inputs), attend(WEIGHTS, inputs)
-        assert got.keys() == want.keys()
-        assert all(output.dtype == np.float32 for output in got.values())
-        errors += [relative_error(got[name], want[name]) for name in want]
-    return max(errors)
-
-
-@needs_qnn
-def test_every_signature_computes_what_jax_does(emulator):
-    assert set(emulator.graphs) == {"rows_8", "rows_24"}
-    assert 1e-6 < worst_error(emulator) < 1e-2  # not exact: the NPU has float16
+    """Of the emulated outputs against JAX."""
+    inputs = inputs_of(int(emulator.graph.signature.removeprefix("rows_")))
+    got, want = emulator.run(inputs), attend(WEIGHTS, inputs)
+    assert got.keys() == want.keys()
+    assert all(output.dtype == np.float32 for output in got.values())
+    return max(relative_error(got[name], want[name]) for name in want)
 
 
 @needs_qnn
 @pytest.mark.parametrize("soc", SOCS)
-def test_every_soc_is_compiled_for(soc, folder, tmp_path):
-    made = compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", soc)
-    (context,) = extract_contexts(made.path)
-    assert context.soc == made.soc == soc
-    assert worst_error(Emulator(made.path)) < 1e-2
+def test_every_soc_computes_what_jax_does(soc, folder):
+    context = compile_context(folder / "one.tflite", soc).context
+    assert context.soc == soc
+    emulator = Emulator(context)
+    assert 1e-6 < worst_error(emulator) < 1e-2  # not exact: the NPU has float16
+    assert emulator.allocate("keys").shape == (KEYS, WIDTH)
 
 
 @needs_qnn
 def test_what_the_compiler_says_is_kept(compiled):
     weights = 2 * sum(weight.size for weight in WEIGHTS.values())  # bytes, in float16
-    assert compiled.context_bytes > 2 * weights  # a copy for each signature
+    assert size(compiled) > 2 * weights  # a copy for each signature
     assert compiled.seconds > 0
     assert compiled.qnn_version.startswith("2.")
     assert set(compiled.traffic) == {"rows_8", "rows_24"}
@@ -212,8 +208,7 @@ def test_traffic_is_read_by_graph():
 
 @needs_qnn
 def test_contexts_name_their_graphs_and_tensors(compiled):
-    (context,) = extract_contexts(compiled.path)
-    assert len(context.binary) == compiled.context_bytes
+    context = compiled.context
     assert len({graph.name for graph in context.graphs}) == len(ROWS)
     for graph in context.graphs:
         rows = int(graph.signature.removeprefix("rows_"))
@@ -222,14 +217,13 @@ def test_contexts_name_their_graphs_and_tensors(compiled):
 
 
 @needs_qnn
-def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_path):
-    out = tmp_path / "out.tflite"
-    shared = compile_contexts(folder / "steps.tflite", out, SOC, weight_sharing=True)
+def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled):
+    shared = compile_context(folder / "steps.tflite", SOC, weight_sharing=True)
     copy = 2 * sum(weight.size for weight in WEIGHTS.values())
-    assert shared.context_bytes < compiled.context_bytes - 0.9 * copy
+    assert size(shared) < size(compiled) - 0.9 * copy
     assert shared.traffic == compiled.traffic
-    with pytest.raises(RuntimeError, match="weight_sharing=False"):
-        Emulator(out)
+    with pytest.raises(ValueError, match="the context has 2 graphs; allowed: one"):
+        Emulator(shared.context)
 
 
 @needs_qnn
@@ -237,41 +231,19 @@ def test_shared_weights_are_stored_once_and_not_emulated(folder, compiled, tmp_p
     ("precision", "bound"),
     [("int8", 2e-2), ("a16w8", 2e-2), ("a8w8", 5e-2), ("a16w4", 0.2)],
 )
-def test_precisions_lose_little(precision, bound, folder, compiled, tmp_path):
-    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
-    quantize(folder / "steps.tflite", quantized, precision, SAMPLES)
-    assert quantized.stat().st_size < (folder / "steps.tflite").stat().st_size / 2
-    made = compile_contexts(quantized, out, SOC)
-    assert made.context_bytes < compiled.context_bytes
-    assert worst_error(Emulator(out)) < bound
+def test_precisions_lose_little(precision, bound, folder, one_compiled, tmp_path):
+    quantized = tmp_path / "quantized.tflite"
+    quantize(folder / "one.tflite", quantized, precision, SAMPLES)
+    assert quantized.stat().st_size < (folder / "one.tflite").stat().st_size / 2
+    made = compile_context(quantized, SOC)
+    assert size(made) < size(one_compiled)
+    assert worst_error(Emulator(made.context)) < bound
 
 
 @needs_qnn
 def test_fp16_needs_no_quantization(folder, tmp_path):
     quantize(folder / "one.tflite", tmp_path / "out.tflite", "fp16")
     assert (tmp_path / "out.tflite").read_bytes() == (folder / "one.tflite").read_bytes()
-
-
-@needs_qnn
-@pytest.mark.parametrize(
-    ("samples", "message"),
-    [
-        (None, r"samples are of \[\]; needed: \['rows_8'\]"),
-        ({"rows_8": []}, r"samples are of \[\]"),
-        ({"rows_9": [inputs_of(8)]}, r"\['rows_9'\]; needed"),
-        ({"rows_8": [{"x": inputs_of(8)["x"]}]}, r"'rows_8' has inputs \['x'\]; needed: \['keys'"),
-    ],
-)
-def test_samples_have_to_fit(samples, message, folder, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        quantize(folder / "one.tflite", tmp_path / "out.tflite", "a16w8", samples)
-    assert not list(tmp_path.iterdir())
-
-
-@needs_qnn
-def test_precision_has_to_be_known(folder, tmp_path):
-    with pytest.raises(ValueError, match="precision is 'int3'; allowed: 'fp16'"):
-        quantize(folder / "one.tflite", tmp_path / "out.tflite", "int3")
 
 
 def move_constants_out(tflite: bytes) -> bytes:
@@ -307,11 +279,10 @@ def test_constants_may_lie_after_the_flatbuffer(precision, folder, tmp_path):
     inside = (folder / "one.tflite").read_bytes()
     inputs, results = inputs_of(8), []
     for name, tflite in (("inside", inside), ("outside", move_constants_out(inside))):
-        source, quantized, out = (tmp_path / f"{name}.{kind}.tflite" for kind in "sqo")
+        source, quantized = (tmp_path / f"{name}.{kind}.tflite" for kind in "sq")
         source.write_bytes(tflite)
-        quantize(source, quantized, precision, {"rows_8": SAMPLES["rows_8"]})
-        compile_contexts(quantized, out, SOC)
-        results.append(Emulator(out).run("rows_8", inputs))
+        quantize(source, quantized, precision, SAMPLES)
+        results.append(Emulator(compile_context(quantized, SOC).context).run(inputs))
     assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
 
 
@@ -320,77 +291,71 @@ def test_integers_of_a_graph_are_converted(folder, tmp_path):
     from ai_edge_quantizer.qtyping import TFLOperationName
     from ai_edge_quantizer.quantizer import Quantizer
 
-    quantized, out = tmp_path / "quantized.tflite", tmp_path / "out.tflite"
+    quantized = tmp_path / "quantized.tflite"
     with silenced("quantizing"):
         quantizer = Quantizer(str(folder / "one.tflite"))
         quantizer.add_static_config(".*", TFLOperationName.ALL_SUPPORTED, 8, 8)
-        ranges = quantizer.calibrate({"rows_8": SAMPLES["rows_8"]})
+        ranges = quantizer.calibrate(SAMPLES)
         quantized.write_bytes(quantizer.quantize(ranges).quantized_model)
-    compile_contexts(quantized, out, SOC)
-    emulator = Emulator(out)
-    graph = emulator.graphs["rows_8"]
+    emulator = Emulator(compile_context(quantized, SOC).context)
+    graph = emulator.graph
     assert {tensor.dtype for tensor in graph.inputs + graph.outputs} == {np.dtype(np.int8)}
     assert worst_error(emulator) < 0.2
 
 
 @needs_qnn
-def test_ops_that_the_npu_does_not_take_are_named(folder, tmp_path):
+def test_ops_that_the_npu_does_not_take_are_named(folder):
     with pytest.raises(ValueError, match=r"'step': 2 partitions, outside: 1 DYNAMIC_UPDATE_SLICE"):
-        compile_contexts(folder / "update.tflite", tmp_path / "out.tflite", SOC)
-    assert not list(tmp_path.iterdir())
+        compile_context(folder / "update.tflite", SOC)
 
 
 @needs_qnn
 def test_a_failure_of_the_compiler_has_its_log(tmp_path):
-    broken, out = tmp_path / "broken.tflite", tmp_path / "out.tflite"
+    broken = tmp_path / "broken.tflite"
     broken.write_bytes(b"this is no flatbuffer")
-    out.write_bytes(b"earlier")
     with pytest.raises(RuntimeError, match=r"(?s)broken.tflite for SM8750 failed .*Failed to load"):
-        compile_contexts(broken, out, SOC)
-    assert out.read_bytes() == b"earlier"
-    assert set(tmp_path.iterdir()) == {broken, out}
+        compile_context(broken, SOC)
+    assert list(tmp_path.iterdir()) == [broken]
 
 
 @needs_qnn
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.tflite"):
-        compile_contexts(tmp_path / "absent.tflite", tmp_path / "out.tflite", SOC)
+        compile_context(tmp_path / "absent.tflite", SOC)
 
 
 @needs_qnn
-def test_an_unknown_soc_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: SM8550, SM8650"):
-        compile_contexts(folder / "one.tflite", tmp_path / "out.tflite", "SM8250")
+def test_an_unknown_soc_is_refused(folder):
+    with pytest.raises(ValueError, match="soc is 'SM8250'; allowed: 'SM8550', 'SM8650'"):
+        compile_context(folder / "one.tflite", "SM8250")
 
 
 @needs_qnn
-def test_only_compiled_files_are_emulated(folder):
+def test_only_compiled_files_have_contexts(folder):
     with pytest.raises(ValueError, match="ops that are not compiled"):
-        Emulator(folder / "one.tflite")
+        read_context(folder / "one.tflite")
     (folder / "text.tflite").write_text("neither")
     with pytest.raises(ValueError, match=r"is no \.tflite file"):
-        extract_contexts(folder / "text.tflite")
+        read_context(folder / "text.tflite")
 
 
 @needs_qnn
 @pytest.mark.parametrize(
-    ("signature", "inputs", "message"),
+    ("inputs", "message"),
     [
-        ("rows_9", {}, "signature is 'rows_9'; allowed: rows_"),
-        ("rows_8", {"x": inputs_of(8)["x"]}, "'rows_8' lacks inputs: keys"),
-        ("rows_8", inputs_of(24), r"input 'x' has shape \(24, 128\); needed: \(8, 128\)"),
+        ({"x": inputs_of(8)["x"]}, "'rows_8' lacks inputs: keys"),
+        (inputs_of(24), r"input 'x' has shape \(24, 128\); needed: \(8, 128\)"),
     ],
 )
-def test_inputs_have_to_fit(signature, inputs, message, emulator):
+def test_inputs_have_to_fit(inputs, message, one_compiled):
     with pytest.raises(ValueError, match=message):
-        emulator.run(signature, inputs)
+        Emulator(one_compiled.context).run(inputs)
 
 
 ENTRIES = {
     "quantize": lambda: quantize("a.tflite", "b.tflite", "int8"),
-    "compile_contexts": lambda: compile_contexts("a.tflite", "b.tflite", SOC),
-    "extract_contexts": lambda: extract_contexts("a.tflite"),
-    "Emulator": lambda: Emulator("a.tflite"),
+    "compile_context": lambda: compile_context("a.tflite", SOC),
+    "read_context": lambda: read_context("a.tflite"),
 }
 
 
@@ -425,7 +390,7 @@ def test_where_the_libraries_do_not_run_the_error_says_where_they_do(
 
 def test_import_loads_no_tool():
     tools = ("ai_edge_litert", "ai_edge_quantizer", "onnx", "onnxruntime", "onnxruntime_qnn")
-    ours = "llada_jax.backend.qnn.emulator, llada_jax.backend.qnn.quantizer"
+    ours = "llada_jax.backend.qnn.emulated_npu, llada_jax.backend.qnn.quantizer"
     code = f"import sys, {ours}; print(sys.modules.keys() & set({tools}))"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.stdout == "set()\n", finished.stderr

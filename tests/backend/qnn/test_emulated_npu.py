@@ -98,7 +98,7 @@ def test_padding_does_not_change_what_a_step_computes(tiny):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"soc": "SM1234"}, "soc is 'SM1234'; allowed: SM8550, SM8650, SM8750, SM8850"),
+        ({"soc": "SM1234"}, "soc is 'SM1234'; allowed: 'SM8550', 'SM8650', 'SM8750', 'SM8850'"),
         ({"precision": "fp8"}, "precision is 'fp8'; allowed: 'fp16', 'int8'"),
         ({"precision": "a16w8"}, "precision is 'a16w8' without samples"),
     ],
@@ -144,6 +144,16 @@ def test_static_quantization_from_recorded_forwards_stays_close(tiny):
 
 
 @needs_qnn
+def test_samples_have_to_fit(tiny):
+    step = body_step(tiny.config, range(tiny.config.n_layers), Bucket(32, 64))
+    sample = example(tiny.config, range(1), Bucket(32, 64))
+    with pytest.raises(
+        ValueError, match=r"a sample has \['bias', .*\]; needed: \['bias', .*keys_3"
+    ):
+        EmulatedNpu("SM8750", "a16w8", [sample]).compile([step], InMemory(tiny.params))
+
+
+@needs_qnn
 @pytest.mark.slow
 def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
     settings = lj.ExportConfig(quant="int8", rows=(8, 32), caches=(64,), phones=PHONES)
@@ -168,7 +178,7 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             lj.export("tiny", tmp_path / "phone", settings)
     assert not (tmp_path / "phone").exists()
-    monkeypatch.setattr(phone_contexts, "compile_contexts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(phone_contexts, "compile_context", lambda *_, **__: 1 / 0)
     manifest = lj.export("tiny", tmp_path / "phone", settings)
     assert len(manifest.contexts) == 1
 
@@ -176,8 +186,8 @@ def test_an_interrupted_export_does_not_compile_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("phones", "rows", "message"),
     [
-        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (32,), "needs recorded forwards"),
-        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (16, 32), "needs recorded|rows has 16"),
+        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (32,), "is 'a16w8' without samples"),
+        (PhoneConfig(socs=("SM8750",), precision="a16w8"), (16, 32), "without samples|rows has 16"),
     ],
 )
 @needs_qnn

@@ -14,43 +14,22 @@ from experiments.bench.int8_peak import find_compiler, measure_int8_peak, second
 @pytest.mark.parametrize(("threads", "cores"), [(1, "1 thread"), (2, "2 threads")])
 def test_the_kernel(threads, cores):
     peak = measure_int8_peak(threads, seconds=0.02)
-    assert peak.ops_per_second > 0
-    assert peak.how.startswith(f"C on {cores}: ") and "JAX" not in peak.how
+    assert peak is not None and peak.ops_per_second > 0
+    assert peak.how.startswith(f"C on {cores}: ")
 
 
-@pytest.fixture
-def small_dots(monkeypatch):
-    monkeypatch.setattr(int8_peak, "DOTS", ((4, 8, 8), (8, 8, 8)))
-
-
-def test_without_a_compiler(small_dots, monkeypatch, tmp_path):
+def test_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_compiler() is None
-    peak = measure_int8_peak(2, seconds=0.01)
-    assert peak.ops_per_second > 0
-    assert "JAX" in peak.how and "a lower bound (no C compiler here)" in peak.how
+    assert measure_int8_peak(2, seconds=0.01) is None
 
 
 @pytest.mark.skipif(shutil.which("false") is None, reason="no program that always fails here")
-def test_with_a_compiler_that_fails(small_dots, monkeypatch):
+def test_with_a_compiler_that_fails(monkeypatch):
     monkeypatch.setattr(int8_peak, "find_compiler", lambda: shutil.which("false"))
-    peak = measure_int8_peak(1, seconds=0.01)
-    assert peak.ops_per_second > 0
-    assert "a lower bound (false could not build int8_peak.c)" in peak.how
+    assert measure_int8_peak(1, seconds=0.01) is None
 
 
 def test_all_threads_work_at_once():
     meeting = threading.Barrier(3)
     assert seconds_at_once(partial(meeting.wait, timeout=30), threads=3) >= 0
-
-
-@pytest.mark.parametrize(
-    ("threads", "seconds", "message"),
-    [
-        (0, 1.0, "threads is 0; allowed: 1 or more"),
-        (1, 0.0, "seconds is 0.0; allowed: more than 0"),
-    ],
-)
-def test_bad_input(threads, seconds, message):
-    with pytest.raises(ValueError, match=message):
-        measure_int8_peak(threads, seconds)

@@ -10,7 +10,7 @@ from hydra.errors import ConfigCompositionException
 
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate.result_rows import score_rows
+from experiments.evaluate.result_rows import decoder_rows
 from experiments.harness.on_phones import on_phones
 from experiments.report import __main__ as report
 from llada_jax.evaluation import harness
@@ -126,14 +126,14 @@ def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, ran
 def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
     folder, decoded = tmp_path / "run", []
 
-    def interrupted(model, items, *arguments, **settings):
+    def interrupted(trial, places):
         if len(decoded) == 1:
             raise KeyboardInterrupt
-        decoded.append(list(items))
-        return answer_items(model, items, *arguments, **settings)
+        decoded.append(places)
+        return answer(trial, places)
 
-    answer_items = harness.answer_items
-    monkeypatch.setattr(harness, "answer_items", interrupted)
+    answer = harness.Trial.answer
+    monkeypatch.setattr(harness.Trial, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
@@ -165,7 +165,8 @@ def test_more_items_extend_a_run_and_fewer_take_its_first(finished, tmp_path):
 
 def test_seconds_of_a_batch_count_only_with_all_its_items(finished):
     def speed(items: int) -> dict[str, float]:
-        rows = score_rows(Evaluation.load(finished, items))
+        found = Evaluation.load(finished, items)
+        rows = decoder_rows(found.name, [found])
         return {row.name: row.value for row in rows if "tokens_per_second" in row.name}
 
     first, second = GenerationStore.load(finished / "generations").batches()

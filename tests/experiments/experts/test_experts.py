@@ -8,8 +8,7 @@ from hydra import compose, initialize_config_dir
 import llada_jax as lj
 from experiments.experts.__main__ import ExpertsConfig, experts
 from experiments.experts.expert_pictures import draw_pictures
-from experiments.experts.hybrimoe_tables import PUBLISHED_SPEEDUP
-from experiments.experts.recorded_routing import RecordedConfig, narrow_models
+from experiments.experts.hybrimoe_tables import PUBLISHED
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
@@ -61,7 +60,6 @@ def test_phones(tmp_path):
 
 def test_schedules(tmp_path):
     rows = run_parts(tmp_path, "parts=[schedules]", "pictures=false")
-    assert rows["schedule_gap/fastest/worst"]["value"] == pytest.approx(0, abs=1e-9)
     assert rows["schedule_gap/earliest_finish/mean"]["value"] > 0
     assert rows["schedule_256_experts_ms"]["kind"] == "measured"
     assert not list(tmp_path.glob("*.png"))
@@ -70,10 +68,11 @@ def test_schedules(tmp_path):
 @pytest.mark.slow
 def test_the_papers_tables(tmp_path):
     rows = run_all_of(tmp_path, "parts=[paper]", "pictures=false")
-    for (phase, name), published in PUBLISHED_SPEEDUP.items():
-        row = rows[f"qwen2_25/{phase}/{name}"]
-        assert row["reference"] == published and "2504.05897" in row["source"]
-        assert row["error"] == pytest.approx(row["value"] / published - 1)
+    for phase, speedups in PUBLISHED["speedup"].items():
+        for name, published in speedups.items():
+            row = rows[f"qwen2_25/{phase}/{name}"]
+            assert row["reference"] == published and "2504.05897" in row["source"]
+            assert row["error"] == pytest.approx(row["value"] / published - 1)
     assert rows["average/decode"]["n"] == 9 and rows["average/prefill"]["n"] == 36
     compared = {
         name for name, row in rows.items() if name.startswith("hit_rate/") and "source" in row
@@ -88,13 +87,11 @@ def test_the_papers_tables(tmp_path):
 
 @pytest.mark.slow
 def test_recorded_routing(tmp_path):
-    small = ["recorded.layers=2", "recorded.gen_length=32", "recorded.steps=4"]
+    small = ["recorded.gen_length=32", "recorded.steps=4"]
     rows = run_parts(tmp_path, "parts=[recorded]", "pictures=false", *small)
-    for model in narrow_models(2):
-        assert rows[f"budgeted/{model}/25/denoising/equal_tokens"]["value"] == 1
-        trace = lj.Trace.load(tmp_path / f"trace_{model}.npz")
-        routing = RoutingTrace.load(tmp_path / f"routing_{model}.npz")
-        assert len(trace.block) == routing.n_steps
+    assert rows["budgeted/tiny_moe/25/denoising/equal_tokens"]["value"] == 1
+    trace = lj.Trace.load(tmp_path / "trace_tiny_moe.npz")
+    assert len(trace.block) == RoutingTrace.load(tmp_path / "routing_tiny_moe.npz").n_steps
 
 
 def test_pictures_need_no_more_than_rows(tmp_path):
@@ -117,7 +114,7 @@ def test_pictures_need_no_more_than_rows(tmp_path):
         ("phones.npu=fast", "phones: kernels is 'fast'; allowed: "),
         ("phones.cpu=fast", "phones: cpu is 'fast'; allowed: "),
         ("paper.tokens=0", "paper: tokens is 0; allowed: 1 or more"),
-        ("recorded.layers=1", "recorded: layers is 1; allowed: 2 or more"),
+        ("recorded.gen_length=40", "recorded: gen_length is 40; allowed: a multiple of block_len"),
     ],
 )
 def test_bad_input(override, message):
@@ -130,8 +127,3 @@ def test_a_model_that_does_not_exist_is_told_before_the_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
     assert not list(tmp_path.iterdir())
-
-
-def test_bad_sampler_of_the_recorded_part():
-    with pytest.raises(ValueError, match="gen_length is 40; allowed: a multiple of block_length"):
-        RecordedConfig(gen_length=40)

@@ -1,17 +1,14 @@
-"""`python -m experiments.plan`: table, rows, picture, and the benchmark of the planners."""
+"""`python -m experiments.plan`: table, rows and picture."""
 
 import json
 
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.bench import __main__ as bench
-from experiments.bench import planner_bench
 from experiments.harness.run import REPOSITORY, Run
 from experiments.harness.schema import read_config
 from experiments.plan import __main__ as plan
 from experiments.plan import plan_config
-from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType
 
 SMALL = [
     "architecture.width=64", "architecture.ffn_width=128", "architecture.n_layers=3",
@@ -33,7 +30,7 @@ def planned(tmp_path, *overrides: str) -> dict:
 
 def test_planners_side_by_side(tmp_path, capsys):
     gaps = ["gap_sessions_mib=[1,2]", "gap_step_shares=[0.1]"]
-    rows = planned(tmp_path, *SMALL, *gaps, "figure=false")
+    rows = planned(tmp_path, *SMALL, *gaps)
     steps = {
         name: rows[f"plan/copy/{name}/step"]["value"] for name in ("paging", "greedy", "steady")
     }
@@ -47,47 +44,6 @@ def test_planners_side_by_side(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "none: no plan, the weights need" in printed and "(bound)" in printed
     assert "arXiv 2606.13740" in printed
-
-
-def test_the_picture(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs the extra plots")
-    planned(tmp_path, *SMALL, "planners=[greedy,steady]", "path=immediate")
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "plan.png", "results.json", "metrics.jsonl", "config.yaml", "env.json"
-    }  # fmt: skip
-
-
-def lowered(weight: str = "second") -> Lowered:
-    row = TensorType((4, 8), "f32")
-    product = Operation("dot_general", "", (row,), (row,), contraction=32, weight="first")
-    norm = Operation("multiply", "", (row,), (row,), weight=weight)
-    return Lowered(
-        "step",
-        b"",
-        {"first": LoweredWeight((8, 32), 4, 32), "second": LoweredWeight((8,), 32)},
-        {},
-        {},
-        (product, Operation("add", "", (row, row), (row,)), norm),
-    )
-
-
-def test_a_lowered_step_is_planned_as_it_is(tmp_path):
-    graph = plan_config.graph_of(lowered(), step_ns=1000)
-    first, second = graph.operators
-    assert (first.name, first.weight_bytes, first.compute_ns) == ("first", 128 + 8 * 2, 1000)
-    assert (second.weight_bytes, second.compute_ns, second.depends) == (32, 0, (0,))
-    assert first.temporary_bytes == 4 * 8 * 2
-    lowered().save(tmp_path / "step.json")
-    rows = planned(
-        tmp_path / "run", f"lowered={tmp_path / 'step.json'}", "figure=false",
-    )  # fmt: skip
-    assert rows["plan/copy/none/stall"]["value"] == 0
-
-
-def test_a_weight_with_two_users_is_refused():
-    with pytest.raises(ValueError, match="step uses first twice; allowed: once"):
-        plan_config.graph_of(lowered("first"), step_ns=1)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +65,3 @@ def test_bad_input_leaves_no_files(override, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         planned(tmp_path, override)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_benchmark_of_planners_and_prices(tmp_path, monkeypatch):
-    monkeypatch.setattr(planner_bench, "STEP_NS", {"tiny": 1_000_000})
-    monkeypatch.setattr(planner_bench, "PRICED", "tiny")
-    config = composed("bench", "suite=planning", "repeats=1")
-    bench.bench(read_config(bench.BenchConfig, config), Run(tmp_path, config))
-    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
-    assert rows["plan/tiny/steady"]["unit"] == "s"
-    assert rows["plan/tiny/steady/step_over_bound"]["value"] == 1
-    assert rows["price/tiny/operations"]["value"] > 4 * 7  # layers of seven products each
-    assert rows["price/tiny/npu"]["unit"] == "s"
-    assert rows["price/tiny/npu/step"]["kind"] == "modelled"

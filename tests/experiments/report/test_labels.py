@@ -82,6 +82,7 @@ def test_a_family_has_the_settings_of_a_sampler_and_nothing_else_different():
             dtype=st.sampled_from([None, "int8"]),
             sampler=st.fixed_dictionaries({"steps": st.integers(1, 2)}),
         ),
+        min_size=1,
         max_size=8,
     )
 )

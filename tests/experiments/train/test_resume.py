@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from experiments.train import resume
-from experiments.train.mixture import MixtureConfig, Stage, TaskShare
+from experiments.train.curriculum import MixtureConfig, Stage, TaskShare
 from experiments.train.resume import TRAINING, Training
 from llada_jax.config import TrainConfig
 from llada_jax.evaluation.tasks import load_task
@@ -35,10 +35,10 @@ def folder(tmp_path):
 def test_a_longer_run_that_is_watched_otherwise_goes_on_and_has_both_commands(folder):
     longer = TRAIN.replace(steps=3000, decay_steps=500, log_every=1, checkpoint_every=9,
                            keep_checkpoints=1, evaluate_every=7)  # fmt: skip
-    found = training(longer, score={"items": 9}).resumed(folder, Training.load(folder))
+    found = training(longer, score={"items": 9}).resumed(folder)
     assert found.commands == ["train steps=2000", "train steps=3000"]
-    again = training().resumed(folder, found)
-    assert again.commands == found.commands
+    (folder / TRAINING).write_text(found.as_json())
+    assert training().resumed(folder).commands == found.commands
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_longer_run_that_is_watched_otherwise_goes_on_and_has_both_commands(fo
 )
 def test_other_settings_are_refused_by_name(folder, changed, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        changed.resumed(folder, Training.load(folder))
+        changed.resumed(folder)
 
 
 def test_another_version_of_a_task_is_refused_also_of_one_that_is_only_drilled(folder, monkeypatch):
@@ -67,16 +67,21 @@ def test_another_version_of_a_task_is_refused_also_of_one_that_is_only_drilled(f
     version = load_task("choices").version
     message = f"versions.choices is {version} there and {version + 1} here"
     with pytest.raises(ValueError, match=re.escape(message)):
-        training().resumed(folder, Training.load(folder))
+        training().resumed(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}'])
 def test_a_damaged_file_is_named(folder, text):
     (folder / TRAINING).write_text(text)
     with pytest.raises(ValueError, match=r"training\.json"):
-        Training.load(folder)
+        training().resumed(folder)
 
 
 def test_a_new_folder_has_none(tmp_path):
-    assert Training.load(tmp_path) is None
-    assert training().resumed(tmp_path, None) == training()
+    assert training().resumed(tmp_path) == training()
+
+
+def test_checkpoints_of_an_unknown_training_are_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"has checkpoints without training\.json"):
+        training().resumed(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.run import REPOSITORY
-from llada_jax.checkpoint import bundled_folder, bundled_names
+from llada_jax.checkpoint import bundled_names, model_path
 from llada_jax.training.loop import read_metrics
 from llada_jax.training.model_folder import TOKENIZER_FILES
 from tests.experiments.retraining import Compared, again, first_steps, recipe, stated_logs
@@ -36,7 +36,7 @@ def goes_alike(rows: list[Compared]) -> bool:
 def trainings():
     """Of every bundled model its own, and its parent's."""
     for name in bundled_names():
-        folder = bundled_folder(name)
+        folder = model_path(name)
         stated = zip(stated_trainings(folder), stated_logs(folder), strict=True)
         for place, (training, log) in enumerate(stated):
             yield pytest.param(folder, training, log, id=f"{name}-{'parent' if place else 'own'}")
@@ -57,7 +57,7 @@ def test_the_first_steps_go_as_they_went(folder, training, log, tmp_path):
 
 def bundled_as_of(commit: str, name: str, folder: Path) -> Path:
     """A model that was bundled at a commit; skips where the history here does not reach it."""
-    source = f"{commit}:{bundled_folder(name).relative_to(REPOSITORY).as_posix()}"
+    source = f"{commit}:{model_path(name).relative_to(REPOSITORY).as_posix()}"
     listed = git("ls-tree", "--name-only", source)
     if listed.returncode != 0:
         pytest.skip(f"git has no {source}")
@@ -75,7 +75,7 @@ def test_other_data_is_noticed(tmp_path):
     config, model = recipe(TINY), tmp_path / "model"
     model.mkdir()
     for name in TOKENIZER_FILES:
-        shutil.copy(bundled_folder("tiny") / name, model)
+        shutil.copy(model_path("tiny") / name, model)
     again(model, config, 4, tmp_path / "then")
     then = read_metrics(tmp_path / "then")
     assert goes_alike(first_steps(model, config, then, 4, tmp_path / "now"))

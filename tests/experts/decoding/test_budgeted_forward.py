@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.experts.decoding.budgeted_forward import ExpertPlacement, forward_rows_budgeted
+from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_store import ExpertStore
+from llada_jax.experts.policy_run import LayerDecision
+from llada_jax.experts.prefetch import Swap
+from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.params import Experts
 from llada_jax.model.quantize import quantize
@@ -34,7 +37,13 @@ def run(family, store, plan):
 def store_of(family, slots):
     config, params = model(family)
     layers = config.n_layers - config.moe.first_layer
-    return ExpertStore(params, config, [range(slots)] * layers)
+    resident = np.arange(config.moe.n_experts) < slots
+    return ExpertStore(params, np.tile(resident, (layers, 1)))
+
+
+def decision(family, cpu, slots, after, *swaps):
+    resident = np.isin(np.arange(model(family)[0].moe.n_experts), after)
+    return LayerDecision(Schedule(cpu, slots, []), resident, swaps)
 
 
 def equal(family, out):
@@ -53,82 +62,49 @@ def test_any_plan_gives_the_plain_forward(family, data):
     n_experts = config.moe.n_experts
     slots = data.draw(st.integers(1, n_experts), "slots")
     store = store_of(family, slots)
+    layers = config.n_layers - config.moe.first_layer
 
-    def plan(routing):
+    def plan(layer, routing):
         active = np.unique(routing.experts).tolist()
-        here = store.resident(routing.layer)
+        here = store.resident(layer)
         host = [e for e in active if data.draw(st.booleans(), "on the host")]
         staged = [e for e in active if e not in host and e not in here]
         pool = sorted(here | set(staged))
         after = data.draw(st.permutations(pool), "stay")[:slots]
         ahead = []
-        target = (routing.layer + 1) % len(store.layers)
+        target = (layer + 1) % layers
         absent = sorted(set(range(n_experts)) - store.resident(target))
-        if absent and target != routing.layer:
+        if absent and target != layer:
             victim = data.draw(st.sampled_from(sorted(store.resident(target))), "victim")
-            ahead = [(target, absent[0], victim)]
+            ahead = [Swap(target, absent[0], victim)]
         slots_run = [e for e in active if e not in host]
-        return ExpertPlacement(host, slots_run, after, ahead)
+        return decision(family, host, slots_run, after, *ahead)
 
     equal(family, run(family, store, plan))
-    assert all(len(store.resident(layer)) == slots for layer in range(len(store.layers)))
+    assert all(len(store.resident(layer)) == slots for layer in range(layers))
 
 
 def test_residents_are_what_the_plan_says():
     store = store_of("llada-moe", 3)
     moved = store.moved
 
-    def plan(routing):
+    def plan(layer, routing):
         active = np.unique(routing.experts).tolist()
-        return ExpertPlacement(
-            [e for e in active if e > 4], [e for e in active if e <= 4], [0, 3, 4]
-        )
+        on_host, in_slots = [e for e in active if e > 4], [e for e in active if e <= 4]
+        return decision("llada-moe", on_host, in_slots, [0, 3, 4])
 
     equal("llada-moe", run("llada-moe", store, plan))
     assert [store.resident(layer) for layer in range(3)] == [{0, 3, 4}] * 3
     assert store.moved == moved + 6
 
 
-@pytest.mark.parametrize(
-    ("host", "slots"), [([], []), ([0, 1, 2, 3, 4, 5, 6, 7], [0]), ([0, 0], [1])]
-)
-def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
-    def plan(routing):
-        return ExpertPlacement(host, slots, [0])
-
-    with pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"):
-        run("llada-moe", store_of("llada-moe", 1), plan)
-
-
-def test_bad_stores():
-    config, params = model("llada-moe")
-    for resident, message in [
-        ([[0]], "residents of 1 layers are given; allowed: 3"),
-        ([[0], [1], []], r"layers have \[0, 1\] resident experts; allowed: one number"),
-        ([[], [], []], r"layers have \[0\] resident experts; allowed: one number"),
-        ([[0, 0], [1, 2], [1, 2]], r"layers have \[1, 2\] resident experts; allowed: one number"),
-        ([[8], [1], [2]], r"residents are \[1, 2, 8\]; allowed: 0 to 7"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ExpertStore(params, config, resident)
-    dense = config.replace(moe=None)
-    with pytest.raises(ValueError, match="the model has no routed experts"):
-        ExpertStore(params, dense, [[0]])
-
-
 def test_quantized_experts_are_refused():
-    config, params = model("llada-moe")
+    _, params = model("llada-moe")
     layers = [layer._replace(ffn=quantized(layer.ffn)) for layer in params.layers]
     with pytest.raises(ValueError, match="the experts are quantized; allowed: float32 or bfloat16"):
-        ExpertStore(params._replace(layers=tuple(layers)), config, [[0]] * 3)
+        ExpertStore(params._replace(layers=tuple(layers)), np.eye(3, 8, dtype=bool))
 
 
 def quantized(ffn):
     assert isinstance(ffn, Experts)
     return ffn._replace(gate=quantize(np.asarray(ffn.gate), 8))
-
-
-def test_a_slot_is_given_up_only_by_who_holds_it():
-    store = store_of("llada-moe", 2)
-    with pytest.raises(ValueError, match=r"layer 0 holds \[0, 1\]; cannot replace 5 by 6"):
-        store.put(0, 6, 5)

@@ -8,7 +8,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
-from llada_jax.experts.policy import ORACLE, POLICIES
+from llada_jax.experts.expert_policies import ORACLE, POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from tests.checkpoint.folders import GOLDENS
@@ -111,7 +111,7 @@ def test_bad_input():
         ValueError, match="the profile has 3 layers of 8 experts; allowed: 2 layers"
     ):
         generate_within_budget(model("llada2-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
-    with pytest.raises(ValueError, match="cache is 'belady'; allowed: one that needs no future"):
+    with pytest.raises(ValueError, match="cache 'belady' needs the future; allowed: loads"):
         generate_within_budget(model("llada-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
     with pytest.raises(ValueError, match="slots is 9; allowed: 1 to 8 experts of a layer"):
         generate_within_budget(

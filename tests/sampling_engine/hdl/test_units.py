@@ -50,7 +50,7 @@ def test_a_unit_does_what_the_interpreter_does(name, seed):
 def test_the_tree_has_the_published_depth():
     unit = SumTree(lanes=16)
     vectors = sum_tree_vectors(unit, 3, 1, 0)
-    assert unit.latency == INSTRUCTION_SET["V_RED_SUM"].latency["tree"].cycles(16) == 5
+    assert unit.latency == INSTRUCTION_SET["V_RED_SUM"].cycles("tree", 16) == 5
     assert_equal(simulated(unit, vectors), {"total": vectors.outputs["total"][:, 0]})
 
 

@@ -11,7 +11,7 @@ from llada_jax.config.checks import ascending_counts, require
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
     """How long a step takes, by its rows: measured by `lj.latency_table`, or a phone's, by
-    `llada_jax.phone.simulate.ForwardTimer.latency_table`."""
+    `Phone.latency_table`."""
 
     rows: tuple[int, ...]
     """Buckets of rows, ascending."""

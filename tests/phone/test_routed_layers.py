@@ -10,13 +10,13 @@ import pytest
 from llada_jax.backend.weights import stored_as
 from llada_jax.config import MoEConfig
 from llada_jax.model.architecture import ARCHITECTURES, architecture
-from llada_jax.model.architecture.parameters import body_matrices, matrices, named_specs
+from llada_jax.model.architecture.parameters import body_matrices, named_specs
 from llada_jax.model.params import init_params
 from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Graphs, graphs_of
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.mixture import IndependentRouting, RecordedRouting, layer_costs
+from llada_jax.phone.routed_layers import IndependentRouting, RecordedRouting, layer_costs
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, Workload
@@ -49,8 +49,8 @@ def test_everyone_counts_the_bytes_of_all_parameters(name):
     """Norms and biases, up to 0.14 % of the smallest models, are no matrices: nobody maps them."""
     model, bits = architecture(name), 4.5
     assert sum(spec.size for spec in named_specs(model).values()) == counted(model, least_axes=0)
-    assert sum(matrix.weights for matrix in matrices(model)) == counted(model)
     outside = model.vocab_size * model.width * (1 if model.tied_embeddings else 2)
+    assert sum(matrix.weights for matrix in body_matrices(model)) == counted(model) - outside
     body = (counted(model) - outside) * bits / 8
     head = model.vocab_size * model.width * bits / 8
     memory = weights_mib(model, head=False) * MIB
@@ -104,7 +104,6 @@ def test_a_mixture_of_one_expert_costs_what_the_dense_layer_does():
         more = routed.by_engine[engine] - dense.by_engine[engine]
         assert -1e-12 < more < 0.1 * dense.by_engine[engine] + 1e-7
     assert routed.by_engine["overhead"] == dense.by_engine["overhead"]
-    assert routed.unknown == ()
 
 
 def test_only_layers_after_the_first_dense_ones_are_routed():
@@ -115,9 +114,9 @@ def test_only_layers_after_the_first_dense_ones_are_routed():
 
 def test_experts_that_agree_cost_less_than_those_taken_by_chance():
     same = np.tile([0, 1], (1, 3, 32, 1))
-    agreed = simulate(Workload((STEP,), 1, 1, "a test"), MIXED_GRAPHS, PHONE, WIDE,
-                      routing=RecordedRouting(same, 8))  # fmt: skip
-    chance = simulate(agreed.workload, MIXED_GRAPHS, PHONE, WIDE)
+    recorded = ForwardTimer(MIXED_GRAPHS, PHONE, WIDE, routing=RecordedRouting(same, 8))
+    agreed = simulate(Workload((STEP,), 1, 1, "a test"), recorded)
+    chance = simulate(agreed.workload, ForwardTimer(MIXED_GRAPHS, PHONE, WIDE))
     assert agreed.experts_per_layer == pytest.approx(2)
     assert chance.experts_per_layer == pytest.approx(8, rel=1e-3)
     assert agreed.parts["dequantization"] < chance.parts["dequantization"]
@@ -129,7 +128,7 @@ def test_a_step_pays_for_the_weights_that_it_activates():
     """LLaDA2.0-flash unpacks 163 of 256 experts in a layer of 32 rows."""
     graphs = graphs_of("llada2_flash")
     workload = Workload((Forward(32, 128, 32),), 1, 1, "a test")
-    found = simulate(workload, graphs, PHONE, WIDE)
+    found = simulate(workload, ForwardTimer(graphs, PHONE, WIDE))
     assert found.experts_per_layer == pytest.approx(163.3, abs=0.1)
     single = 256 * 32 * (8 / 256) * (1 - 8 / 256) ** 31  # experts of one row: a kernel of their own
     kernels = PHONE.npu["llada_cpp"]

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.train.mixture import (
+from experiments.train.curriculum import (
     SENTENCE_END,
     MixtureConfig,
     Stage,
@@ -13,7 +13,7 @@ from experiments.train.mixture import (
     example_source,
     mixture_texts,
 )
-from llada_jax.checkpoint import bundled_folder
+from llada_jax.checkpoint import model_path
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import ExampleSource
@@ -27,7 +27,7 @@ BATCH = 4
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_folder(bundled_folder("tiny"))
+    return Tokenizer.from_folder(model_path("tiny"))
 
 
 def source(tokenizer: Tokenizer, *stages: Stage, tasks=(WORDS,), **settings) -> ExampleSource:
@@ -106,7 +106,7 @@ def test_retellings_repeat_sentences_of_the_question(tokenizer):
 def test_drills_are_those_of_the_tasks(tokenizer, name):
     share = TaskShare(name=name, difficulties=(0,))
     example = source(tokenizer, Stage(steps=1, drill_share=1.0, drills=(share,)))(7)
-    item = load_task(name).drill_item(4, 7, difficulty=0)
+    item = load_task(name).item(4, 7, "train", difficulty=0, drill=True)
     assert item.question in tokenizer.decode(example.prompt)
     assert tokenizer.decode(example.answer) == item.answer
     assert example.gen_length is None

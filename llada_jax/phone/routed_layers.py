@@ -3,7 +3,7 @@
 Attention and norms are the lowered dense layer's own. In place of its feed-forward come the
 router, the shared expert for all rows, and the three products of every expert that any row takes,
 with as many rows as take it: its weights are fetched and unpacked once for them. How many experts
-that are, and how many rows each one has, is a `Routing`'s to say. Of the host's work between
+that are, and how many rows each one has, is the routing's to say. Of the host's work between
 router and experts nothing is published, and nothing is counted.
 """
 
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int
@@ -19,27 +18,11 @@ from jaxtyping import Int
 from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.lowered import Lowered, LoweredWeight, Operation, TensorType, product_with
 from llada_jax.model.architecture.parameters import Matrix, body_matrices, is_routed
-from llada_jax.phone.cost import StepCost
+from llada_jax.phone.cost import StepCost, sum_of
 
 NEGLIGIBLE = 1e-6
 """Experts of a layer that are fewer, on average, are left out."""
 Price = Callable[[Lowered], StepCost]
-
-
-class Routing(Protocol):
-    """Which experts rows take, as far as prices need it."""
-
-    @property
-    def source(self) -> str:
-        """Where it comes from, for whatever rests on it."""
-        ...
-
-    def experts_by_rows(self, rows: int, /) -> Mapping[int, float]:
-        """Returns how many experts of a layer are taken by 1, 2, ... rows of so many, on average.
-
-        Their sum is the mean number of different experts.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,13 +41,16 @@ class IndependentRouting:
         return "experts assumed to be taken independently and equally often"
 
     def experts_by_rows(self, rows: int) -> Mapping[int, float]:
+        """Returns how many experts of a layer are taken by 1, 2, ... rows of so many, on average.
+
+        Their sum is the mean number of different experts.
+        """
         share = self.experts_per_token / self.n_experts
-        found = {}
-        for n in range(1, rows + 1):
-            chance = math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
-            if self.n_experts * chance > NEGLIGIBLE:
-                found[n] = self.n_experts * chance
-        return found
+        found = {
+            n: self.n_experts * math.comb(rows, n) * share**n * (1 - share) ** (rows - n)
+            for n in range(1, rows + 1)
+        }
+        return {n: experts for n, experts in found.items() if experts > NEGLIGIBLE}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +76,7 @@ class RecordedRouting:
         return f"experts by the routing of {len(self.experts)} recorded forwards"
 
     def experts_by_rows(self, rows: int) -> Mapping[int, float]:
+        """Returns the same as `IndependentRouting.experts_by_rows`, by what was recorded."""
         live = (self.experts[:, 0, :, 0] >= 0).sum(axis=-1)
         taken = min(rows, int(live.max()))
         found: dict[int, float] = {}
@@ -106,7 +93,11 @@ class RecordedRouting:
         return found
 
 
-def routing_of(model: ModelConfig, routing: Routing | None) -> Routing | None:
+AnyRouting = IndependentRouting | RecordedRouting
+"""Which experts rows take."""
+
+
+def routing_of(model: ModelConfig, routing: AnyRouting | None) -> AnyRouting | None:
     """Returns the routing that a model is priced by; None for a model without experts.
 
     Raises ValueError for a routing of another model's experts.
@@ -126,30 +117,21 @@ def routing_of(model: ModelConfig, routing: Routing | None) -> Routing | None:
 
 
 def layer_costs(
-    model: ModelConfig, layer: Lowered, rows: int, price: Price, routing: Routing | None
+    model: ModelConfig, layer: Lowered, rows: int, price: Price, routing: AnyRouting | None
 ) -> list[StepCost]:
     """Prices every layer of a forward, from the lowered dense layer that stands for all."""
-    dense = price(layer)
-    if model.moe is None or routing is None:
+    dense, moe = price(layer), model.moe
+    if moe is None or routing is None:
         return [dense] * model.n_layers
-    routed = _routed_cost(model, model.moe, layer, rows, price, routing)
+    experts = [each for each in _ffn(model) if each.of_expert]
+    taken = _experts_by_rows(routing, rows).items()
+    costs = (price(_feed_forward(layer, experts, n)).times(count) for n, count in taken)
+    routed = sum_of([price(without_experts(layer, model, moe, rows)), *costs])
     return [routed if is_routed(model, each) else dense for each in range(model.n_layers)]
 
 
-def _routed_cost(
-    model: ModelConfig, moe: MoEConfig, layer: Lowered, rows: int, price: Price, routing: Routing
-) -> StepCost:
-    fixed = price(without_experts(layer, model, moe, rows))
-    experts = [each for each in _ffn(model) if each.of_expert]
-    parts, unknown = list(fixed.parts), fixed.unknown
-    for count, taken in _experts_by_rows(routing, rows).items():
-        cost = price(_feed_forward(layer, experts, count))
-        parts += [part.times(taken) for part in cost.parts]
-    return StepCost(tuple(parts), unknown)
-
-
 @cache
-def _experts_by_rows(routing: Routing, rows: int) -> Mapping[int, float]:
+def _experts_by_rows(routing: AnyRouting, rows: int) -> Mapping[int, float]:
     return routing.experts_by_rows(rows)
 
 

@@ -11,7 +11,7 @@ from itertools import accumulate, count
 from random import Random
 
 from llada_jax.config import require
-from llada_jax.evaluation.task import Item
+from llada_jax.evaluation.task import Item, Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example, ExampleSource
@@ -34,43 +34,42 @@ class TaskShare:
     """Only items whose question has this text: of a kind that a model has not learnt, say."""
 
     def __post_init__(self) -> None:
-        task = load_task(self.name)
-        allowed = ", ".join(map(str, task.difficulties))
+        task = self.task
         for difficulty in self.difficulties:
             require(
                 difficulty in task.difficulties,
-                f"difficulty of {self.name} is {difficulty}; allowed: {allowed}",
+                f"difficulty of {self.name} is {difficulty}; "
+                f"allowed: {', '.join(map(str, task.difficulties))}",
             )
         require(self.weight > 0, f"weight of {self.name} is {self.weight}; allowed: above 0")
-        if self.containing is not None:
-            questions = (
-                task.item(0, index, "train", difficulty=difficulty).question
-                for difficulty in self.drawn
-                for index in range(LOOKED_THROUGH)
-            )
-            require(
-                any(self.containing in question for question in questions),
-                f"containing of {self.name} is {self.containing!r}; "
-                f"allowed: what occurs in one of its first {LOOKED_THROUGH:,} questions",
-            )
+        questions = (
+            task.item(0, index, "train", difficulty=difficulty).question
+            for difficulty in self.drawn
+            for index in range(LOOKED_THROUGH)
+        )
+        require(
+            self.containing is None or any(self.containing in question for question in questions),
+            f"containing of {self.name} is {self.containing!r}; "
+            f"allowed: what occurs in one of its first {LOOKED_THROUGH:,} questions",
+        )
+
+    @property
+    def task(self) -> Task:
+        return load_task(self.name)
 
     @property
     def drawn(self) -> tuple[int, ...]:
         """Returns the difficulties that are drawn."""
-        return self.difficulties or (load_task(self.name).default_difficulty,)
+        return self.difficulties or (self.task.default_difficulty,)
 
     def item(self, seed: int, index: int, difficulty: int, *, drill: bool = False) -> Item:
         """Draws from the training split a place's first item that has what it must."""
         task = load_task(self.name)
-        for place in count(index, FURTHER):
-            item = (
-                task.drill_item(seed, place, difficulty=difficulty)
-                if drill
-                else task.item(seed, place, "train", difficulty=difficulty)
-            )
-            if self.containing is None or self.containing in item.question:
-                return item
-        raise AssertionError("a count has no end")
+        items = (
+            task.item(seed, place, "train", difficulty=difficulty, drill=drill)
+            for place in count(index, FURTHER)
+        )
+        return next(item for item in items if (self.containing or "") in item.question)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +100,10 @@ class Stage:
             "allowed: both or neither",
         )
         for share in self.drills:
-            has_drill = load_task(share.name).drill is not None
-            require(has_drill, f"drills has {share.name!r}; allowed: tasks with a drill")
+            require(
+                share.task.drill is not None,
+                f"drills has {share.name!r}; allowed: tasks with a drill",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +125,8 @@ class MixtureConfig:
     @property
     def task_names(self) -> list[str]:
         """Returns all tasks that are drawn from, in any stage."""
-        shares = [*self.tasks]
-        for stage in self.stages:
-            shares += [*stage.tasks, *stage.drills]
-        return sorted({share.name for share in shares})
+        of_stages = (share for stage in self.stages for share in (*stage.tasks, *stage.drills))
+        return sorted({share.name for share in (*self.tasks, *of_stages)})
 
     def stage_at(self, step: int) -> Stage:
         ends = accumulate(stage.steps for stage in self.stages)
@@ -142,39 +141,26 @@ def example_source(tokenizer: Tokenizer, config: MixtureConfig, batch_size: int)
     def source(index: int) -> Example:
         rng = Random(f"{config.seed} {index}")
         stage = config.stage_at(index // batch_size)
-        question, answer, gen_length = _drawn(config, stage, rng, index)
+        kind = rng.random() - stage.retell_share
+        is_retold, is_drill = kind < 0, 0 <= kind < stage.drill_share
+        share = _one_of(stage.drills if is_drill else stage.tasks or config.tasks, rng)
+        item = share.item(config.seed, index, rng.choice(share.drawn), drill=is_drill)
+        answer = _some_sentences(rng, item.question) if is_retold else item.answer
+        longest = None if is_retold or is_drill else share.task.gen_length
         if rng.random() < config.full_length_share:
-            gen_length = None
-        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
-        return Example(prompt, [*tokenizer.encode(answer), *end], gen_length)
+            longest = None
+        prompt = tokenizer.encode_chat([{"role": "user", "content": item.question}])
+        return Example(prompt, [*tokenizer.encode(answer), *end], longest)
 
     return source
 
 
-def _drawn(
-    config: MixtureConfig, stage: Stage, rng: Random, index: int
-) -> tuple[str, str, int | None]:
-    """Returns a question, its answer, and how long an answer may be."""
-    kind = rng.random() - stage.retell_share
-    is_drill = 0 <= kind < stage.drill_share
-    share = _one_of(stage.drills if is_drill else stage.tasks or config.tasks, rng)
-    item = share.item(config.seed, index, rng.choice(share.drawn), drill=is_drill)
-    if is_drill:
-        return item.question, item.answer, None
-    if kind < 0:
-        retold = _some_sentences(rng, item.question)
-        return item.question, retold, None
-    return item.question, item.answer, load_task(share.name).gen_length
-
-
 def mixture_texts(config: MixtureConfig) -> Iterator[str]:
-    """Questions and answers of training items, without end: what a tokenizer is learnt from."""
+    """Yields questions and answers without end, from which a tokenizer is learnt."""
     for index in count():
         rng = Random(f"{config.seed} {index}")
         share = _one_of(config.tasks, rng)
-        item = share.item(config.seed, index, rng.choice(share.drawn))
-        yield item.question
-        yield item.answer
+        yield from share.item(config.seed, index, rng.choice(share.drawn))[:2]
 
 
 def _one_of(shares: Sequence[TaskShare], rng: Random) -> TaskShare:

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.mapping import mapping_path, mapping_paths
-from llada_jax.phone.swap_plan import PATHS, plan_swaps
+from llada_jax.phone.swap_plan import PATHS, mapping_path, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
 from llada_jax.swap.stall_times import stall_of
@@ -16,15 +15,15 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def test_paths_cost_what_their_sources_say():
-    paths = mapping_paths(PHONE)
-    immediate, copy, delayed = (paths[name] for name in ("immediate", "copy", "delayed"))
+    paths = [mapping_path(PHONE, name) for name in ("immediate", "copy", "delayed")]
+    immediate, copy, delayed = paths
     assert immediate.map_ns == pytest.approx(((29.2 + 24.4) / 2 - 1.6) * 1e6, rel=1e-3)
     for mib, seconds in ((672, 0.335), (3744, 1.830)):  # the two ends of Figure 13c
         found = mib * MIB / copy.bytes_per_second + copy.step_ns / 1e9
         assert found == pytest.approx(seconds, rel=1e-3)
     assert 7 * 768 * MIB / delayed.bytes_per_second == pytest.approx(0.70e-3, rel=0.03)
     assert math.isinf(immediate.bytes_per_second)
-    assert all(path.source and path.tag for path in paths.values())
+    assert all(path.source and path.tag for path in paths)
 
 
 def test_another_phones_paths_are_its_own():

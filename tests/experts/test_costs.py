@@ -2,14 +2,14 @@
 
 import pytest
 
-from llada_jax.experts.machines import DESKTOP
+from llada_jax.experts.costs import BYTES_A_WEIGHT, desktop_costs
 from llada_jax.experts.shapes import DEEPSEEK, LLADA2_MINI, LLADA_MOE, MIXTRAL, QWEN2, MoEShape
+from tests.experts.traces import SMALL
 
 
 def test_sizes_of_published_models():
     """DeepSeek 4.33 MB, Mixtral 88.1 MB, Qwen2 13.76 MB a 4-bit expert; 15.3 and 6.44 billion."""
-    each = DESKTOP.bytes_per_weight.value / 1e6
-    sizes = [each * shape.expert_weights for shape in (DEEPSEEK, MIXTRAL, QWEN2)]
+    sizes = [BYTES_A_WEIGHT / 1e6 * shape.expert_weights for shape in (DEEPSEEK, MIXTRAL, QWEN2)]
     assert sizes == pytest.approx([4.33, 88.1, 13.76], rel=2e-3)
     for shape, billions in [(LLADA2_MINI, 15.3), (LLADA_MOE, 6.44)]:
         assert shape.n_layers * shape.n_experts * shape.expert_weights / 1e9 == pytest.approx(
@@ -18,21 +18,23 @@ def test_sizes_of_published_models():
 
 
 def test_desktop_costs():
-    deepseek = DESKTOP.costs(DEEPSEEK)
+    deepseek = desktop_costs(DEEPSEEK)
     assert deepseek.transfer == pytest.approx(0.4179e-3, rel=0.01)
-    qwen2 = DESKTOP.costs(QWEN2)
+    qwen2 = desktop_costs(QWEN2)
     assert qwen2.accelerator == pytest.approx(13.76e6 / 600e9 + 0.15e-3, rel=2e-3)
-
-
-def test_every_number_names_its_source_and_how_it_was_had():
-    for figure in DESKTOP.figures().values():
-        assert figure.value > 0 and len(figure.source) > 5
-        assert figure.tag in ("measured", "derived", "inferred", "fitted")
-    fitted = [name for name, figure in DESKTOP.figures().items() if figure.tag == "fitted"]
-    assert fitted == ["cpu_bandwidth"]
 
 
 def test_impossible_shapes():
     with pytest.raises(ValueError, match="experts_per_token of odd is 9; allowed: 1 to n_experts"):
         MoEShape(name="odd", n_layers=1, n_experts=8, experts_per_token=9, width=1, expert_width=1,
                  dense_weights=0)  # fmt: skip
+
+
+def test_ratios():
+    assert [SMALL.slots_at(ratio) for ratio in (1 / 16, 0.25, 0.75, 1)] == [1, 4, 12, 16]
+
+
+@pytest.mark.parametrize("ratio", [0, 0.05, 1.5, float("nan")])
+def test_a_ratio_below_one_expert_or_beyond_all(ratio):
+    with pytest.raises(ValueError, match=rf"cache ratio is {ratio}; allowed: 0\.0625 \(one expert"):
+        SMALL.slots_at(ratio)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.experts.expert_prices import slots_within
 from llada_jax.config import ModelConfig, MoEConfig
-from llada_jax.experts.slots import slots_at_ratio, slots_within
 from llada_jax.swap.address_budget import Budget
 from llada_jax.swap.graph import model_graph
 from tests.experts.traces import SMALL
@@ -56,13 +56,3 @@ def test_a_budget_below_one_expert_a_layer():
         ValueError, match=r"budget is 744 bytes beside .*; allowed: 768 or more, one expert of 192"
     ):
         slots_within(space, SMALL, 190)
-
-
-def test_ratios():
-    assert [slots_at_ratio(ratio, SMALL) for ratio in (1 / 16, 0.25, 0.75, 1)] == [1, 4, 12, 16]
-
-
-@pytest.mark.parametrize("ratio", [0, 0.05, 1.5, float("nan")])
-def test_a_ratio_below_one_expert_or_beyond_all(ratio):
-    with pytest.raises(ValueError, match=rf"cache ratio is {ratio}; allowed: 0\.0625 \(one expert"):
-        slots_at_ratio(ratio, SMALL)

@@ -1,6 +1,6 @@
 """Policies: a scheduler, a cache, and what the link does when nobody needs it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from llada_jax.config import require_choice
@@ -11,7 +11,7 @@ Prefetch = Literal["none", "gates", "denoised_again"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class ExpertPolicy:
     """Says who runs an expert, which ones stay, and what an idle link brings in."""
 
     scheduler: SchedulerName
@@ -28,19 +28,18 @@ class Policy:
 
 
 POLICIES = {
-    "ktransformers": Policy(scheduler="resident_or_cpu"),
-    "adapmoe": Policy(scheduler="all_on_accelerator", cache="lru", prefetch="gates"),
-    "tide": Policy(scheduler="resident_or_cpu", cache="tide", refill=True),
-    "lru": Policy(scheduler="earliest_finish", cache="lru", refill=True),
-    "lfu": Policy(scheduler="earliest_finish", cache="lfu", refill=True),
-    "mrs": Policy(scheduler="earliest_finish", cache="mrs", refill=True),
-    "hybrimoe": Policy(scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True),
-    "denoising": Policy(
+    "ktransformers": ExpertPolicy(scheduler="resident_or_cpu"),
+    "adapmoe": ExpertPolicy(scheduler="all_on_accelerator", cache="lru", prefetch="gates"),
+    "tide": ExpertPolicy(scheduler="resident_or_cpu", cache="tide", refill=True),
+    "lru": ExpertPolicy(scheduler="earliest_finish", cache="lru", refill=True),
+    "mrs": ExpertPolicy(scheduler="earliest_finish", cache="mrs", refill=True),
+    "hybrimoe": ExpertPolicy(
+        scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True
+    ),
+    "denoising": ExpertPolicy(
         scheduler="fastest", cache="expected_load", prefetch="denoised_again", refill=True
     ),
 }
 """By name; `denoising` is ours."""
-ORACLE = Policy(scheduler="fastest", cache="belady", refill=True)
+ORACLE = ExpertPolicy(scheduler="fastest", cache="belady", refill=True)
 """Knows the future, but has the same link as everybody."""
-TOLD_OF_NEW_BLOCKS = replace(POLICIES["denoising"], cache="foretold")
-"""Ours, if it knew what a new block will route: how much drafts could be worth at the most."""

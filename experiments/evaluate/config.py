@@ -1,0 +1,145 @@
+"""What a run of `experiments.evaluate` decodes, as its settings say it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+
+import llada_jax as lj
+from experiments.harness.tiled import check_tiles, models_for
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.graded import GENERATIONS
+from llada_jax.evaluation.harness import Trial, lengthened
+from llada_jax.evaluation.items import TaskItems
+from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.phone.profile import load_profile
+from llada_jax.revision.tiles import Kind
+
+CELLS = "cells"
+"""The folder, in that of a suite or a sweep, with a run for each decoder and task."""
+
+# `task=<name>` for every task that there is.
+for _task in map(load_task, task_names()):
+    _items = {"seed": 0, "items": 500, "difficulty": _task.default_difficulty}
+    _settings = {"name": _task.name, **_items, "gen_length": _task.gen_length}
+    ConfigStore.instance().store(_task.name, _settings, group="task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """The first items of a seed's test split. `gen_length` is for the sampler to refer to."""
+
+    name: str
+    seed: int
+    items: int
+    difficulty: int | None
+    gen_length: int
+
+    def __post_init__(self) -> None:
+        _ = self.asked  # which checks all of it
+
+    @property
+    def asked(self) -> TaskItems:
+        """Returns the items."""
+        return TaskItems(
+            task=load_task(self.name), count=self.items, seed=self.seed, difficulty=self.difficulty
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A decoder by name. Its lengths are those of each task."""
+
+    name: str
+    sampler: SamplerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteConfig:
+    """What a suite compares, on the first items of each task. The first decoder is the baseline."""
+
+    name: str
+    tasks: tuple[str, ...]
+    decoders: tuple[DecoderConfig, ...]
+
+    def __post_init__(self) -> None:
+        decoders = [decoder.name for decoder in self.decoders]
+        for what, names in (("decoders", decoders), ("tasks", list(self.tasks))):
+            require(len(names) > 0, f"{what} is empty; allowed: one or more")
+            require(len(set(names)) == len(names), f"{what} are {names}; allowed: each name once")
+        for task in self.tasks:
+            for decoder in self.decoders:
+                _ = lengthened(decoder.sampler, load_task(task))  # which checks both
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What to decode, with what. The comments are in conf/evaluate.yaml."""
+
+    model: str
+    dtype: str | None = None
+    task: TaskConfig
+    sampler: SamplerConfig
+    backend: str = "xla"
+    tiles: Kind | None = None
+    seed: int = 0
+    batch_size: int = 50
+    baseline: str | None = None
+    rescore: str | None = None
+    phones: tuple[str, ...] = ()
+    suite: SuiteConfig | None = None
+    chosen: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require(
+            self.baseline is None or (Path(self.baseline) / GENERATIONS).is_dir(),
+            f"baseline is {self.baseline!r}, which has no {GENERATIONS}; allowed: the folder of a "
+            "run of experiments.evaluate; of a suite, that of one of its cells",
+        )
+        require(
+            self.rescore is None or (Path(self.rescore) / GENERATIONS).is_dir() or self.is_suite,
+            f"rescore is {self.rescore!r}, which has no {GENERATIONS} and no {CELLS}; allowed: the "
+            "folder of a run of experiments.evaluate",
+        )
+        if not self.is_suite:
+            check_tiles(self.tiles, self.backend, self.sampler)
+        for soc in self.phones:
+            _ = load_profile(soc)
+        require(
+            self.suite is None or self.rescore is None,
+            f"suite is given with rescore={self.rescore!r}; allowed: rescore alone, which finds "
+            "the suite in that folder",
+        )
+        require(
+            self.baseline is None or not self.is_suite,
+            "a suite has a baseline of its own; allowed: no baseline",
+        )
+        require(
+            self.chosen is None or self.suite is not None,
+            f"chosen is {self.chosen!r} without a suite; allowed: suite=decoding chosen=<folder>",
+        )
+
+    @property
+    def is_suite(self) -> bool:
+        """Tells whether many decoders are decoded, or judged again."""
+        return self.suite is not None or (
+            self.rescore is not None and (Path(self.rescore) / CELLS).is_dir()
+        )
+
+    def trial(
+        self, model: lj.Model, items: TaskItems, sampler: SamplerConfig, sampler_name: str
+    ) -> Trial:
+        """Returns what is decoded, by the model in tiles where they are asked for."""
+        running, refresh_on = models_for(model, self.tiles, self.backend, sampler)
+        return Trial(
+            model=running,
+            dtype=self.dtype,
+            items=items,
+            sampler_name=sampler_name,
+            sampler=sampler,
+            backend=self.backend,
+            refresh_on=refresh_on,
+            seed=self.seed,
+            batch_size=self.batch_size,
+        )

@@ -1,0 +1,56 @@
+"""The instruction set and its programs: as text, as loops, and what is no program."""
+
+import pytest
+
+from llada_jax.sampling_engine.instructions import (
+    INSTRUCTION_SET,
+    Instruction,
+    Loop,
+    nested,
+    render,
+)
+from tests.sampling_engine.cases import program
+
+PROGRAM = """\
+C_LOOP_START gp1, 3
+  V_SUB_VF gp3, gp3, f3, 0
+  S_ADDI_INT gp3, gp3, -2
+C_LOOP_END gp1
+"""
+
+
+def test_instructions_become_text_and_loops():
+    subtract = Instruction("V_SUB_VF", (3, 3, 3, 0))
+    back = Instruction("S_ADDI_INT", (3, 3, -2))
+    ends = Instruction("C_LOOP_START", (1, 3)), Instruction("C_LOOP_END", (1,))
+    assert render([ends[0], subtract, back, ends[1]]) == PROGRAM
+    assert nested(program(PROGRAM)) == (Loop(1, 3, (subtract, back)),)
+
+
+def test_every_instruction_has_a_meaning_and_a_source():
+    for spec in INSTRUCTION_SET.values():
+        assert spec.source and spec.meaning and set(spec.operands.values()) <= {"gp", "fp", "imm"}
+
+
+def test_reductions_as_deep_as_the_tree():
+    spec = INSTRUCTION_SET["V_RED_SUM"]
+    assert [spec.cycles("tree", vlen) for vlen in (8, 512, 2048)] == [4, 10, 12]
+    assert spec.cycles("calibrated", 8) == spec.cycles("calibrated", 2048) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("V_SOFTMAX gp1", r"instruction is 'V_SOFTMAX'; allowed: V_RED_"),
+        ("V_EXP_V gp1", r"V_EXP_V has 1 operands; allowed: to:gp, row:gp"),
+        ("V_EXP_V gp1, gp16", r"row of V_EXP_V is gp16; allowed: gp0 to gp15"),
+        ("S_ADD_FP f8, f0, f0", r"to of S_ADD_FP is fp8; allowed: fp0 to fp7"),
+        ("C_LOOP_START gp1, 0\nC_LOOP_END gp1", r"count of C_LOOP_START is 0; allowed: 1 or more"),
+        ("C_LOOP_START gp1, 2", r"C_LOOP_START gp1 has no C_LOOP_END"),
+        ("C_LOOP_END gp1", r"C_LOOP_END without C_LOOP_START"),
+        ("C_LOOP_START gp1, 2\nC_LOOP_END gp2", r"C_LOOP_START gp1 ends with C_LOOP_END gp2"),
+    ],
+)
+def test_what_is_no_program(text, message):
+    with pytest.raises(ValueError, match=message):
+        nested(program(text))
