@@ -140,7 +140,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
 
 def busy_seconds(timeline: Timeline) -> dict[str, float]:
     """Sums seconds by what is busy: `npu`, `cpu`, `both`, `idle`; staging keeps a CPU core busy."""
-    found = dict.fromkeys(("npu", "cpu", "both", "idle"), 0.0)
+    found: dict[str, float] = dict.fromkeys(("npu", "cpu", "both", "idle"), 0.0)
     for seconds, busy in _stretches(timeline):
         on_host = "cpu" in busy or "staging" in busy
         if "npu" in busy:
@@ -152,11 +152,16 @@ def busy_seconds(timeline: Timeline) -> dict[str, float]:
 
 def _stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask]]]:
     """Yields seconds in which the same tasks run, with these by lane, in order of `LANES`."""
-    left = {lane: [e for e in reversed(timeline.events) if e.task.lane == lane] for lane in LANES}
+    left: dict[Lane, list[TimedTask]] = {lane: [] for lane in LANES}
+    for event in reversed(timeline.events):
+        left[event.task.lane].append(event)
     bounds = {0.0, *(time for event in timeline.events for time in (event.start, event.end))}
     for begin, end in pairwise(sorted(bounds)):
         for events in left.values():
             while events and events[-1].end <= begin:
                 events.pop()
-        running = {lane: events[-1] for lane, events in left.items() if events}
-        yield end - begin, {lane: e for lane, e in running.items() if e.start <= begin}
+        next_ones = {lane: events[-1] for lane, events in left.items() if events}
+        running: dict[Lane, TimedTask] = {
+            lane: event for lane, event in next_ones.items() if event.start <= begin
+        }
+        yield end - begin, running

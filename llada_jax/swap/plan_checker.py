@@ -26,12 +26,8 @@ def problems(graph: Graph, budget: Budget, plan: Plan) -> list[str]:
     """
     if not graph.is_order(plan.order):
         return [f"the operators cannot run in the order {plan.order}"]
-    found = [
-        *_of_transfers(plan),
-        *_of_slots(graph, plan),
-        *_of_buffers(budget, plan),
-        *_of_places(graph, budget, plan),
-    ]
+    found = [*_of_transfers(plan), *_of_slots(graph, plan), *_of_buffers(budget, plan)]
+    found += _of_places(graph, budget, plan)
     found = found or list(_of_waits(graph, plan))
     return found or [*_of_live_weights(graph, plan), *_of_temporaries(graph, plan)]
 
