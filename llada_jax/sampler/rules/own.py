@@ -201,15 +201,16 @@ class OwnRule(Rule):
     def require(self, part: str, value: Any, kind: Any, *shape: int | None) -> None:
         """Raises ValueError unless an array has a dtype of this kind and this shape; None stands
         for any length."""
-        given = jnp.shape(value)
-        fits = len(given) == len(shape) and all(
-            want in (None, have) for want, have in zip(shape, given, strict=True)
-        )
+        found, fits = value, False
+        if value is not None:
+            given = jnp.shape(value)
+            found = f"{jnp.asarray(value).dtype}{list(given)}"
+            fits = len(given) == len(shape) and jnp.issubdtype(jnp.asarray(value).dtype, kind)
+            fits &= all(want in (None, have) for want, have in zip(shape, given, strict=False))
+        allowed = ", ".join("any" if length is None else str(length) for length in shape)
         require(
-            value is not None and fits and jnp.issubdtype(jnp.asarray(value).dtype, kind),
-            f"rule {type(self).__name__}: {part} is "
-            f"{None if value is None else f'{jnp.asarray(value).dtype}{list(given)}'}; allowed: "
-            f"{kind.__name__}[{', '.join('any' if n is None else str(n) for n in shape)}]",
+            fits,
+            f"rule {type(self).__name__}: {part} is {found}; allowed: {kind.__name__}[{allowed}]",
         )
 
     @property
