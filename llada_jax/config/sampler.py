@@ -228,37 +228,24 @@ class SamplerConfig:
 
 _PARITY = tuple(field.name for field in fields(Parity))
 
+_BY_BLOCK = {"cache": "blockwise", "eos_early_stop": True}
+_BY_WINDOW = {**_BY_BLOCK, "window": "multi_block"}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "llada": {"predict_mask": True},
     "threshold": {"threshold": 0.9, "eos_early_stop": True},
-    "blockwise": {"cache": "blockwise", "threshold": 0.9, "eos_early_stop": True},
+    "blockwise": {**_BY_BLOCK, "threshold": 0.9},
     "fast_dllm": {
         "predict_mask": True,
         "confidence_dtype": "float64",
         "cache": "dual",
         "threshold": 0.9,
     },
-    "llada_cpp": {
-        "cache": "blockwise",
-        "window": "multi_block",
-        "accept": "staged",
-        "latency_table": "SM8750",
-        "eos_early_stop": True,
-    },
-    "multi_block": {
-        "cache": "blockwise",
-        "window": "multi_block",
-        "threshold": 0.9,
-        "eos_early_stop": True,
-    },
-    "staged": {"cache": "blockwise", "accept": "staged", "eos_early_stop": True},
+    "llada_cpp": {**_BY_WINDOW, "accept": "staged", "latency_table": "SM8750"},
+    "multi_block": {**_BY_WINDOW, "threshold": 0.9},
+    "staged": {**_BY_BLOCK, "accept": "staged"},
     "wino": {"accept": "wino", "eos_early_stop": True},
-    "token_edit": {
-        "cache": "blockwise",
-        "accept": "token_edit",
-        "rescore": "token",
-        "eos_early_stop": True,
-    },
+    "token_edit": {**_BY_BLOCK, "accept": "token_edit", "rescore": "token"},
 }
 """What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
 cache, and with llada.cpp's cache of finished tokens."""

@@ -52,12 +52,14 @@ class Tally(NamedTuple):
     @property
     def forwards_per_block(self) -> float | None:
         """Returns forwards a block of the answer."""
-        return sum(self.forwards) / sum(self.blocks) if self.blocks else None
+        known = len(self.blocks) == len(self.forwards)
+        return sum(self.forwards) / sum(self.blocks) if known else None
 
     @property
     def row_forwards(self) -> float | None:
         """Returns the mean number of rows, summed over the forwards of a question."""
-        return sum(self.rows) / len(self.rows) if self.rows else None
+        known = len(self.rows) == len(self.forwards)
+        return sum(self.rows) / len(self.rows) if known else None
 
     @property
     def tpf(self) -> float:

@@ -44,8 +44,6 @@ def advance(
     moved = over & ~ended
     first = jnp.argmax(beyond, axis=1).astype(jnp.int32)
     block = jnp.where(moved, (first - canvas.origin) // config.block_length, canvas.block)
-    last_visible = jnp.where(canvas.state == VISIBLE, blocks, -1).max(axis=1)
-    block = jnp.where(ended, jnp.maximum(block, last_visible), block)  # of drafts without masks
     block_masks = (masked & (blocks == block[:, None])).sum(axis=1, dtype=jnp.int32)
     restarts = moved if counts else where
     frozen = rule.frozen(blocks < block[:, None], done)

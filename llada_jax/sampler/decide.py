@@ -2,18 +2,16 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import (
     MASKED,
-    STABLE,
     VISIBLE,
     Canvas,
     History,
-    blocks_of,
     positions_of,
 )
 from llada_jax.sampler.commit import block_candidates, commit_block
@@ -44,7 +42,6 @@ def decide(
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
         canvas = _take_drafts(setup, canvas, scores.here, moved)
-        canvas = _trusted(setup, before.block, _staged(setup, canvas, scores.here))
     if setup.window.branches:
         canvas = take_branch(setup, canvas, scores)
         canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
@@ -63,7 +60,6 @@ def _commit_and_revise(
         scores=scores,
         at=plan.query.rescored,
         passed=positions_of(canvas) < canvas.settled[:, None],
-        drafts=_later(setup, canvas),
         fresh=fresh,
         config=setup.config,
     )
@@ -90,30 +86,6 @@ def _take_drafts(setup: Setup, canvas: Canvas, scores: Scores, moved: Bool[Array
         return canvas, (canvas.block != at) & ~canvas.done
 
     return jax.lax.while_loop(another, take_over, (canvas, moved))[0]
-
-
-def _later(setup: Setup, canvas: Canvas) -> Bool[Array, "B L"]:
-    return blocks_of(canvas, setup.config.block_length) > canvas.block[:, None]
-
-
-def _staged(setup: Setup, canvas: Canvas, scores: Scores) -> Canvas:
-    """Returns the canvas whose later blocks have the drafts that the rule makes visible."""
-    open_ = _later(setup, canvas) & (canvas.state == MASKED) & ~canvas.done[:, None]
-    shown = open_ & setup.rule.staged(canvas, setup.config, scores)
-    confidence = scores.confidence.astype(canvas.confidence.dtype)
-    return canvas._replace(
-        tokens=jnp.where(shown, scores.token, canvas.tokens),
-        state=jnp.where(shown, jnp.int8(VISIBLE), canvas.state),
-        confidence=jnp.where(shown, confidence, canvas.confidence),
-    )
-
-
-def _trusted(setup: Setup, was: Int[Array, " B"], canvas: Canvas) -> Canvas:
-    """Returns the canvas whose drafts are stable where their block has become current or was
-    passed, and the rule measures them no further."""
-    reached = ~_later(setup, canvas) & (blocks_of(canvas, setup.config.block_length) > was[:, None])
-    trusted = reached & (canvas.state == VISIBLE) & setup.rule.trusts(canvas.confidence)
-    return canvas._replace(state=jnp.where(trusted, jnp.int8(STABLE), canvas.state))
 
 
 def _remembered(history: History, before: Canvas, revised: Canvas, after: Canvas) -> History:

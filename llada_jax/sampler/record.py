@@ -63,7 +63,6 @@ def record_of(
     filled = after.filled & ~before.filled
     committed = was_masked & (after.state >= VISIBLE) & ~filled
     ahead = committed & (decided.state == MASKED)
-    trusted = (decided.state <= VISIBLE) & (after.state == STABLE) & rule.trusts(after.confidence)
     sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
     return StepRecord(
         counts=counts,
@@ -72,10 +71,10 @@ def record_of(
             {
                 COMMIT: committed,
                 AHEAD: ahead,
-                PROMOTE: (was_visible & (revised.state == STABLE)) | trusted,
+                PROMOTE: was_visible & (revised.state == STABLE),
                 REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
                 REMASK: was_visible & (revised.state == MASKED),
-                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE) & ~trusted,
+                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
                 REOPEN: sure & (revised.state == VISIBLE),
             }
         ),

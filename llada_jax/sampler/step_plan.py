@@ -44,7 +44,7 @@ class StepPlan(NamedTuple):
     span: Span  # the positions that run: one more of shifted models, none of rows that are done
     extra: ExtraRows
     refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
-    draft: Bool[Array, "B L"]  # masked or visible positions of later blocks
+    draft: Bool[Array, "B L"]  # masks of later blocks
     query: Query
 
     @property
@@ -74,7 +74,7 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
         like=canvas.tokens,
     )
     later = blocks_of(canvas, config.block_length) > canvas.block[:, None]
-    draft = later & ((canvas.state == MASKED) | (canvas.state == VISIBLE))
+    draft = later & (canvas.state == MASKED)
     query = _query(setup, canvas, span, extra, measured)
     return StepPlan(window, span, extra, refreshed, draft, query)
 

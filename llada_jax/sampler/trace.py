@@ -60,7 +60,7 @@ class Trace:
     """Rows that were no padding; the next three are among them."""
     shadow_rows: Int[np.ndarray, "S B"]
     draft_rows: Int[np.ndarray, "S B"]
-    """Masked and visible positions beyond the current block."""
+    """Masked positions beyond the current block."""
     branch_rows: Int[np.ndarray, "S B"]
     refreshed: Int[np.ndarray, "S B"]
     """Tokens outside the window that were refreshed: by rows of this forward, or of a worker's own

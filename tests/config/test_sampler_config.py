@@ -125,8 +125,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         ),
         ({"accept": "staged", "on_doubt": "drop"}, "on_doubt is 'drop'; allowed: 'keep', 'repl"),
         ({"accept": "staged", "on_change": "redo"}, "on_change is 'redo'; allowed: 'keep', 'reop"),
-        ({"accept": "staged", "draft_state": "fed"}, "draft_state is 'fed'; allowed: 'masked'"),
-        ({"accept": "staged", "sure_drafts": "kept"}, "sure_drafts is 'kept'; allowed: 'measured'"),
         ({"latency_table": "SM1"}, "latency_table is 'SM1'; allowed: SM8650, SM8750, SM8850"),
         ({"accept": "best"}, "accept is 'best'; allowed: 'quota', 'threshold'"),
     ],

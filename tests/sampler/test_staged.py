@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import LatencyTable, SamplerConfig
+from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
@@ -89,9 +89,6 @@ def test_the_example_of_the_paper(window):
     assert fed[3][5] == [F, MASK]
 
 
-MEASURED = {"draft_state": "masked", "sure_drafts": "measured"}
-
-
 @pytest.mark.parametrize("cascades", [False, True])
 def test_drafts_that_were_taken_over_are_measured_again(cascades):
     """However sure the forward was that still saw the masks of the block before: here the next one
@@ -103,7 +100,7 @@ def test_drafts_that_were_taken_over_are_measured_again(cascades):
             return (position if forward == 0 or position == 7 else A), 0.9 if sure else 0.1
         return position, 0.9
 
-    trace, fed = story(script, window="multi_block", lookahead_trigger=3, **MEASURED)
+    trace, fed = story(script, window="multi_block", lookahead_trigger=3)
     taken = [6, 7, 8] if cascades else [6, 7]
     ahead = [(0, position, position) for position in taken]
     assert events(trace, Event.AHEAD) == ahead
@@ -111,42 +108,6 @@ def test_drafts_that_were_taken_over_are_measured_again(cascades):
     replaced = [position for position in taken if position != 7]
     assert events(trace, Event.REPLACE) == [(1, position, A) for position in replaced]
     assert (1, 7, 7) in events(trace, Event.PROMOTE)
-
-
-def test_sure_drafts_are_stable_at_once():
-    trace, fed = story(
-        lambda forward, position, masked: (position, 0.9 if position < 8 or forward else 0.1),
-        window="multi_block", lookahead_trigger=3, draft_state="masked",
-    )  # fmt: skip
-    assert events(trace, Event.AHEAD) == events(trace, Event.PROMOTE) == [(0, 6, 6), (0, 7, 7)]
-    assert fed[1][6] == [6] and not trace.shadow_rows.any()
-
-
-def test_drafts_are_visible_where_they_stand_and_masked_again_when_doubted():
-    """The first block is open for three forwards. Of the second, `g` stays, `h` gives way to `a`,
-    and `i` is doubted, and committed in a block of its own."""
-    said = {
-        6: [(G, 0.6), (G, 0.7), (G, 0.9)],
-        7: [(H, 0.6), (A, 0.7), (A, 0.7)],
-        8: [(I, 0.6), (C, 0.4), (I, 0.3)],
-    }
-
-    def script(forward, position, masked):
-        if position in said:
-            return said[position][forward] if forward < 3 else (position, 0.9)
-        return position, 0.9 if position == 3 + forward else 0.1
-
-    trace, fed = story(
-        script, window="multi_block", lookahead_trigger=3,
-        latency_table=LatencyTable(rows=(9, 16), ms=(1.0, 1.5)),
-    )  # fmt: skip
-    assert events(trace, Event.AHEAD) == [(0, 6, G), (0, 7, H), (0, 8, I)]
-    assert [fed[1][p] for p in (6, 7, 8)] == [[G, MASK], [H, MASK], [I, MASK]]
-    assert events(trace, Event.REPLACE) == [(1, 7, A), (3, 7, H)]
-    assert events(trace, Event.REMASK) == [(1, 8, MASK)]
-    assert fed[2][8] == [MASK] and trace.block[:, 0].tolist() == [0, 0, 0, 1]
-    assert events(trace, Event.PROMOTE) == [(2, 6, G), (3, 7, H)]
-    assert (3, 8, I) in events(trace, Event.COMMIT)
 
 
 def doubted(forward, position, masked):
@@ -186,14 +147,12 @@ def test_what_was_committed_after_a_token_that_changes(on_change):
     assert fed[3].get(4) == ([E, MASK] if reopens else [E])
 
 
-@pytest.mark.parametrize("shadows", [False, True])
-def test_an_eos_behind_an_eos_is_not_measured(shadows):
+def test_an_eos_behind_an_eos_is_not_measured():
     def script(forward, position, masked):
         return (position if position < 4 else EOS), 0.6 if masked and forward < 2 else 0.9
 
-    trace, fed = story(script, eos_shadows=shadows, end_steps=3)
-    assert trace.shadow_rows[1, 0] == (3 if shadows else 2)
-    assert (fed[1][5] == [EOS, MASK]) == shadows
+    trace, fed = story(script, end_steps=3)
+    assert trace.shadow_rows[1, 0] == 2 and fed[1][5] == [EOS]
     assert trace.nfe.tolist() == [3]
 
 

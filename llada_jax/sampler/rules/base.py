@@ -25,7 +25,6 @@ class Rescored:
       scores: What the step says, by position, [B, L].
       at: Visible tokens that were scored.
       passed: Positions before the window: the cache has what was fed there last.
-      drafts: Positions of later blocks.
       fresh: Tokens of the current block that this step committed.
       config: The sampler's settings, with the ids that they need.
     """
@@ -33,7 +32,6 @@ class Rescored:
     scores: Scores
     at: Bool[Array, "B L"]
     passed: Bool[Array, "B L"]
-    drafts: Bool[Array, "B L"]
     fresh: Bool[Array, "B L"]
     config: SamplerConfig
 
@@ -129,14 +127,6 @@ class Rule:
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
         """Returns the visible tokens that are worth scoring again."""
         return canvas.state == VISIBLE
-
-    def staged(self, canvas: Canvas, config: SamplerConfig, scores: Scores) -> Bool[Array, "B L"]:
-        """Returns which predictions for later blocks become visible there."""
-        return jnp.zeros(canvas.state.shape, bool)
-
-    def trusts(self, confidence: Float[Array, "B L"]) -> Bool[Array, "B L"]:
-        """Returns which drafts that were taken over are stable at once."""
-        return jnp.zeros(confidence.shape, bool)
 
     def most_due(self, config: SamplerConfig) -> int:
         """Returns the most masks that a step commits, however unsure they are."""

@@ -1,6 +1,6 @@
 """The rule of llada.cpp: tokens are visible first, and stable once the model is surer of them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -26,12 +26,9 @@ from llada_jax.sampler.rules.base import (
     require_probability,
 )
 from llada_jax.sampler.rules.threshold import Threshold
-from llada_jax.types import Scores
 
 OnDoubt = Literal["keep", "replace", "remask"]
 OnChange = Literal["keep", "reopen"]
-DraftState = Literal["masked", "visible"]
-SureDrafts = Literal["measured", "stable"]
 MOST_REMASKS = 1
 """How often a position may become a mask again, so that decoding ends."""
 
@@ -53,13 +50,6 @@ class Staged(RevisingRule):
       on_change: What becomes of tokens of a block that were committed after one that changes:
         `keep` they stay as they are; `reopen` they are visible again, stable ones, too, and while
         something changes, nothing becomes stable.
-      draft_state: What predictions for later blocks are: `masked` until their block is current;
-        `visible` there as soon as they reach `theta_visible` (or `draft_threshold`), and masked
-        again where a later score does not.
-      sure_drafts: Drafts that have reached `theta_stable` when their block becomes current:
-        `measured` once more in it, or `stable`.
-      eos_shadows: Whether an EOS behind another one is measured. If not, it is stable as soon as
-        that one is.
       refresh: What happens to `staged` tokens that are still visible when their block is finished:
         `none` they stay as they are; `rows` further rows of the forwards refresh them; `worker` a
         thread of the host does, with the same result.
@@ -76,9 +66,6 @@ class Staged(RevisingRule):
     rescore: Rescore = "shadow"
     on_doubt: OnDoubt = "replace"
     on_change: OnChange = "keep"
-    draft_state: DraftState = "visible"
-    sure_drafts: SureDrafts = "stable"
-    eos_shadows: bool = False
     refresh: Refresh = "rows"
     refresh_rows: int = 4
     end_steps: int = 4
@@ -95,8 +82,6 @@ class Staged(RevisingRule):
         require_choice("refresh", self.refresh, Refresh)
         require_choice("on_doubt", self.on_doubt, OnDoubt)
         require_choice("on_change", self.on_change, OnChange)
-        require_choice("draft_state", self.draft_state, DraftState)
-        require_choice("sure_drafts", self.sure_drafts, SureDrafts)
         for name, least in (("refresh_rows", 1), ("end_steps", 0)):
             value = getattr(self, name)
             require(
@@ -125,23 +110,11 @@ class Staged(RevisingRule):
         return self.on_doubt == "remask" or self.on_change == "reopen"
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
-        visible = canvas.state == VISIBLE
-        return visible if self.eos_shadows else visible & ~_repeated_eos(canvas, config, VISIBLE)
+        """An EOS behind another one becomes stable with that one."""
+        return super().measures(canvas, config) & ~_repeated_eos(canvas, config, VISIBLE)
 
     def block_steps(self, config: SamplerConfig) -> int:
         return config.block_length * (1 + MOST_REMASKS * (self.on_doubt == "remask"))
-
-    def staged(self, canvas: Canvas, config: SamplerConfig, scores: Scores) -> Bool[Array, "B L"]:
-        if self.draft_state == "masked":
-            return super().staged(canvas, config, scores)
-        return (scores.token >= 0) & (scores.confidence >= self._draft_bound(config))
-
-    def _draft_bound(self, config: SamplerConfig) -> Any:
-        bound = config.window.draft_threshold
-        return self.theta_visible if bound is None else bound
-
-    def trusts(self, confidence: Float[Array, "B L"]) -> Bool[Array, "B L"]:
-        return (confidence >= self.theta_stable) & (self.sure_drafts == "stable")
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
         """Another token whose confidence reaches `theta_visible` takes a token's place.
@@ -150,14 +123,11 @@ class Staged(RevisingRule):
         new one there stays visible until it has been fed itself.
         """
         confidence, config = rescored.scores.confidence, rescored.config
-        bound = self.theta_visible
-        if config.window.drafts:
-            bound = jnp.where(rescored.drafts, self._draft_bound(config), bound)
-        sure, other = rescored.at & (confidence >= bound), rescored.other(canvas)
+        sure, other = rescored.at & (confidence >= self.theta_visible), rescored.other(canvas)
         replaced = sure & other & (self.on_doubt != "keep")
-        stable = sure & (~other | (replaced & ~rescored.passed)) & ~rescored.drafts
+        stable = sure & (~other | (replaced & ~rescored.passed))
         stable &= confidence >= self.theta_stable
-        state, doubted = canvas.state, rescored.at & ~sure
+        state = canvas.state
         if self.on_change == "reopen":
             changes = replaced.any(axis=1, keepdims=True)
             stable &= ~changes
@@ -165,13 +135,12 @@ class Staged(RevisingRule):
         canvas = rescored.changed(canvas, replaced)._replace(
             state=jnp.where(stable, jnp.int8(STABLE), state)
         )
-        if not self.eos_shadows:
-            settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
-            canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
-        again = doubted & rescored.drafts
-        if self.on_doubt == "remask":
-            doubted &= ~rescored.drafts & ~rescored.passed
-            again |= self._may_be_masked_again(canvas, doubted, config)
+        settled = _repeated_eos(canvas, config, STABLE) & ~rescored.fresh
+        canvas = canvas._replace(state=jnp.where(settled, jnp.int8(STABLE), canvas.state))
+        if self.on_doubt != "remask":
+            return canvas
+        doubted = rescored.at & ~sure & ~rescored.passed
+        again = self._may_be_masked_again(canvas, doubted, config)
         return rescored.masked_again(canvas, again)
 
     def _may_be_masked_again(

@@ -61,9 +61,8 @@ class MultiBlock(Window):
         they are doublings of `block_length`.
       row_budget: Most rows of a forward whose window has grown, those beside it included: what the
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
-      draft_threshold: Drafts of this confidence are accepted when their block becomes current, and
-        visible before where the rule stages them; None: those that the accept rule takes, without
-        the progress that it forces.
+      draft_threshold: Drafts of this confidence are accepted when their block becomes current;
+        None: those that the accept rule takes, without the progress that it forces.
       fill_buckets: Whether the window fills a bucket that is needed anyway; otherwise it grows only
         where few masks are left.
     """
@@ -113,15 +112,11 @@ class MultiBlock(Window):
         )
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
-        stop, shadows = self._stop(canvas, config), _shadowed(canvas, config)
+        stop = self._stop(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
-        rows += (shadows & in_span(canvas, canvas.settled, stop)).sum(axis=1, dtype=stop.dtype)
-        rows += _refreshing_rows(canvas, config)
-        room = self._room(rows, self._late(canvas, config), config, shift)
-        behind = in_span(canvas, stop, canvas.end)
-        cost = jnp.cumsum(jnp.where(behind, jnp.where(shadows, 2, 1), 0), axis=1, dtype=stop.dtype)
-        grown = (behind & (cost <= room[:, None])).sum(axis=1, dtype=stop.dtype)
-        return Span(canvas.settled, stop + grown)
+        rows += _rows_beside(canvas, stop, config)
+        growth = self._growth(rows, self._late(canvas, config), config, shift)
+        return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
         """Returns where the window ends before it grows."""
@@ -136,10 +131,10 @@ class MultiBlock(Window):
         left = (in_block & (canvas.state == MASKED)).sum(axis=1)
         return (left > 0) & (left <= self.lookahead_trigger)
 
-    def _room(
+    def _growth(
         self, rows: Int[Array, " B"], late: Bool[Array, " B"], config: SamplerConfig, shift: int
     ) -> Int[Array, " B"]:
-        """Returns how many rows a forward of so many rows may have besides."""
+        """Returns how many positions are added to a forward of so many rows."""
         growth = self.growth(config, shift)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
@@ -215,23 +210,19 @@ def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     return jnp.where(held, positions_of(canvas) + 1, 0).max(axis=1)
 
 
-def _shadowed(canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
-    """Returns the tokens that have a row of their own beside a window that holds them."""
-    rule = rule_of(config)
-    if not (rule.revises and rule.rescore == "shadow"):
-        return jnp.zeros(canvas.state.shape, bool)
-    return rule.measures(canvas, config) & (canvas.state == VISIBLE)
+def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) -> Int[Array, " B"]:
+    """Returns how many rows stand beside the window, however much it grows: in later blocks,
+    nothing is visible.
 
-
-def _refreshing_rows(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
-    """Returns how many rows refresh tokens that the window has left behind.
-
-    They take room where a worker refreshes them, too: where that happens changes no window, so it
-    changes no token.
+    Refreshed tokens take room where a worker refreshes them, too: where that happens changes no
+    window, so it changes no token.
     """
     rule = rule_of(config)
-    if not config.refreshes:
-        return jnp.zeros_like(canvas.settled)
-    left = rule.measures(canvas, config) & (positions_of(canvas) < canvas.settled[:, None])
-    refreshed = jnp.minimum(left.sum(axis=1, dtype=jnp.int32), rule.refresh_rows)
-    return refreshed * (2 if rule.rescore == "shadow" else 1)
+    measured = rule.measures(canvas, config)
+    inside = measured & in_span(canvas, canvas.settled, stop)
+    left = measured & (positions_of(canvas) < canvas.settled[:, None])
+    most = rule.refresh_rows if config.refreshes else 0
+    refreshed = jnp.minimum(left.sum(axis=1, dtype=stop.dtype), most)
+    if not (rule.revises and rule.rescore == "shadow"):
+        return refreshed
+    return inside.sum(axis=1, dtype=stop.dtype) + 2 * refreshed
