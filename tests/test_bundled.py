@@ -9,7 +9,7 @@ from llada_jax.evaluation.metrics import wilson_interval
 from tests.model_cards import StatedScore, outdated_tasks, stated_scores
 
 LIMIT = 12 * 2**20
-FEW = 32
+FEW = 8
 UNLIKELY = 1e-3
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from experiments.generate.__main__ import verbatim_prompt
 from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, precise_figures
@@ -88,30 +89,34 @@ def test_the_readme_names_every_verb():
     assert set(re.findall(r"^- `(\w+)` ", README.text, re.MULTILINE)) == verbs
 
 
-@each_page
-def test_commands_have_a_verb_and_compose(page):
-    for verb, *arguments in page.commands:
-        if verb == PLACEHOLDER:
-            continue
-        package = (ROOT / "experiments" / verb).is_dir()
-        importlib.import_module(
-            f"experiments.{verb}.__main__" if package else f"experiments.{verb}"
-        )
-        compose_command(verb, arguments)
+COMMANDS = sorted({(verb, *rest) for page in PAGES for verb, *rest in page.commands})
+VERBS = sorted({verb for verb, *_ in COMMANDS if verb != PLACEHOLDER})
 
 
-def compose_command(verb: str, arguments: list[str]) -> None:
-    """Raises what Hydra raises for keys and choices that the configuration does not have."""
+@pytest.mark.parametrize("verb", VERBS)
+def test_commands_have_a_verb_and_compose(verb):
+    """Hydra raises for keys and choices that the configuration does not have."""
+    package = (ROOT / "experiments" / verb).is_dir()
+    module = importlib.import_module(
+        f"experiments.{verb}.__main__" if package else f"experiments.{verb}"
+    )
+    assert callable(module.main)
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        for arguments in (list(rest) for name, *rest in COMMANDS if name == verb):
+            assert composed(verb, arguments).keys(), arguments
+
+
+def composed(verb: str, arguments: list[str]) -> DictConfig:
+    """The configuration of a command; of its first job where it is a sweep."""
     name = verb
     if "--config-name" in arguments:
         place = arguments.index("--config-name")
         name = arguments[place + 1]
         arguments = arguments[:place] + arguments[place + 2 :]
     one_job = [each for each in arguments if each != "-m"]
-    if len(one_job) < len(arguments):  # a sweep: its first job
+    if len(one_job) < len(arguments):
         one_job = [each if "[" in each else each.split(",")[0] for each in one_job]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        compose(name, verbatim_prompt(one_job))
+    return compose(name, verbatim_prompt(one_job))
 
 
 @pytest.mark.slow

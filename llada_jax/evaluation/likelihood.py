@@ -6,9 +6,8 @@ vocabulary: no logits [B, L, V] exist.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby, islice, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -34,15 +33,6 @@ class Masked(NamedTuple):
     """What stands there when it is not masked."""
 
 
-class ScoreMasked(Protocol):
-    """Log-probabilities (nats) of the masked tokens, from canvases that hold [MASK] in their
-    place. Positions that are not live do not exist."""
-
-    def __call__(
-        self, tokens: Int[np.ndarray, "B L"], live: Bool[np.ndarray, "B L"], masked: Masked, /
-    ) -> Float[np.ndarray, " M"]: ...
-
-
 def log_likelihoods(
     params: ModelParams,
     config: ModelConfig,
@@ -52,7 +42,6 @@ def log_likelihoods(
     batch_size: int = 16,
     seed: int = 0,
     progress: bool = False,
-    score: ScoreMasked | None = None,
 ) -> Float[np.ndarray, " n"]:
     """Returns lower bounds of log p(answer | prompt), in nats: exact for short answers, else
     estimates.
@@ -66,7 +55,6 @@ def log_likelihoods(
       batch_size: canvases of a forward; beside rounding it changes nothing.
       seed: of the mask patterns.
       progress: show a progress bar.
-      score: what gives the log-probabilities of masked tokens; default: the model.
 
     Raises:
       ValueError: an empty answer, ids outside the vocabulary or [MASK], a canvas that is too long,
@@ -75,12 +63,10 @@ def log_likelihoods(
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
     require(
-        score is not None or params is not None,
-        "the model has no parameters (it is an export); allowed: a checkpoint",
+        params is not None, "the model has no parameters (it is an export); allowed: a checkpoint"
     )
     if config.mask_id is None:
         raise ValueError("mask_id is not set by the model's configuration, and likelihoods need it")
-    score = score or partial(score_masked, params, config)
 
     def canvas(piece: Piece) -> int:
         return padded(len(piece.ids))
@@ -91,7 +77,8 @@ def log_likelihoods(
         for length, group in groupby(shown, canvas):
             samples = _samples(group, mc_num, seed)
             while batch := list(islice(samples, batch_size)):
-                log_p, masked = _run(score, batch, length, batch_size, config.mask_id)
+                tokens, live, masked = _canvases(batch, batch_size, length, config.mask_id)
+                log_p = score_masked(params, config, tokens, live, masked)
                 weights = np.array([sample.weight for sample in batch])
                 index = np.array([sample.piece.pair for sample in batch])
                 np.add.at(sums, index[masked.row], weights[masked.row] * log_p)
@@ -160,10 +147,11 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
             yield _Sample(piece, piece.start + np.flatnonzero(pattern), float(weight))
 
 
-def _run(
-    score: ScoreMasked, batch: list[_Sample], length: int, batch_size: int, mask_id: int
-) -> tuple[Float[np.ndarray, " M"], Masked]:
-    """Scores a batch of canvases of `length`, filled up with copies of its first one."""
+def _canvases(
+    batch: list[_Sample], batch_size: int, length: int, mask_id: int
+) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], Masked]:
+    """Returns canvases of `length`, filled up with copies of the first one; which positions are
+    live; and what is masked."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):
@@ -176,7 +164,7 @@ def _run(
         np.concatenate([each.masked for each in batch]),
         np.concatenate([each.piece.ids[each.masked] for each in batch]),
     )
-    return score(tokens, live, masked), masked
+    return tokens, live, masked
 
 
 def score_masked(
@@ -186,7 +174,8 @@ def score_masked(
     live: Bool[np.ndarray, "B L"],
     masked: Masked,
 ) -> Float[np.ndarray, " M"]:
-    """Runs body and head of a model, as a `ScoreMasked` of its parameters and configuration."""
+    """Returns log-probabilities (nats) of masked tokens, from canvases that hold [MASK] in their
+    place. Positions that are not live do not exist."""
     states = _states(params, config, tokens, live)
     filled = padded(len(masked.row)) - len(masked.row)
     row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)

@@ -183,10 +183,18 @@ def make_cache(
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
     """Returns the layers of a step, as a policy visits them."""
-    arrays = (trace.experts, trace.loads, trace.scores, trace.foreseen)
-    last = trace.changed[step], bool(trace.begins_block[step])
+    new_block = bool(trace.begins_block[step])
     return [
-        Visit(step, layer, *(array[step, layer] for array in arrays), *last)
+        Visit(
+            step,
+            layer,
+            trace.experts[step, layer],
+            trace.loads[step, layer],
+            trace.scores[step, layer],
+            trace.foreseen[step, layer],
+            trace.changed[step],
+            new_block,
+        )
         for layer in range(trace.n_layers)
     ]
 

@@ -1,5 +1,6 @@
 """Whole decoding runs on backends: the tokens of XLA, whatever the sampler does."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -69,6 +70,13 @@ TOGETHER: list[dict[str, Any]] = [
 ]  # fmt: skip
 """Every `cache` and every rule that keeps what it commits, some of them at a time to save
 compilations; `ALONE` is slow."""
+
+
+def some_slow(cases: Sequence[Any], quick: Sequence[int]) -> list[Any]:
+    """Cases of parametrized tests, of which those at other indices than `quick` are slow."""
+    marks = [[] if index in quick else pytest.mark.slow for index in range(len(cases))]
+    return [pytest.param(case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+
 
 ALONE: list[dict[str, Any]] = [
     {},
@@ -150,7 +158,13 @@ def test_the_example_backend_decodes_as_xla_does(example: ExampleBackend) -> Non
     assert_same(lj.generate(ON_THE_GRID, [PROMPT], config, backend=example, trace=True), expected)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(pytest.param(p, marks=pytest.mark.slow) for p in POLICIES if p != "lossless"),
+        "lossless",
+    ],
+)
 def test_windows_beyond_the_block_and_rows_beside_them(
     policy: str, example: ExampleBackend
 ) -> None:
@@ -179,7 +193,7 @@ class TestLiteRT:
         pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
         pytest.importorskip("litert_converter", reason="needs the extra npu")
 
-    @pytest.mark.parametrize("settings", TOGETHER, ids=shown)
+    @pytest.mark.parametrize("settings", some_slow(TOGETHER, quick=(0, 2)), ids=shown)
     def test_every_cache_and_the_rules_of_the_sampler(
         self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
@@ -243,7 +257,7 @@ class TestLiteRT:
     def test_a_batch_gives_each_row_what_it_gives_alone(
         self, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
-        config, seeds = SHORT.replace(**TOGETHER[3]), [11, 22]
+        config, seeds = SHORT.replace(**TOGETHER[2]), [11, 22]
         together = lj.generate(tiny, prompts, config, seed=seeds, backend="litert")
         assert len(set(together.nfe.tolist())) > 1, "the case must have rows of different length"
         for row, prompt in enumerate(prompts):

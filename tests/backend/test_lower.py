@@ -241,7 +241,10 @@ def test_steps_are_float32_where_the_caller_computes_in_float64() -> None:
     """As a sampler with `confidence_dtype="float64"` does, which compiles as it goes."""
     with jax.enable_x64(True):
         for step in (body_step(GQA, range(3), Bucket(8, 0)), *head_steps(GQA, [8])):
-            check(lower(step), "litert")
+            lowered = lower(step)
+            check(lowered, "litert")
+            arrays = [a for each in lowered.operations for a in (*each.inputs, *each.outputs)]
+            assert not any(array.dtype == "f64" for array in arrays)
 
 
 def test_an_operation_in_a_branch_is_refused_too() -> None:

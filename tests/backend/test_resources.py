@@ -38,8 +38,10 @@ def test_the_disk_of_a_folder_that_does_not_exist_yet(
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    require_disk(Path("new") / "folder", 1, "the export")
-    require_disk(Path(""), 1, "the export")
+    for folder in (Path("new") / "folder", Path("")):
+        require_disk(folder, 1, "the export")
+        with pytest.raises(ValueError, match=r"the export takes .* GB left"):
+            require_disk(folder, 1 << 60, "the export")
 
 
 def test_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:

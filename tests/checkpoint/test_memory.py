@@ -113,7 +113,7 @@ def measure(folder: Path, dtype: str) -> Memory:
     return Memory(**json.loads(done.stdout))
 
 
-def check(folder: Path, hf: dict[str, Any], n_shards: int, at_least: int) -> None:
+def assert_memory_stays_low(folder: Path, hf: dict[str, Any], n_shards: int, at_least: int) -> None:
     largest = write_large_checkpoint(folder, hf, n_shards)
     for dtype, bytes_per_element in (("bfloat16", 2), ("int8", 1)):
         memory = measure(folder, dtype)
@@ -123,14 +123,14 @@ def check(folder: Path, hf: dict[str, Any], n_shards: int, at_least: int) -> Non
 
 
 def test_peak_memory_at_200_megabytes(tmp_path: Path) -> None:
-    check(tmp_path, dense_config(1024, 6), 3, 180 * 10**6)
+    assert_memory_stays_low(tmp_path, dense_config(1024, 6), 3, 180 * 10**6)
 
 
 @pytest.mark.slow
 def test_peak_memory_at_2_gigabytes(tmp_path: Path) -> None:
-    check(tmp_path, dense_config(2560, 10), 8, 1800 * 10**6)
+    assert_memory_stays_low(tmp_path, dense_config(2560, 10), 8, 1800 * 10**6)
 
 
 @pytest.mark.slow
 def test_peak_memory_of_experts(tmp_path: Path) -> None:
-    check(tmp_path, moe_config(1536, 6), 5, 500 * 10**6)
+    assert_memory_stays_low(tmp_path, moe_config(1536, 6), 5, 500 * 10**6)

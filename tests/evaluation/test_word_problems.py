@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from llada_jax.evaluation.task import Item, split_of
 from llada_jax.evaluation.tasks.word_problems import LARGEST_VALUE, TASK, verify
 
-COUNT = 20_000
+COUNT = 4_000
 OPERATIONS = {
     "+": operator.add,
     "-": operator.sub,

@@ -62,7 +62,7 @@ def test_forward_agrees_with_pytorch(family: str) -> None:
     canvas = full_forward(family)
     found = np.asarray(rows_logits(canvas.params, canvas.full.hidden))
     assert found.dtype == np.float32
-    close(found, canvas.expected)
+    assert_close(found, canvas.expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,12 +92,12 @@ def test_any_rows_against_a_warm_cache_give_the_full_forward(
     out, full = jax.tree.map(np.asarray, (out, canvas.full))
     for b, chosen in enumerate(fresh):
         count = len(chosen)
-        close(found[b, :count], canvas.expected[b, chosen])
-        close(out.hidden[b, :count], full.hidden[b, chosen])
-        close(out.keys[:, b, :count], full.keys[:, b, chosen])
-        close(out.values[:, b, :count], full.values[:, b, chosen])
-    close(rewritten.keys, canvas.cache.keys)
-    close(rewritten.values, canvas.cache.values)
+        assert_close(found[b, :count], canvas.expected[b, chosen])
+        assert_close(out.hidden[b, :count], full.hidden[b, chosen])
+        assert_close(out.keys[:, b, :count], full.keys[:, b, chosen])
+        assert_close(out.values[:, b, :count], full.values[:, b, chosen])
+    assert_close(rewritten.keys, canvas.cache.keys)
+    assert_close(rewritten.values, canvas.cache.values)
 
 
 def draw_rows(data: st.DataObject, length: int) -> list[int]:
@@ -106,7 +106,7 @@ def draw_rows(data: st.DataObject, length: int) -> list[int]:
     return list(order[: data.draw(st.integers(1, length), "rows")])
 
 
-def close(found: ArrayLike, expected: ArrayLike) -> None:
+def assert_close(found: ArrayLike, expected: ArrayLike) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 

@@ -63,7 +63,7 @@ def random_case(
     return params_with_head(head), jnp.asarray(hidden)
 
 
-def check(scores: Scores, expected: Expected, largest_logit: float) -> None:
+def assert_scores(scores: Scores, expected: Expected, largest_logit: float) -> None:
     # A chunk's logits are rounded as a product of its own shape, so they differ in the last bit.
     atol = 4 * np.finfo(np.float32).eps * (4 + largest_logit)
     np.testing.assert_array_equal(scores.token, expected.token)
@@ -79,7 +79,7 @@ def test_every_chunk_size_gives_the_softmax(chunk: int, scale: float) -> None:
     logits = np.asarray(logits_of(params, hidden))
     scores = score(params, hidden, None, ScoreRules(chunk=chunk))
     assert {leaf.dtype.name for leaf in scores} == {"int32", "float32"}
-    check(scores, direct(logits), np.abs(logits).max())
+    assert_scores(scores, direct(logits), np.abs(logits).max())
 
 
 @pytest.mark.parametrize("chunk", [7, 41])
@@ -90,7 +90,7 @@ def test_forbidden_and_discounted_ids(chunk: int) -> None:
     forbidden, discounted = tuple(best[:3]), tuple(best[3:6])
     rules = ScoreRules(forbidden=forbidden, discounted=discounted, chunk=chunk)
     scores = score(params, hidden, None, rules)
-    check(scores, direct(logits, forbidden, discounted), np.abs(logits).max())
+    assert_scores(scores, direct(logits, forbidden, discounted), np.abs(logits).max())
     assert not np.isin(scores.token, forbidden).any()
     of_discounted = np.isin(scores.token, discounted)
     assert of_discounted.any()
@@ -106,7 +106,7 @@ def test_the_lowest_id_wins_ties(data: st.DataObject) -> None:
     params = params_with_head(np.array(levels, np.float32)[:, None])
     rules = ScoreRules(forbidden=forbidden, chunk=chunk)
     scores = score(params, jnp.ones((1, 1, 1)), None, rules)
-    check(scores, direct(np.array([[levels]], np.float64), forbidden), 2)
+    assert_scores(scores, direct(np.array([[levels]], np.float64), forbidden), 2)
 
 
 def test_float64_confidence() -> None:
@@ -127,7 +127,7 @@ def test_a_quantized_head_is_streamed_too() -> None:
         quantized = params._replace(head=quantize(np.asarray(params.head), bits))
         logits = np.asarray(logits_of(quantized, hidden))
         scores = score(quantized, hidden, None, ScoreRules(chunk=16))
-        check(scores, direct(logits), np.abs(logits).max())
+        assert_scores(scores, direct(logits), np.abs(logits).max())
 
 
 def test_tied_embeddings_are_the_head() -> None:

@@ -66,7 +66,8 @@ def test_only_a_worker_refreshes_beside_the_forward(sampler, beside):
     assert (forward.refreshed, forward.rescored) == beside
 
 
-@pytest.mark.parametrize("rescore", ["shadow", pytest.param("token", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rescore", ["shadow", "token"])
 def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
     """Whoever refreshes, as many rows run and as many positions are scored."""
     staged = SamplerConfig(

@@ -13,7 +13,7 @@ from tests.sampler.toy import toy_decode
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llada-gqa"
 OF_GOLDEN = {"mask_id": 319, "eos_id": 318}
-TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
+TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 PROMPTS = [[29, 259, 9, 163, 26], [92, 145], [128, 122, 11, 4, 39, 5, 202, 159, 195]]
 SHORTEST = 1  # what a batch pads most
 SHOWN = {
@@ -23,10 +23,6 @@ SHOWN = {
     "llada_cpp": (Event.AHEAD, Event.REPLACE, Event.PROMOTE),
 }
 """What each policy is for, and the row alone must do."""
-COMPILED = [
-    pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
-    for policy in SHOWN
-]
 
 
 def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
@@ -40,34 +36,41 @@ def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
     return SamplerConfig.preset(preset, **lengths, **settings.get(policy, stages))
 
 
-@pytest.mark.parametrize("policy", COMPILED)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", SHOWN)
 def test_the_compiled_loop(policy):
     config = sampler(policy, 0.24, theta_visible=0.2, theta_stable=0.3)
     together = toy_decode(TOY_PROMPTS, config, salt=1, seed=[11, 22, 33], loop="compiled")
     alone = toy_decode([TOY_PROMPTS[SHORTEST]], config, salt=1, seed=[22], loop="compiled")
-    check(policy, together, alone)
+    assert_row_is_alone(policy, together, alone)
 
 
-@pytest.mark.parametrize("policy", SHOWN)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
+        for policy in SHOWN
+    ],
+)
 def test_a_model_in_floats(policy):
-    check_in_floats(policy, "host")
+    assert_same_in_floats(policy, "host")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", SHOWN)
 def test_a_model_in_floats_and_the_compiled_loop(policy):
-    check_in_floats(policy, "compiled")
+    assert_same_in_floats(policy, "compiled")
 
 
-def check_in_floats(policy: str, loop: str) -> None:
+def assert_same_in_floats(policy: str, loop: str) -> None:
     config = sampler(policy, 0.4, theta_visible=0.28, theta_stable=0.4).replace(**OF_GOLDEN)
     model = lj.load(GOLDEN)
     together = lj.generate(model, PROMPTS, config, loop=loop, trace=True)
     alone = lj.generate(model, [PROMPTS[SHORTEST]], config, loop=loop, trace=True)
-    check(policy, together, alone)
+    assert_row_is_alone(policy, together, alone)
 
 
-def check(policy: str, together: Result, alone: Result) -> None:
+def assert_row_is_alone(policy: str, together: Result, alone: Result) -> None:
     for event in SHOWN[policy]:
         assert alone.trace.count(event).sum() > 0, f"the case shows no {event.name}"
     np.testing.assert_array_equal(together.generated[SHORTEST], alone.generated[0])

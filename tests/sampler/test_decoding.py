@@ -1,5 +1,9 @@
 """Properties of whole decoding runs, on a toy denoiser that has no rounding."""
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +15,11 @@ from llada_jax.config import SamplerConfig
 from llada_jax.model.head import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.sampler.canvas import MASKED
+from llada_jax.sampler.generate import Result
+from llada_jax.sampler.trace import Event
 from llada_jax.types import KVCache
 from tests.sampler.reference import reference_decode
+from tests.sampler.rows_alone import assert_row_is
 from tests.sampler.toy import (
     BLOCK_CAUSAL,
     CONFIG,
@@ -24,13 +31,13 @@ from tests.sampler.toy import (
 )
 
 WINDOWS = ("none", "prefix", "dual", "blockwise")
+LOOPS = ("host", "compiled")
 RULES = ({}, {"threshold": 0.3}, {"factor": 0.9}, {"entropy_bound": 2.0})
 SLOW = pytest.mark.slow
 SMALL = SamplerConfig(gen_length=24, block_length=8, steps=12)
-PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
-SHORT_PROMPTS = st.sampled_from([1, 4, 7]).flatmap(  # each length is a program of its own
-    lambda length: st.lists(st.integers(0, 20), min_size=length, max_size=length)
-)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
+"""Canvases of one padded length, so of one program."""
 
 
 @jax.jit
@@ -45,9 +52,11 @@ def score_whole_canvas(salt, tokens):
 @pytest.mark.parametrize(
     ("rule", "remasking"),
     [
-        *[(rule, "low_confidence") for rule in RULES],
-        *[({}, remasking) for remasking in ("entropy", "margin")],
-        ({"factor": 0.9}, "margin"),
+        *zip(RULES, ("entropy", "low_confidence", "margin", "low_confidence"), strict=True),
+        *[
+            pytest.param(rule, remasking, marks=SLOW)
+            for rule, remasking in product(RULES, ("low_confidence", "entropy", "margin"))
+        ],
     ],
 )
 @settings(max_examples=8)
@@ -65,73 +74,67 @@ def test_whole_canvas_equals_a_plain_loop(rule, remasking, salt):
     np.testing.assert_array_equal(result.trace.commit_steps()[0], commit_step)
 
 
+def assert_complete(result: Result, prompts: Sequence[Sequence[int]]) -> None:
+    """Prompts have stayed, and no mask is left."""
+    for row, prompt in enumerate(prompts):
+        canvas = result.tokens[row, -len(prompt) - SMALL.gen_length :]
+        np.testing.assert_array_equal(canvas[: len(prompt)], prompt)
+    assert not (result.tokens == MASK).any()
+    filled = result.trace.count(Event.COMMIT) + result.trace.count(Event.FILL)
+    assert filled.sum() == len(prompts) * SMALL.gen_length
+
+
 @pytest.mark.parametrize(
-    ("cache", "rule"),
+    ("model", "cache", "rule"),
     [
-        *zip(WINDOWS, RULES, strict=True),
-        *[pytest.param(*pair, marks=SLOW) for pair in zip(WINDOWS, RULES[::-1], strict=True)],
+        *[(CONFIG, *pair) for pair in zip(WINDOWS[2:], RULES[2:], strict=True)],
+        *[pytest.param(CONFIG, *pair, marks=SLOW) for pair in product(WINDOWS, RULES)],
+        *[pytest.param(BLOCK_CAUSAL, w, {"remasking": "random"}, marks=SLOW) for w in WINDOWS],
     ],
 )
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(salt=st.integers(0, 100), seed=st.integers(0, 1000))
-def test_both_loops_decode_alike(cache, rule, salt, seed):
-    config = SMALL.replace(cache=cache, temperature=0.7, **rule)
-    runs = [
-        toy_decode(PROMPTS, config, salt=salt, seed=seed, loop=loop)
-        for loop in ("compiled", "host")
-    ]
-    np.testing.assert_array_equal(runs[0].tokens, runs[1].tokens)
-    assert runs[0].trace.same_decoding(runs[1].trace)
-
-
-@pytest.mark.parametrize("loop", ["compiled", "host"])
-@pytest.mark.parametrize("cache", WINDOWS)
-@pytest.mark.parametrize(
-    ("model", "rule"),
-    [
-        pytest.param(CONFIG, {"threshold": 0.3}, id="bidirectional"),
-        pytest.param(BLOCK_CAUSAL, {"remasking": "random"}, id="block_causal", marks=SLOW),
-    ],
-)
-def test_a_batch_gives_each_row_what_it_gives_alone(cache, model, loop, rule):
-    config = SMALL.replace(cache=cache, temperature=0.5, eos_early_stop=True, **rule)
-    seeds = [11, 22, 33]
-    together = toy_decode(PROMPTS, config, model, salt=5, seed=seeds, loop=loop)
-    commit_steps = together.trace.commit_steps()
+def test_both_loops_and_any_batch_decode_alike(model, cache, rule, salt, seed):
+    """The compiled loop on a batch, and the host's on each prompt alone."""
+    config = SMALL.replace(cache=cache, temperature=0.7, eos_early_stop=True, **rule)
+    seeds = [seed, seed + 11, seed + 22]
+    together = toy_decode(PROMPTS, config, model, salt, seed=seeds, loop="compiled")
+    assert_complete(together, PROMPTS)
     longest = max(map(len, PROMPTS))
-    for row, (prompt, seed) in enumerate(zip(PROMPTS, seeds, strict=True)):
-        alone = toy_decode([prompt], config, model, salt=5, seed=[seed], loop=loop)
+    for row, prompt in enumerate(PROMPTS):
+        alone = toy_decode([prompt], config, model, salt, seed=[seeds[row]], loop="host")
+        assert_row_is(together, row, alone)
         padding = longest - len(prompt)
         assert (together.tokens[row, :padding] == EOS).all()
         np.testing.assert_array_equal(together.tokens[row, padding:], alone.tokens[0])
-        np.testing.assert_array_equal(together.generated[row], alone.generated[0])
-        assert together.nfe[row] == alone.nfe[0]
-        own = slice(0, len(prompt) + config.gen_length)
-        np.testing.assert_array_equal(commit_steps[row, own], alone.trace.commit_steps()[0])
 
 
+@SLOW
 @pytest.mark.parametrize("cache", WINDOWS)
+@given(salt=st.integers(0, 100), temperature=st.floats(0.5, 1.5), rule=st.sampled_from(RULES))
 @settings(max_examples=6)
-@given(
-    salt=st.integers(0, 100),
-    rule=st.sampled_from(RULES),
-    temperature=st.sampled_from([0.0, 1.0]),
+def test_both_loops_decode_a_batch_alike(cache, salt, temperature, rule):
+    """As above, and greedily; of batches, which also share their buckets and steps."""
+    for config in (SMALL.replace(cache=cache, **rule), SMALL.replace(
+        cache=cache, temperature=temperature, **rule
+    )):  # fmt: skip
+        host, compiled = (toy_decode(PROMPTS, config, salt=salt, loop=loop) for loop in LOOPS)
+        assert_complete(host, PROMPTS)
+        assert host.trace.same_decoding(compiled.trace)
+
+
+@pytest.mark.parametrize(
+    ("cache", "steps"),
+    [
+        pytest.param(*pair, marks=[] if pair in (("none", 3), ("none", 12)) else SLOW)
+        for pair in product(WINDOWS, (3, 6, 12, 24, 48))
+    ],
 )
-def test_prompts_stay_and_no_mask_is_left(cache, salt, rule, temperature):
-    config = SMALL.replace(cache=cache, temperature=temperature, **rule)
-    result = toy_decode(PROMPTS, config, salt=salt)
-    for row, prompt in enumerate(PROMPTS):
-        canvas = result.tokens[row, -len(prompt) - config.gen_length :]
-        np.testing.assert_array_equal(canvas[: len(prompt)], prompt)
-    assert not (result.tokens == MASK).any()
-    assert (result.trace.event_kind == 0).sum() == len(PROMPTS) * config.gen_length
-
-
-@pytest.mark.parametrize("cache", WINDOWS)
-@pytest.mark.parametrize("steps", [3, 6, 12, 24, 48])
 def test_masks_fall_as_the_schedule_says(cache, steps):
     config = SMALL.replace(cache=cache, steps=steps)
-    trace = toy_decode(PROMPTS, config).trace
+    result = toy_decode(PROMPTS, config)
+    assert_complete(result, PROMPTS)
+    trace = result.trace
     per_block = config.steps_per_block
     schedule = [8 // per_block + (step < 8 % per_block) for step in range(per_block)]
     expected = [due for due in schedule if due] * config.n_blocks
@@ -148,11 +151,12 @@ def test_same_key_same_canvas_and_another_key_another():
 
 
 def test_equal_prompts_of_a_batch_draw_their_own_noise():
-    result = toy_decode([PROMPTS[0]] * 2, SMALL.replace(temperature=1.0))
+    result = toy_decode([PROMPTS[0]] * 3, SMALL.replace(temperature=1.0))
     assert (result.tokens[0] != result.tokens[1]).any()
 
 
-@pytest.mark.parametrize("loop", [pytest.param("compiled", marks=SLOW), "host"])
+@SLOW
+@pytest.mark.parametrize("loop", LOOPS)
 def test_jit_equals_no_jit(loop):
     config = SamplerConfig(
         gen_length=8, block_length=4, steps=4, cache="dual", temperature=0.5, threshold=0.4
@@ -174,35 +178,34 @@ def test_block_causal_tokens_never_depend_on_later_blocks(salt, prompt):
     np.testing.assert_array_equal(long.tokens[0, :whole_blocks], short.tokens[0, :whole_blocks])
 
 
-@settings(max_examples=8)
-@given(
-    salt=st.integers(0, 100),
-    prompt=SHORT_PROMPTS,
-    rule=st.sampled_from(RULES),
+@pytest.mark.parametrize(
+    "rule", [RULES[0], *[pytest.param(rule, marks=SLOW) for rule in RULES[1:]]]
 )
-def test_every_window_is_exact_where_attention_is_block_causal(salt, prompt, rule):
+@settings(max_examples=5)
+@given(salt=st.integers(0, 100), prompt=SHORT_PROMPTS)
+def test_every_window_is_exact_where_attention_is_block_causal(rule, salt, prompt):
+    """Whichever loop decodes it."""
     runs = [
-        toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt=salt)
-        for cache in WINDOWS
+        toy_decode([prompt], SMALL.replace(cache=cache, **rule), BLOCK_CAUSAL, salt, loop=loop)
+        for cache, loop in zip(WINDOWS, ("compiled", "host", "host", "compiled"), strict=True)
     ]
     for run in runs[1:]:
         np.testing.assert_array_equal(run.tokens, runs[0].tokens)
         np.testing.assert_array_equal(run.nfe, runs[0].nfe)
 
 
-def test_shifted_outputs_read_the_row_before():
-    """Every window of a shifted model is exact where attention is block-causal, so that a block's
+@pytest.mark.parametrize(
+    "cache", ["blockwise", *[pytest.param(c, marks=SLOW) for c in WINDOWS[1:3]]]
+)
+def test_shifted_outputs_read_the_row_before(cache):
+    """Windows of a shifted model are exact where attention is block-causal, so that a block's
     first token was indeed predicted by the last row of the block before."""
-    shifted = BLOCK_CAUSAL.replace(shift_logits=True)
-    runs = [
-        toy_decode(PROMPTS, SMALL.replace(cache=cache), shifted, loop=loop)
-        for cache in WINDOWS
-        for loop in ("compiled", "host")
-    ]
-    for run in runs[1:]:
-        np.testing.assert_array_equal(run.tokens, runs[0].tokens)
-    unshifted = toy_decode(PROMPTS, SMALL, BLOCK_CAUSAL)
-    assert (runs[0].tokens != unshifted.tokens).any()
+    shifted, prompts = BLOCK_CAUSAL.replace(shift_logits=True), [PROMPTS[0]]
+    whole = toy_decode(prompts, SMALL, shifted)
+    window = toy_decode(prompts, SMALL.replace(cache=cache), shifted, loop="host")
+    np.testing.assert_array_equal(window.tokens, whole.tokens)
+    unshifted = toy_decode(prompts, SMALL, BLOCK_CAUSAL)
+    assert (whole.tokens != unshifted.tokens).any()
 
 
 def test_rows_of_each_window():
@@ -234,14 +237,16 @@ def test_rows_that_are_done_run_no_more():
         assert result.trace.event_step[result.trace.event_row == row].max() == forwards - 1
 
 
-@settings(max_examples=12)
+@pytest.mark.parametrize(
+    ("cache", "rule"),
+    [("dual", RULES[0]), *[pytest.param(*pair, marks=SLOW) for pair in product(WINDOWS, RULES)]],
+)
+@settings(max_examples=6)
 @given(
     holes=st.lists(st.integers(0, 19), min_size=1, max_size=20, unique=True),
-    cache=st.sampled_from(WINDOWS),
-    rule=st.sampled_from(RULES),
     salt=st.integers(0, 50),
 )
-def test_infilling_fills_the_holes_and_nothing_else(holes, cache, rule, salt):
+def test_infilling_fills_the_holes_and_nothing_else(cache, rule, holes, salt):
     canvas = np.arange(20) % 20
     canvas[holes] = MASK
     config = SMALL.replace(cache=cache, **rule)
@@ -253,7 +258,7 @@ def test_infilling_fills_the_holes_and_nothing_else(holes, cache, rule, salt):
 
 
 @pytest.mark.parametrize(
-    "cache", [*[pytest.param(c, marks=SLOW) for c in WINDOWS[:2]], *WINDOWS[2:]]
+    "cache", ["dual", *[pytest.param(c, marks=SLOW) for c in WINDOWS if c != "dual"]]
 )
 def test_infilling_a_batch_gives_each_canvas_what_it_gives_alone(cache):
     canvases = [[1, MASK, 3, MASK, MASK], [MASK] * 11, [4, 5, 6]]
@@ -297,22 +302,28 @@ def test_eos_rules():
     assert seen > 0
 
 
-def test_options_on_which_samplers_disagree():
-    base = SMALL.replace(threshold=1.0, block_length=8)
-    for option in (
-        {"tie_break": "highest_index"},
-        {"strict_threshold": True},
-        {"confidence_dtype": "float64"},
-        {"temperature": 0.5, "noise_dtype": "float64"},
-        {"predict_mask": True},
-        {"forced_progress": "quota"},
-    ):
-        runs = [
-            toy_decode(PROMPTS, base.replace(**option), loop=loop) for loop in ("compiled", "host")
-        ]
-        assert runs[0].trace.same_decoding(runs[1].trace)
-    quota_forward = toy_decode(PROMPTS, base.replace(forced_progress="quota", steps=3)).nfe
-    assert (quota_forward == 3).all()
+DETAILS: list[dict[str, Any]] = [
+    {"tie_break": "highest_index"},
+    {"strict_threshold": True},
+    {"confidence_dtype": "float64"},
+    {"temperature": 0.5, "noise_dtype": "float64"},
+    {"forced_progress": "quota"},
+    {"predict_mask": True},
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {name: value for detail in DETAILS[:-1] for name, value in detail.items()},
+        *[pytest.param(detail, marks=SLOW) for detail in DETAILS],
+    ],
+)
+def test_both_loops_agree_on_what_samplers_disagree_on(options):
+    config = SMALL.replace(threshold=1.0, steps=3, **options)
+    host, compiled = (toy_decode(PROMPTS, config, loop=loop) for loop in LOOPS)
+    assert host.trace.same_decoding(compiled.trace)
+    assert (host.nfe == 3).all() == ("forced_progress" in options)
 
 
 def test_a_predicted_mask_stays_masked():

@@ -1,5 +1,7 @@
 """Lossless multi-block decoding: the tokens of block-wise decoding, in fewer forwards."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,18 +12,22 @@ from llada_jax.config import SamplerConfig
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
+from tests.sampler.rows_alone import assert_row_is
 from tests.sampler.scripted import Scripted
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 BLOCKWISE = SamplerConfig(gen_length=24, block_length=8, steps=12, cache="blockwise")
-PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3]]
-RULES = [
-    pytest.param({}, id="quota"),
-    pytest.param({"threshold": 0.24}, id="threshold"),
-    pytest.param({"factor": 0.9}, id="factor", marks=pytest.mark.slow),
-    pytest.param({"entropy_bound": 2.0}, id="entropy", marks=pytest.mark.slow),
-    pytest.param({"remasking": "random", "temperature": 0.5}, id="random"),
-]
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+RULES = {
+    "one_a_step": {"steps": 24},
+    "two_a_step": {},
+    "threshold": {"threshold": 0.24},
+    "factor": {"factor": 0.9},
+    "entropy": {"entropy_bound": 2.0},
+    "random": {"remasking": "random", "temperature": 0.5},
+}
+QUICK = (("one_a_step", 8), ("random", 2))
+"""Rules, and the masks at which branches begin."""
 
 
 def lossless(config, **settings):
@@ -32,18 +38,20 @@ def hits(trace):
     return int((trace.event_kind == Event.AHEAD).sum())
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    "model",
+    ("model", "rule", "trigger"),
     [
-        pytest.param(CONFIG, id="bidirectional"),
-        pytest.param(BLOCK_CAUSAL, id="block_causal", marks=pytest.mark.slow),
+        *[(CONFIG, *case) for case in QUICK],
+        *[
+            pytest.param(model, rule, trigger, marks=pytest.mark.slow)
+            for model, rule, trigger in product((CONFIG, BLOCK_CAUSAL), RULES, (2, 8))
+        ],
     ],
 )
 @settings(max_examples=6)
-@given(salt=st.integers(0, 500), trigger=st.sampled_from([2, 8]), seed=st.integers(0, 99))
-def test_tokens_equal_those_of_blockwise_decoding(model, rule, salt, trigger, seed):
-    config = BLOCKWISE.replace(**rule)
+@given(salt=st.integers(0, 500), seed=st.integers(0, 99))
+def test_tokens_equal_those_of_blockwise_decoding(model, rule, trigger, salt, seed):
+    config = BLOCKWISE.replace(**RULES[rule])
     plain = toy_decode(PROMPTS, config, model, salt, seed=seed, loop="host")
     fast = toy_decode(
         PROMPTS, lossless(config, lookahead_trigger=trigger), model, salt, seed=seed, loop="host"
@@ -64,22 +72,30 @@ def test_hits_save_forwards_of_a_toy_without_patience():
     assert saved == found > 0, "one token a step: each one committed ahead is a forward saved"
 
 
+def steady_run(config):
+    """Of a model that never changes its mind."""
+    steady = Scripted(lambda forward, position, masked: (position % 20, 0.5 + position / 100))
+    config = with_ids(config, CONFIG)
+    return decode(steady.denoiser(), None, CONFIG, PROMPTS, config, loop="host", trace=True)
+
+
 def test_a_steady_model_needs_half_the_forwards():
-    """It never changes its mind, so each step after a block's first commits what was expected."""
-
-    def run(config):
-        steady = Scripted(lambda forward, position, masked: (position % 20, 0.5 + position / 100))
-        config = with_ids(config, CONFIG)
-        return decode(steady.denoiser(), None, CONFIG, PROMPTS, config, loop="host", trace=True)
-
+    """Each step after a block's first commits what was expected."""
     config = BLOCKWISE.replace(steps=24)
-    plain, fast = run(config), run(lossless(config, lookahead_trigger=8))
+    plain, fast = steady_run(config), steady_run(lossless(config, lookahead_trigger=8))
     np.testing.assert_array_equal(plain.tokens, fast.tokens)
     assert plain.nfe.tolist() == [24] * 3
     assert fast.nfe.tolist() == [13] * 3, "the very first step has nothing to expect"
-    late = run(lossless(config, lookahead_trigger=2))
-    assert fast.nfe[0] < late.nfe[0] < plain.nfe[0]
-    assert late.trace.branch_rows.sum() < fast.trace.branch_rows.sum()
+
+
+@pytest.mark.slow
+def test_a_later_trigger_saves_fewer_forwards_and_rows():
+    late, early = (
+        steady_run(lossless(BLOCKWISE.replace(steps=24), lookahead_trigger=trigger))
+        for trigger in (2, 8)
+    )
+    assert early.nfe[0] < late.nfe[0] < 24
+    assert late.trace.branch_rows.sum() < early.trace.branch_rows.sum()
 
 
 def test_there_are_programs_for_the_largest_window_and_branch():
@@ -87,15 +103,14 @@ def test_there_are_programs_for_the_largest_window_and_branch():
     window and branch hold two blocks each; then a branch finishes a block as a whole."""
 
     def script(forward, position, masked):
-        return position % 20, 0.95 if position % 32 or forward == 6 else 0.5
+        return position % 20, 0.95 if position % 8 or forward == 6 else 0.5
 
-    config = with_ids(lossless(BLOCKWISE.replace(
-        gen_length=256, block_length=32, steps=256, threshold=0.9), lookahead_trigger=32
-    ), CONFIG)  # fmt: skip
-    scripted, model = Scripted(script), CONFIG.replace(max_length=512)
-    result = decode(scripted.denoiser(), None, model, [[1]], config, loop="host", trace=True)
+    config = BLOCKWISE.replace(gen_length=64, steps=64, threshold=0.9)
+    config = with_ids(lossless(config, lookahead_trigger=8), CONFIG)
+    scripted = Scripted(script)
+    result = decode(scripted.denoiser(), None, CONFIG, [[1]], config, loop="host", trace=True)
     trace = result.trace
-    assert trace is not None and trace.live_rows.max() == 4 * 32 <= trace.rows.max()
+    assert trace is not None and trace.live_rows.max() == 4 * 8 <= trace.rows.max()
 
 
 @pytest.mark.parametrize(
@@ -105,13 +120,10 @@ def test_both_loops_and_any_batch_decode_alike(rule):
     config = lossless(BLOCKWISE.replace(steps=24, **rule), lookahead_trigger=8)
     config = config.replace(eos_early_stop=True)
     seeds = [5, 6, 7]
-    host = toy_decode(PROMPTS, config, salt=4, seed=seeds, loop="host")
-    compiled = toy_decode(PROMPTS, config, salt=4, seed=seeds, loop="compiled")
-    assert host.trace.same_decoding(compiled.trace)
+    together = toy_decode(PROMPTS, config, salt=4, seed=seeds, loop="compiled")
     for row, prompt in enumerate(PROMPTS):
         alone = toy_decode([prompt], config, salt=4, seed=[seeds[row]], loop="host")
-        np.testing.assert_array_equal(host.generated[row], alone.generated[0])
-        assert host.nfe[row] == alone.nfe[0]
+        assert_row_is(together, row, alone)
 
 
 QUESTIONS = [
@@ -136,8 +148,8 @@ def test_a_trained_model_writes_the_same_in_fewer_forwards(rule):
         model.tokenizer.encode_chat([{"role": "user", "content": question}])
         for question in QUESTIONS
     ]
-    config = BLOCKWISE.replace(gen_length=32, block_length=16, steps=32, **rule)
+    config = BLOCKWISE.replace(gen_length=16, block_length=8, steps=16, **rule)
     plain = lj.generate(model, prompts, config, loop="host")
-    fast = lj.generate(model, prompts, lossless(config, lookahead_trigger=16), loop="host")
+    fast = lj.generate(model, prompts, lossless(config, lookahead_trigger=8), loop="host")
     np.testing.assert_array_equal(fast.tokens, plain.tokens)
     assert (fast.nfe <= plain.nfe).all() and fast.nfe.sum() < plain.nfe.sum()

@@ -21,11 +21,15 @@ CASES = {
     "draft_tokens": (SLIDING.replace(draft_feed="token"), Event.AHEAD),
 }
 """Settings, and what they are for."""
+QUICK = ("threshold", "staged")
 MEASURE_WHOLE_BLOCKS = ("wino", "token_edit")
 """Until a block is finished, they ask about its committed tokens in every step, too."""
 
 
-@pytest.mark.parametrize("policy", CASES)
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(policy, marks=[] if policy in QUICK else pytest.mark.slow) for policy in CASES],
+)
 def test_tokens_are_those_of_scoring_whole_blocks(policy):
     config, shown = CASES[policy]
     some, whole = (

@@ -18,6 +18,8 @@ SWITCHES = {
     "selective": {"selective_logits": False},
 }
 
+QUICK = ("nothing", "lookahead")
+
 
 def parts_at_work(trace: Trace) -> set[str]:
     """What of llada.cpp's decoding shows in the trace of one prompt."""
@@ -36,7 +38,13 @@ def parts_at_work(trace: Trace) -> set[str]:
     return {part for part, at_work in shows.items() if at_work}
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize(
+    "switch",
+    [
+        pytest.param(switch, marks=[] if switch in QUICK else pytest.mark.slow)
+        for switch in SWITCHES
+    ],
+)
 def test_one_part_is_off_and_the_others_are_on(switch):
     config = EVERYTHING.replace(**SWITCHES[switch])
     run = toy_decode([PROMPT], config, salt=6, loop="host")

@@ -10,7 +10,7 @@ PROMPTS = [[3, 1, 4], [1, 5]]
 CONFIG = lj.SamplerConfig(gen_length=8, block_length=4, steps=4, cache="dual")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trace():
     return toy_decode(PROMPTS, CONFIG, loop="host").trace
 

@@ -16,6 +16,7 @@ from tests.sampler.user_rules.rcr import RCR
 from tests.sampler.user_rules.saber import Saber
 
 LENGTHS = dict(gen_length=24, block_length=8, steps=12, cache="blockwise")
+SHORT = dict(gen_length=8, block_length=8, steps=8)
 RULES = {
     "klass": KLASS(threshold=0.2, divergence=1.0, history=1),
     "credit": CreditDecoding(threshold=0.3),
@@ -26,11 +27,16 @@ RULES = {
 }
 
 
-def decode(salt=1, loop="host", **settings):
+def decode(salt=1, loop="compiled", **settings):
     return toy_decode(PROMPTS, lj.SamplerConfig(**{**LENGTHS, **settings}), salt=salt, loop=loop)
 
 
-@pytest.mark.parametrize("name", RULES)
+def mostly_slow(names, quick):
+    marks = {name: [] if name in quick else pytest.mark.slow for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+@pytest.mark.parametrize("name", mostly_slow(RULES, quick=("klass", "rcr")))
 def test_every_rule_does_what_it_owes(name):
     check_rule(RULES[name], salts=(2,), steps=12)
 
@@ -47,7 +53,7 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("name", mostly_slow(NEUTRAL, quick=("credit", "local_leap")))
 def test_neutral_settings_equal_a_rule_of_the_house(name):
     own, house = NEUTRAL[name]
     for salt in (1, 2, 3):
@@ -105,12 +111,13 @@ def test_a_rule_ends_a_row():
             end = jnp.ones(seen.masked.shape[0], bool)
             return lj.Decision(commit=seen.masked, end=end), state
 
-    result = decode(rule=First())
+    result = decode(rule=First(), loop="host")
     assert result.nfe.tolist() == [1] * 3
     assert (result.trace.event_kind == Event.FILL).sum() == 3 * 16
 
 
-def test_a_rule_that_is_replaced_in_a_session_takes_effect():
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
+def test_a_rule_that_is_replaced_in_a_session_takes_effect(loop):
     def defined(bar):
         @lj.rule
         class Mine:
@@ -119,9 +126,8 @@ def test_a_rule_that_is_replaced_in_a_session_takes_effect():
 
         return Mine()
 
-    nfe = [decode(rule=defined(bar), loop=loop).nfe.sum() for loop in ("host", "compiled")
-           for bar in (0.0, 2.0)]  # fmt: skip
-    assert nfe == [9, 72] * 2
+    nfe = [decode(rule=defined(bar), loop=loop, **SHORT).nfe.sum() for bar in (0.0, 2.0)]
+    assert nfe == [3, 24]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_wrong_results_name_the_rule(decision, message):
             return decision(seen), state
 
     with pytest.raises(ValueError, match=message):
-        decode(rule=Wrong())
+        decode(rule=Wrong(), **SHORT)
 
 
 def test_needs_that_do_not_exist_and_classes_without_decide_are_refused():

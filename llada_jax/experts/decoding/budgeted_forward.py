@@ -9,12 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.expert_store import ExpertStore
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
+from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerHooks, forward_rows
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.moe import Chosen
@@ -40,7 +41,11 @@ def forward_rows_budgeted(
     plan: Planner,
 ) -> RowsOut:
     """Runs `forward_rows` layer by layer from Python, with the experts of a store where `plan`
-    says."""
+    says.
+
+    Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice.
+    """
+    live = np.asarray(rows.live).reshape(-1)
 
     def feed_forward_of(
         x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
@@ -50,10 +55,20 @@ def forward_rows_budgeted(
         assert config.moe is not None
         number = index - config.moe.first_layer
         routing, record = jax.tree.map(np.asarray, _routed(params, x, config, index))
-        mixed = _run_experts(store, number, x, routing, plan(number, record))
+        decision = plan(number, record)
+        _require_each_once(decision.schedule, routing.experts[live])
+        mixed = _run_experts(store, number, x, routing, decision)
         return mixed if layer.ffn.shared is None else mixed + _dense(x, layer.ffn.shared)
 
     return forward_rows(params, config, rows, cache, LayerHooks(_linear, feed_forward_of))
+
+
+def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> None:
+    placed, active = sorted([*schedule.cpu, *schedule.accelerator]), np.unique(experts).tolist()
+    require(
+        placed == sorted({*placed, *active}),
+        f"the plan runs experts {placed}; allowed: each of {active} once",
+    )
 
 
 def _run_experts(

@@ -24,17 +24,22 @@ pytest.importorskip("litert_converter", reason="needs the extra npu")
 
 PROMPT = [5, 20, 31, 7, 9]
 SHORT = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+IN_CHUNKS = SHORT.replace(remasking="margin")
+"""Needs the logits of a head, which it gives in chunks."""
+MODEL = GQA.replace(n_layers=1)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("whole"), 0)
+    return exported(tmp_path_factory.mktemp("whole"), 0, (4, 16), (16, 32))
 
 
-def exported(parent: Path, seed: int, rows: tuple[int, ...] = (4, 16)) -> Path:
-    """A folder with buckets of these rows, and 16 and 32 cached positions."""
-    save_huggingface(parent / "source", GQA, random_params(GQA, seed), "bfloat16")
-    settings = ExportConfig(quant="float32", rows=rows, caches=(16, 32))
+def exported(
+    parent: Path, seed: int, rows: tuple[int, ...] = (16,), caches: tuple[int, ...] = (32,)
+) -> Path:
+    """A folder with buckets of these rows and cached positions."""
+    save_huggingface(parent / "source", MODEL, random_params(MODEL, seed), "bfloat16")
+    settings = ExportConfig(quant="float32", rows=rows, caches=caches)
     lj.export(parent / "source", parent / "model", settings, verify=False)
     return parent / "model"
 
@@ -70,7 +75,7 @@ def test_the_smallest_bucket_that_holds_a_forward(
 ) -> None:
     bucket, shards = Exported(whole).body(rows, cache)
     assert bucket == expected
-    assert [shard.layers for shard in shards] == [range(GQA.n_layers)]
+    assert [shard.layers for shard in shards] == [range(MODEL.n_layers)]
 
 
 @pytest.mark.parametrize(("rows", "cache"), [(17, 0), (4, 33), (17, 33)])
@@ -171,18 +176,18 @@ def test_packed_weights_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPa
     packed = files(folder / "packed")
     assert [name.split(".")[0] for name in packed] == ["head", "shard-00"]
     assert all(name.endswith(".xnnpack") for name in packed)
-    assert first.embed(np.array([3])).shape == (1, GQA.width)
+    assert first.embed(np.array([3])).shape == (1, MODEL.width)
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     Exported(folder)
 
 
 def test_packed_weights_of_another_export_are_not_taken(tmp_path: Path) -> None:
-    inputs = {"hidden": np.ones((4, GQA.width), np.float32),
-              "penalty": np.zeros(GQA.vocab_size, np.float32)}  # fmt: skip
+    inputs = {"hidden": np.ones((16, MODEL.width), np.float32),
+              "penalty": np.zeros(MODEL.vocab_size, np.float32)}  # fmt: skip
 
     def confidence(model: Path) -> np.ndarray:
-        return Exported(model).head(4)[1]["rows4"].run(inputs)["confidence"].copy()
+        return Exported(model).head(16)[1]["rows16"].run(inputs)["confidence"].copy()
 
     (first, mine), (second, theirs) = (
         (model, confidence(model))
@@ -198,9 +203,9 @@ def test_a_folder_that_was_exported_anew(tmp_path: Path) -> None:
     results = []
     for seed in (0, 1):
         model = lj.load(exported(tmp_path, seed))
-        results.append(lj.generate(model, [PROMPT], SHORT, backend="litert").generated[0])
+        results.append(lj.generate(model, [PROMPT], IN_CHUNKS, backend="litert").generated[0])
         expected = lj.load(tmp_path / "source", "float32")
-        theirs = lj.generate(expected, [PROMPT], SHORT, loop="host").generated[0]
+        theirs = lj.generate(expected, [PROMPT], IN_CHUNKS, loop="host").generated[0]
         np.testing.assert_array_equal(results[-1], theirs)
         shutil.rmtree(tmp_path / "model")
 
@@ -212,9 +217,9 @@ def test_chunks_of_the_head_are_those_of_the_folder(
     with monkeypatch.context() as patch:
         patch.setattr("llada_jax.backend.steps.HEAD_CHUNK", 40)
         model = lj.load(exported(tmp_path, 0))
-    config = SHORT.replace(remasking="margin")
-    expected = lj.generate(lj.load(tmp_path / "source", "float32"), [PROMPT], config, loop="host")
-    found = lj.generate(model, [PROMPT], config, backend="litert")
+    plain = lj.load(tmp_path / "source", "float32")
+    expected = lj.generate(plain, [PROMPT], IN_CHUNKS, loop="host")
+    found = lj.generate(model, [PROMPT], IN_CHUNKS, backend="litert")
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 

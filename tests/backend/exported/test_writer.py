@@ -414,7 +414,7 @@ def test_an_existing_folder_is_never_touched(source: Path, tmp_path: Path) -> No
     assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["precious"]
 
 
-def failing(
+def assert_refused(
     tmp_path: Path, what: Any, settings: ExportConfig, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -427,7 +427,7 @@ def test_a_disk_that_is_too_small(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     message = r"the export of .*shards takes 0\.0 GB, but the disk of .*deep has 0\.0 GB left"
-    failing(tmp_path, source, SMALL, ValueError, message)
+    assert_refused(tmp_path, source, SMALL, ValueError, message)
 
 
 def test_a_disk_that_has_room_for_what_is_missing(
@@ -454,9 +454,9 @@ def test_settings_that_cannot_be(source: Path, tmp_path: Path) -> None:
         ExportConfig(caches=())
     message = r"shard_bytes is 1000; allowed: at least one layer \(\d+\)"
     small = ExportConfig(quant="int8", rows=(4,), caches=(32,), shard_bytes=1000)
-    failing(tmp_path, source, small, ValueError, message)
+    assert_refused(tmp_path, source, small, ValueError, message)
     message = r"quant is 'int4_block128', but layers\.0\.attention\.query has 64 inputs; allowed: a"
-    failing(tmp_path, source, ExportConfig(quant="int4_block128"), ValueError, message)
+    assert_refused(tmp_path, source, ExportConfig(quant="int4_block128"), ValueError, message)
 
 
 def test_models_that_cannot_be(
@@ -464,11 +464,15 @@ def test_models_that_cannot_be(
 ) -> None:
     monkeypatch.setattr(tflite, "convert", lambda steps: pytest.fail("the converter was started"))
     message = r"litert cannot take sort at layer_0 of rows4_cache32 "
-    failing(tmp_path, GOLDENS / "llada-moe", SMALL, ValueError, message)
+    assert_refused(tmp_path, GOLDENS / "llada-moe", SMALL, ValueError, message)
     config, params = loaded(GOLDENS / "llada-gqa")
     save_orbax(tmp_path / "orbax", config, params)
-    failing(tmp_path, tmp_path / "orbax", SMALL, ValueError, r"orbax is an Orbax folder; allowed: ")
-    failing(tmp_path, tmp_path / "absent", SMALL, FileNotFoundError, r"no model at '.*absent'; ")
+    assert_refused(
+        tmp_path, tmp_path / "orbax", SMALL, ValueError, r"orbax is an Orbax folder; allowed: "
+    )
+    assert_refused(
+        tmp_path, tmp_path / "absent", SMALL, FileNotFoundError, r"no model at '.*absent'; "
+    )
 
 
 def test_a_checkpoint_that_is_cut_short(source: Path, tmp_path: Path) -> None:
@@ -476,10 +480,10 @@ def test_a_checkpoint_that_is_cut_short(source: Path, tmp_path: Path) -> None:
     shard = sorted((tmp_path / "source").glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
     message = rf"{shard.name} is cut short: its tensors end at \d+ bytes, the file has \d+"
-    failing(tmp_path, tmp_path / "source", SMALL, ValueError, message)
+    assert_refused(tmp_path, tmp_path / "source", SMALL, ValueError, message)
     shard.unlink()
     message = rf"lacks {shard.name}, named by model\.safetensors\.index\.json"
-    failing(tmp_path, tmp_path / "source", SMALL, FileNotFoundError, message)
+    assert_refused(tmp_path, tmp_path / "source", SMALL, FileNotFoundError, message)
 
 
 def test_a_file_that_computes_something_else_is_not_shipped(

@@ -16,10 +16,10 @@ from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
 
-TASKS = {"word_problems": 1, "yes_no": 1}
+TASKS = {"countdown": 1, "yes_no": 1}
 SUITE = [
     "suite=decoding",
-    "suite.tasks=[word_problems,yes_no]",
+    "suite.tasks=[countdown,yes_no]",
     "suite.decoders=[{name: llada, sampler: {threshold: 0.9}},"
     " {name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}]",
     "task.items=2",
@@ -100,7 +100,7 @@ def test_one_table_has_a_line_for_each_decoder(finished, random_model):
     arguments = [*SUITE, f"model={random_model}", f"hydra.run.dir={folder}"]
     printed = run_experiment(entry.main, arguments)
     over_all, by_task = (part.splitlines() for part in printed.split("\n\n"))
-    assert over_all[0] == "decoding: 4 items of word_problems, yes_no; 4 different questions"
+    assert over_all[0] == "decoding: 4 items of countdown, yes_no; 4 different questions"
     assert [line.split()[0] for line in over_all[1:]] == ["decoder", "llada", "hasty"]
     assert [line.split()[0] for line in by_task[1:]] == ["decoder", "llada", "hasty"]
     share = 100 * rows["decoding/hasty/exact_match"]["value"]
@@ -174,7 +174,7 @@ def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
     assert {name.removesuffix("/phone/SM8750"): row["n"] for name, row in phones.items()} == {
         f"decoding/{decoder}{task}": 4 if task == "" else 2
         for decoder in ("llada", "hasty")
-        for task in ("", "/word_problems", "/yes_no")
+        for task in ("", "/countdown", "/yes_no")
     }
     parts = [phones[f"decoding/llada/{task}/phone/SM8750"]["value"] for task in TASKS]
     assert phones["decoding/llada/phone/SM8750"]["value"] == pytest.approx(sum(parts) / 2)
@@ -207,7 +207,7 @@ def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "half")
     settings = tmp_path / "half" / "config.yaml"
     settings.write_text(settings.read_text().replace("items: 2", "items: 3"))
-    with pytest.raises(SystemExit, match=r"llada-word_problems has 2 of 3 items; allowed: a suite"):
+    with pytest.raises(SystemExit, match=r"llada-countdown has 2 of 3 items; allowed: a suite"):
         run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
     assert not any((tmp_path / "new").iterdir())
 

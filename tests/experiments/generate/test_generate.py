@@ -148,21 +148,16 @@ def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
     assert first["seconds"] is None
 
 
-def test_a_worker_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
-    arguments = [f"model={random_model}", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}"]
-    printed = run_main([*arguments, "loop=both", "sampler=staged", "sampler.refresh=worker"])
+def test_a_worker_that_reads_tiles_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
+    pytest.importorskip("llvmlite")
+    printed = run_main([
+        f"model={random_model}", "sampler=staged", "sampler.theta_visible=0.0001",
+        "sampler.refresh=worker",
+        "tiles=q4_0", "loop=both", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}",
+    ])  # fmt: skip
     assert "the compiled loop is skipped: sampler.refresh=worker works beside" in printed
     names = [row["name"] for row in json.loads((tmp_path / "results.json").read_text())]
     assert "host_loop_with_compilation" in names and "compiled_loop" not in names
-
-
-def test_a_worker_that_reads_tiles(random_model, tmp_path):
-    pytest.importorskip("llvmlite")
-    run_main([
-        f"model={random_model}", "sampler=staged", "sampler.theta_visible=0.0001",
-        "sampler.refresh=worker",
-        "tiles=q4_0", "loop=host", f"hydra.run.dir={tmp_path}", f"prompt={PROMPT}",
-    ])  # fmt: skip
     model = lj.load(random_model)
     assert model.tokenizer is not None
     expected = lj.generate(

@@ -27,8 +27,15 @@ def streamed(tmp_path, *overrides: str) -> dict:
     return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
 
 
-def test_the_tokens_stay_and_slow_copies_show(tmp_path):
-    rows = streamed(tmp_path, *SHORT, "shares=[0,1]", "copy_mb_per_second=100")
+@pytest.mark.slow
+def test_the_tokens_of_a_bundled_model_stay(tmp_path):
+    rows = streamed(tmp_path, *SHORT, "shares=[0.4]")
+    assert rows["stream/0.4/same_tokens"]["value"] == 1
+
+
+def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
+    shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=4"]
+    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,1]", "copy_mb_per_second=20")
     for share in ("0", "1"):
         assert rows[f"stream/{share}/same_tokens"]["value"] == 1
         memory = rows[f"stream/{share}/memory"]
@@ -36,19 +43,11 @@ def test_the_tokens_stay_and_slow_copies_show(tmp_path):
         if (peak := rows.get(f"stream/{share}/peak")) is not None:
             assert peak["value"] > peak["reference"] == memory["value"]
     assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
-    assert rows["stream/copy"]["value"] < 101
+    assert rows["stream/copy"]["value"] < 21
     assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "results.json", "metrics.jsonl", "config.yaml", "env.json"
     }  # fmt: skip
-
-
-def test_a_shape_with_random_weights(tmp_path):
-    shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=3"]
-    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0.4]")
-    assert rows["stream/0.4/same_tokens"]["value"] == 1
-    memory = rows["stream/0.4/memory"]
-    assert memory["value"] == memory["reference"]
 
 
 def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 
 import json
 import re
-import subprocess
-import sys
+import shutil
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -27,6 +27,8 @@ TINY = [
     "train.decay_steps=2",
     "train.batch_size=2",
     "train.log_every=2",
+    "train.length_multiple=256",
+    "train.group_steps=1",
     "train.checkpoint_every=2",
     "model.width=16",
     "model.n_layers=1",
@@ -35,14 +37,17 @@ TINY = [
     "model.head_dim=4",
     "model.ffn_width=16",
     "tokenizer.vocab_size=400",
-    "data.tasks=[{name: word_problems, weight: 2, difficulties: [0]}, {name: countdown}]",
+    "data.tasks=[{name: countdown, difficulties: [0]}]",
     "data.stages=[{steps: 1, retell_share: 1.0}, "
     "{steps: 1, drill_share: 0.5, drills: [{name: choices}]}]",
     "score.items=3",
     "score.batch_size=3",
-    "score.probe_items=2",
+    "score.probe_items=3",
     "train.evaluate_every=4",
 ]
+
+SCORES = [("countdown", "llada"), ("countdown", "blockwise")]
+"""Tasks and samplers that a run is scored with at its end."""
 
 
 def composed(*overrides: str):
@@ -113,42 +118,54 @@ def test_bad_values_are_errors_before_the_run(override, message):
         read_config(entry.RunConfig, composed(override))
 
 
-def test_a_run_leaves_a_model_that_loads(tmp_path):
-    command = [sys.executable, "-m", "experiments.train", *TINY, f"hydra.run.dir={tmp_path}"]
-    output = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True
-    )
-    assert "exact_match" in output.stdout
-    assert OmegaConf.load(tmp_path / "config.yaml").train.steps == 4
-    assert json.loads((tmp_path / "env.json").read_text())["packages"]["jax"]
-    rows = json.loads((tmp_path / "results.json").read_text())
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("train") / "run"
+    return folder, run_experiment(entry.main, [*TINY, f"hydra.run.dir={folder}"])
+
+
+def test_a_run_leaves_its_settings_and_its_scores(finished):
+    folder, printed = finished
+    assert "exact_match" in printed
+    assert OmegaConf.load(folder / "config.yaml").train.steps == 4
+    assert json.loads((folder / "env.json").read_text())["packages"]["jax"]
+    rows = json.loads((folder / "results.json").read_text())
     assert [(row["name"], row["kind"], row["n"]) for row in rows] == [
-        (f"{task}/{sampler}/exact_match", "measured", 3)
-        for task in ("word_problems", "countdown")
-        for sampler in ("llada", "blockwise")
+        (f"{task}/{sampler}/exact_match", "measured", 3) for task, sampler in SCORES
     ]
-    model = lj.load(tmp_path / "model")
+
+
+def test_a_run_leaves_a_model_that_loads(finished):
+    folder = finished[0] / "model"
+    model = lj.load(folder)
     assert model.tokenizer is not None
     assert model.config.mask_id == model.tokenizer.mask_id
-    hf = json.loads((tmp_path / "model" / "config.json").read_text())
+    hf = json.loads((folder / "config.json").read_text())
     for key in ("mask_token_id", "eos_token_id", "pad_token_id", "eot_token_id"):
         assert isinstance(hf[key], int)
-    card = (tmp_path / "model" / "README.md").read_text()
+    log = (folder / "training_log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["step"] == 4
+    assert 0 <= json.loads(log[-1])["countdown/exact_match"] <= 1
+
+
+def test_the_card_tells_how_to_repeat_it(finished):
+    folder = finished[0] / "model"
+    card = (folder / "README.md").read_text()
     assert "python -m experiments.train train.steps=4" in card and "Start: random weights" in card
     assert not re.search(r"\{[a-z_.]+\}", card)  # nothing left to fill in
-    assert "Exact match by step, of 2 items of seed 3" in card
-    assert re.search(r"\| step \| word_problems \| countdown \|", card)
-    log = (tmp_path / "model" / "training_log.jsonl").read_text().splitlines()
-    assert json.loads(log[-1])["step"] == 4
-    assert 0 <= json.loads(log[-1])["word_problems/exact_match"] <= 1
-    the_card_tells_how_to_repeat_it(tmp_path / "model")
-    refused_with_fewer_steps(tmp_path)
-    refused_with_another_rate(tmp_path)
-    goes_on_in_a_child(tmp_path / "model", tmp_path / "child")
+    assert "Exact match by step, of 3 items of seed 3" in card
+    assert re.search(r"\| step \| countdown \|", card)
+    [training] = stated_trainings(folder)
+    assert recipe(training.arguments) == read_config(entry.RunConfig, composed(*TINY))
+    assert not outdated_tasks(folder)
+    assert [(each.task, each.name) for each in stated_scores(folder)] == SCORES
+    assert {each.items for each in stated_scores(folder)} == {3}
 
 
-def goes_on_in_a_child(parent, folder):
+def test_a_run_goes_on_in_a_child(finished, tmp_path):
     """Whose tokenizer is its parent's, and whose card says how both were trained."""
+    parent, folder = finished[0] / "model", tmp_path / "child"
     run_experiment(entry.main, [*TINY, f"parent={parent}", f"hydra.run.dir={folder}"])
     tokenizer = (folder / "model" / "tokenizer.json").read_bytes()
     assert tokenizer == (parent / "tokenizer.json").read_bytes()
@@ -160,26 +177,21 @@ def goes_on_in_a_child(parent, folder):
     assert [row["step"] for row in own] == [row["step"] for row in read_metrics(folder)]
     assert [before] == stated_logs(parent)
     assert stated_trainings(folder / "model")[1:] == stated_trainings(parent)
+
+
+def test_a_child_has_its_parents_shape(finished, tmp_path):
     with pytest.raises(SystemExit, match=r"model\.ffn_width is 8; allowed: 16, as of parent"):
         run_experiment(
             entry.main,
-            [*TINY, "model.ffn_width=8", f"parent={parent}", f"hydra.run.dir={folder}-other"],
-        )
-    assert not (folder.parent / f"{folder.name}-other" / "metrics.jsonl").exists()
+            [*TINY, "model.ffn_width=8", f"parent={finished[0]}/model",
+             f"hydra.run.dir={tmp_path}/child"],
+        )  # fmt: skip
+    assert not (tmp_path / "child" / "metrics.jsonl").exists()
 
 
-def the_card_tells_how_to_repeat_it(model):
-    [training] = stated_trainings(model)
-    assert recipe(training.arguments) == read_config(entry.RunConfig, composed(*TINY))
-    assert not outdated_tasks(model)
-    assert [(each.task, each.name, each.items) for each in stated_scores(model)] == [
-        (task, sampler, 3)
-        for task in ("word_problems", "countdown")
-        for sampler in ("llada", "blockwise")
-    ]
+def test_fewer_steps_than_a_folder_has_are_refused(finished):
+    folder, _ = finished
 
-
-def refused_with_fewer_steps(folder):
     def content():
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -189,7 +201,9 @@ def refused_with_fewer_steps(folder):
     assert content() == before
 
 
-def refused_with_another_rate(folder):
+def test_another_rate_than_a_folder_has_is_refused(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
     before = (folder / "config.yaml").read_bytes()
     with pytest.raises(SystemExit, match=r"train\.peak_lr is 0\.002 there and 0\.1 here"):
         run_experiment(entry.main, [*TINY, "train.peak_lr=0.1", f"hydra.run.dir={folder}"])

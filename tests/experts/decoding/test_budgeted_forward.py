@@ -98,6 +98,18 @@ def test_residents_are_what_the_plan_says():
     assert store.moved == moved + 6
 
 
+@pytest.mark.parametrize(
+    ("host", "slots"), [([], []), ([0, 1, 2, 3, 4, 5, 6, 7], [0]), ([0, 0], [1])]
+)
+def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
+    with pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"):
+        run(
+            "llada-moe",
+            store_of("llada-moe", 1),
+            lambda *_: decision("llada-moe", host, slots, [0]),
+        )
+
+
 def test_quantized_experts_are_refused():
     _, params = model("llada-moe")
     layers = [layer._replace(ffn=quantized(layer.ffn)) for layer in params.layers]
