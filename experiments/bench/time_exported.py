@@ -79,7 +79,7 @@ class Clock:
             self.seconds[part] += seconds
             return outputs
 
-        return Watched(executable.allocate, run)
+        return Watched(executable, run)
 
 
 def time_generation(folder: Path, tokens_per_step: int) -> dict[str, Any]:

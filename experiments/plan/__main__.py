@@ -21,6 +21,7 @@ from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_config import PlanConfig
+from experiments.plan.plan_picture import draw_plans
 from llada_jax.config import require
 from llada_jax.swap.address_budget import MIB, PlanError
 from llada_jax.swap.address_plan import Plan
@@ -54,7 +55,7 @@ class CheckedPlan(NamedTuple):
 
 
 def plan(config: PlanConfig, run: Run) -> None:
-    """Prints and records every planner's plan, once it is checked."""
+    """Prints, records and draws every planner's plan, once it is checked."""
     graph = config.graph()
     bound_ns = least_step_ns(graph, config.budget)
     plans, failed = plans_of(config, graph)
@@ -86,6 +87,8 @@ def plan(config: PlanConfig, run: Run) -> None:
         print(aligned([line for line, _ in gaps], gaps[0][0]))
     for row in rows:
         run.record(row.as_dict())
+    if config.pictures:
+        draw_plans({each.name: (each.graph, each.plan) for each in plans}, run.folder / "plan.png")
     run.finish(rows)
 
 

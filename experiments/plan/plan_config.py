@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from experiments.harness.pictures import require_plots
 from llada_jax.config import ModelConfig, require
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.swap_plan import mapping_path
@@ -31,6 +32,7 @@ class PlanConfig:
     steps: int = 32
     gap_sessions_mib: tuple[int, ...] = ()
     gap_step_shares: tuple[float, ...] = (1.0, 0.3, 0.1)
+    pictures: bool = True
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "steps"):
@@ -39,6 +41,8 @@ class PlanConfig:
         for share in self.gap_step_shares:
             require(share > 0, f"gap_step_shares has {share}; allowed: above 0")
         require(bool(self.planners), "planners is empty; allowed: at least one")
+        if self.pictures:
+            require_plots("pictures=true")
         _ = self.way, self.planners_by_name
 
     @property

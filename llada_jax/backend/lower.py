@@ -62,7 +62,7 @@ def lower(step: Step, quant: Quant = "float32") -> Lowered:
         )
     module = exported.mlir_module_serialized
     results = [
-        TensorType(a.shape, _ELEMENTS.get(a.dtype.name, a.dtype.name)) for a in exported.out_avals
+        TensorType(a.shape, _ELEMENTS.get(str(a.dtype), str(a.dtype))) for a in exported.out_avals
     ]
     return Lowered(
         name=step.name,

@@ -50,11 +50,11 @@ class Weights(Protocol):
 class Executable(Protocol):
     """A compiled step."""
 
-    def allocate(self, name: str) -> np.ndarray:
+    def allocate(self, name: str, /) -> np.ndarray:
         """Zeros for the input `name`, float32, where `run` can read them without a copy."""
         ...
 
-    def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def run(self, arrays: Mapping[str, np.ndarray], /) -> Mapping[str, np.ndarray]:
         """Takes all inputs by name, returns all outputs; these are valid until the next run."""
         ...
 

@@ -1,7 +1,6 @@
 """Real inputs of a body step, recorded while a model decodes, for static quantization."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,11 +39,15 @@ class Recorder:
                 kept.append({name: array.copy() for name, array in arrays.items()})
             return executable.run(arrays)
 
-        return Watched(executable.allocate, run)
+        return Watched(executable, run)
 
 
-class Watched(NamedTuple):
+class Watched:
     """An `Executable` with another `run`."""
 
-    allocate: Callable[[str], np.ndarray]
-    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+    def __init__(
+        self,
+        executable: Executable,
+        run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    ):
+        self.allocate, self.run = executable.allocate, run

@@ -157,7 +157,7 @@ class Session:
         with self._turn.lock:
             for b, canvas in enumerate(self._canvases):
                 (run,) = np.nonzero(arrays.live[b])
-                row = Rows(*(array[b] for array in arrays))
+                row: Any = Rows(*(array[b] for array in arrays))
                 canvas.write_left(row.positions[row.written], row.sees_cache[run].any(axis=0))
                 if len(run):
                     hidden[b, run] = self._run(canvas, row, run)

@@ -157,11 +157,10 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask
         left[event.task.lane].append(event)
     bounds = {0.0, *(time for event in timeline.events for time in (event.start, event.end))}
     for begin, end in pairwise(sorted(bounds)):
-        for events in left.values():
+        running: dict[Lane, TimedTask] = {}
+        for lane, events in left.items():
             while events and events[-1].end <= begin:
                 events.pop()
-        next_ones = {lane: events[-1] for lane, events in left.items() if events}
-        running: dict[Lane, TimedTask] = {
-            lane: event for lane, event in next_ones.items() if event.start <= begin
-        }
+            if events and events[-1].start <= begin:
+                running[lane] = events[-1]
         yield end - begin, running

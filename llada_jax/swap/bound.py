@@ -1,6 +1,6 @@
 """A lower bound of a step's time under any plan, for graphs of any size.
 
-Three arguments, of which the strongest counts. What is not mapped all the time is staged in every
+Four arguments, of which the strongest counts. What is not mapped all the time is staged in every
 step, so with W bytes of weights in a room of M bytes:
 
 1. Compute alone takes its time.
@@ -10,6 +10,8 @@ step, so with W bytes of weights in a room of M bytes:
 3. Weights that are staged occupy their bytes at least while they are staged and used, and residents
    do so all the time; all of that has to fit into M bytes times the step, while the transfers fit
    into the step.
+4. Operators that take more than half of the room are never there at once: each is staged and used
+   while none of the others is.
 """
 
 import numpy as np
@@ -35,7 +37,9 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
     lane = _least_staging(sizes, staging, graph.map_ns, excess, budget.max_buffer_bytes)
     occupied = staging + compute + graph.map_ns
     area = _least_area(sizes, staging, occupied, excess)
-    return max(graph.compute_ns, int(lane * (1 - _SLACK)), int(area * (1 - _SLACK)) - 1)
+    halves = occupied[2 * sizes > room]
+    turns = int(halves.sum()) if len(halves) > 1 else 0
+    return max(graph.compute_ns, int(lane * (1 - _SLACK)), int(area * (1 - _SLACK)) - 1, turns)
 
 
 def _least_arena(graph: Graph, budget: Budget) -> int:

@@ -181,13 +181,6 @@ def test_lowering_is_repeatable() -> None:
     assert lower(step, "int8") == lower(step, "int8")
 
 
-def test_a_lowered_body_survives_the_disk(tmp_path: Path) -> None:
-    for quant in ("float32", "int4_block32"):
-        lowered = lowered_body(VARIANTS["all"], Bucket(8, 32), quant)
-        lowered.save(tmp_path / "step.json")
-        assert Lowered.load(tmp_path / "step.json") == lowered
-
-
 def test_scopes_say_which_layer_an_operation_is_of() -> None:
     lowered = lowered_body(GQA, Bucket(4, 32))
     for operation in lowered.operations:

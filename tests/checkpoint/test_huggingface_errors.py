@@ -47,7 +47,7 @@ def rewrite_tensors(folder: Path, **changes: Any) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
+    with pytest.raises(FileNotFoundError, match=r"no model at .*absent"):
         loaded(tmp_path / "absent")
 
 

@@ -39,7 +39,7 @@ class Puzzle(NamedTuple):
 
 
 def material(rng: Random, difficulty: int) -> Puzzle:
-    """A device lifts things of one material only."""
+    """Asks what a device lifts, which is things of one material only."""
     device = rng.choice(WORDS["devices"])
     things, materials = rng.sample(WORDS["objects"], 4), rng.sample(WORDS["materials"], 4)
     made = [f"the {thing} is of {stuff}" for thing, stuff in zip(things, materials, strict=True)]
@@ -49,7 +49,7 @@ def material(rng: Random, difficulty: int) -> Puzzle:
 
 
 def within(rng: Random, difficulty: int) -> Puzzle:
-    """Only one of four numbers lies within a range: any of them, by their order."""
+    """Asks which of four numbers lies within a range: any of them, by their order."""
     rule, ask, unit = rng.choice(WORDS["ranges"])
     numbers, ranges = _numbers_with_ranges(rng, LARGEST_VALUE[difficulty])
     place = rng.randrange(4)
@@ -142,7 +142,7 @@ def signal(rng: Random, difficulty: int) -> Puzzle:
 
 
 def definition(rng: Random, difficulty: int) -> Puzzle:
-    """An invented word stands for two properties; the choices have both, either or none."""
+    """Asks what an invented word for two properties names; choices have both, one or none."""
     word = rng.choice(WORDS["invented"])
     size, other_size = rng.sample(WORDS["sizes"], 2)
     shade, other_shade = rng.sample(WORDS["shades"], 2)

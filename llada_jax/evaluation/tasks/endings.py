@@ -77,7 +77,7 @@ def leftovers(rng: Random) -> Story:
 
 
 def shopping(rng: Random) -> Story:
-    """What is needed tells the shop, the hour tells whether it is open."""
+    """Asks for the shop, which the need tells, and whether it is open, which the hour tells."""
     who = rng.choice(PEOPLE)
     (shop, goods), (other, _) = rng.sample(WORDS["shops"], 2)
     hour = rng.randint(13, 17)

@@ -194,7 +194,7 @@ COMPARISONS = {
 
 
 def _comparison(rng: Random, steps: int, limit: int) -> Draft | None:
-    """Each person's number is told by the last one's; asks for the last, or for a sum."""
+    """Tells each person's number by the last one's; asks for the last, or for a sum."""
     sums = 2 if steps == 4 else rng.randint(0, 1)
     people = WHO[: steps - sums + 1]
     draft, numbers = Draft(THINGS), [rng.randint(2, limit // 2)]
@@ -229,7 +229,7 @@ def _add_up(draft: Draft, people: Sequence[str], numbers: Sequence[int]) -> None
 
 
 def _shopping(rng: Random, steps: int, limit: int) -> Draft | None:
-    """One or two kinds of things are bought; asks for the price, or for the change."""
+    """Asks for the price of one or two kinds of things, or for the change."""
     draft, prices = Draft(THINGS), []
     bought = {"things": "{name} bought {a} {things} for {b} dollars each"}
     if steps > 2:

@@ -39,7 +39,7 @@ class Passage(NamedTuple):
 
 
 def whereabouts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """People move about; the last move of a person decides."""
+    """Tells how people move about; the last move of a person decides."""
     people = told.sample(PEOPLE, 2 if difficulty == 0 else 3)
     places, facts, last = dict.fromkeys(people, ""), [], {}
     for _ in range(FACTS[difficulty]):
@@ -88,7 +88,7 @@ def order(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 
 def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """What holds for all animals of a kind holds for the one that is named."""
+    """Tells what holds for all animals of a kind, and asks about one of them."""
     count = (FACTS[difficulty] + 1) // 2
     animals, colors = told.sample(WORDS["animals"], count), told.sample(WORDS["colors"], count)
     rules = [
@@ -106,7 +106,7 @@ def colors_of_kinds(told: Random, rng: Random, difficulty: int, truth: bool) -> 
 
 
 def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Two of several numbers are compared."""
+    """Asks which of two numbers is larger."""
     count = FACTS[difficulty]
     things = told.sample(WORDS["fruits"], count)
     numbers = told.sample(range(2, LARGEST_VALUE[difficulty] + 1), count)
@@ -119,7 +119,7 @@ def amounts(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
 
 
 def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """A time lies between two others, or does not.
+    """Asks whether a time lies between two others.
 
     Each shop has the hour at which it would be asked for, before it is known whether it is open.
     """
@@ -142,7 +142,7 @@ def opening_hours(told: Random, rng: Random, difficulty: int, truth: bool) -> Pa
 
 
 def timetable(told: Random, rng: Random, difficulty: int, truth: bool) -> Passage:
-    """Each day has its own game."""
+    """Asks for the game of a day; each has its own."""
     count = min(FACTS[difficulty], len(DAYS))
     who = told.choice(PEOPLE)
     days, games = told.sample(DAYS, count), told.sample(WORDS["hobbies"], count)

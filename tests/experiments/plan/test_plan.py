@@ -44,6 +44,7 @@ def test_planners_side_by_side(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "none: no plan, the weights need" in printed and "(bound)" in printed
     assert "arXiv 2606.13740" in printed
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
