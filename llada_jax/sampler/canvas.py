@@ -122,7 +122,7 @@ def new_canvas(
         step=zeros(),
         latest=_no_scores(tokens.shape, config),
         hypothesis=_no_hypothesis(tokens) if config.window.branches else None,
-        history=_no_history(tokens) if config.rule.keeps_history else None,
+        history=History(tokens * 0 - 1, tokens * 0) if config.rule.keeps_history else None,  # pyright: ignore
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
@@ -135,10 +135,6 @@ def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
 
 def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
     return Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
-
-
-def _no_history(tokens: np.ndarray) -> History:
-    return History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
 
 
 def block_origin(
