@@ -8,7 +8,8 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
     python -m experiments.lm_eval model=path/to/LLaDA-8B-Instruct dtype=bfloat16 \\
         data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
 
-The tasks are the files of conf/lm_eval, each of which says what its data holds. The run folder
+The tasks are the files of conf/lm_eval, each of which says what its data holds; `task_folder` names
+another folder of such files, one's own. The run folder
 gets, besides what every run writes, `samples_<task>.jsonl` (every item, request, response and
 score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings).
 """
@@ -46,6 +47,7 @@ class LmEvalConfig:
     dtype: str | None = None
     tasks: tuple[str, ...]
     data: str
+    task_folder: str | None = None
     limit: int | None = None
     chat: bool = True
     sampler: SamplerConfig
@@ -55,7 +57,8 @@ class LmEvalConfig:
     mc_num: int = 128
 
     def __post_init__(self) -> None:
-        known = sorted(path.stem for path in TASKS.glob("*.yaml"))
+        known = sorted(path.stem for path in self.folder.glob("*.yaml"))
+        require(bool(known), f"task_folder is {self.task_folder}; allowed: one with *.yaml files")
         require(bool(self.tasks), f"tasks is empty; allowed: {', '.join(known)}")
         for task in self.tasks:
             require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
@@ -64,12 +67,17 @@ class LmEvalConfig:
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} is {value}; allowed: 1 or more")
 
+    @property
+    def folder(self) -> Path:
+        """Where the tasks' files are."""
+        return TASKS if self.task_folder is None else Path(self.task_folder)
+
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
     from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
 
-    files = {task: data_files(task, Path(config.data)) for task in config.tasks}
+    files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
     model = lj.load(config.model, config.dtype)
     harness_model = LmEvalModel(
         model,
@@ -80,7 +88,9 @@ def score(config: LmEvalConfig, run: Run) -> None:
         seed=config.seed,
     )
     run.begin()
-    found = evaluate(harness_model, files, limit=config.limit, chat=config.chat)
+    found = evaluate(
+        harness_model, files, limit=config.limit, chat=config.chat, folder=config.folder
+    )
     rows: list[ResultRow] = []
     for task in config.tasks:
         samples = found["samples"][task]
@@ -95,7 +105,12 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
 
 def evaluate(
-    harness_model: "LM", files: Mapping[str, Mapping[str, str]], *, limit: int | None, chat: bool
+    harness_model: "LM",
+    files: Mapping[str, Mapping[str, str]],
+    *,
+    limit: int | None,
+    chat: bool,
+    folder: Path = TASKS,
 ) -> dict[str, Any]:
     """Returns the harness's results on tasks, by the files of their data. It caches those files for
     as long as it runs, and nothing else."""
@@ -110,7 +125,7 @@ def evaluate(
                 {"task": task, "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache}}
                 for task, paths in files.items()
             ],
-            task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
             limit=limit,
             apply_chat_template=chat,
             bootstrap_iters=0,
@@ -144,13 +159,13 @@ def _json_line(content: Any) -> str:
     return json.dumps(content, default=plain, ensure_ascii=False) + "\n"
 
 
-def data_files(name: str, data: Path) -> dict[str, str]:
+def data_files(name: str, data: Path, folder: Path = TASKS) -> dict[str, str]:
     """Returns where the data of a task is, by split.
 
     Raises:
       FileNotFoundError, ValueError: no such file, or one that does not hold what the task reads.
     """
-    task = OmegaConf.load(TASKS / f"{name}.yaml")
+    task = OmegaConf.load(folder / f"{name}.yaml")
     wanted = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}
     for path in paths.values():

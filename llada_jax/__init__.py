@@ -14,10 +14,11 @@ from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result
-from llada_jax.sampler.rules.own import Decision, Seen, Sizes, State, rule
+from llada_jax.sampler.rules.own import Ask, Decision, Seen, Sizes, State, rule
 from llada_jax.sampler.trace import Trace
 
 __all__ = [
+    "Ask",
     "Decision",
     "Evaluation",
     "ExportConfig",

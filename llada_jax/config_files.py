@@ -70,7 +70,7 @@ def _section(schema: Any, values: Any, path: str) -> Any:
     require(isinstance(values, Mapping), f"{path} is {values!r}; allowed: a section of settings")
     prefix = f"{path}." if path else ""
     flat = getattr(schema, "setting_types", None)  # names of policies, whose defaults are known
-    hints = flat() if flat else get_type_hints(schema)
+    hints = flat(values.get("accept")) if flat else get_type_hints(schema)
     names = list(hints) if flat else [field.name for field in fields(schema)]
     for key in values:
         close = get_close_matches(str(key), names, 1)

@@ -20,14 +20,15 @@ from jaxtyping import Array, Float, Int
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.head import ScoreRules, gumbel_noise, without
+from llada_jax.model.measures import absorb_head, finish_head, start_head
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
-from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
+from llada_jax.types import Asked, Denoiser, HeadOut, KVCache, Rows, RowsOut, Scores
 
 VOCAB, MASK, EOS, EOT = 24, 23, 22, 21
 TOY = ModelConfig(
-    family="toy", vocab_size=VOCAB, width=1, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2,
+    family="toy", vocab_size=VOCAB, width=2, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2,
     ffn_width=1, rope_theta=1.0, norm_eps=1e-6, max_length=96, mask_id=MASK, eos_id=EOS,
     eot_id=EOT,
 )  # fmt: skip
@@ -70,6 +71,15 @@ def score_rows(salt: Any, hidden: Int[Array, "B C 2"], keys: Any, rules: ScoreRu
     return Scores(token, confidence, entropy, best[..., 0] - best[..., 1])
 
 
+def measure_rows(
+    salt: Any, hidden: Int[Array, "B C 2"], keys: Any, asked: Asked, rules: ScoreRules
+) -> HeadOut:
+    """Returns what is asked of all logits at once."""
+    rows, running = start_head(hidden, asked, rules)
+    logits = toy_logits(salt, rows).astype(rules.confidence_dtype)
+    return finish_head(absorb_head(running, logits, 0, keys, asked, rules))
+
+
 def empty_cache(salt: Any, batch: int, length: int) -> KVCache:
     """Returns a cache of integers."""
     shape = (1, batch, length, 1, 1)
@@ -82,7 +92,9 @@ def _toy(rules: ScoreRules) -> Denoiser:
         forward_rows,
         lambda salt, hidden, keys: score_rows(salt, hidden, keys, rules),
         empty_cache,
-        logits_rows=lambda salt, hidden: without(toy_logits(salt, hidden), rules.forbidden),
+        measure_rows=lambda salt, hidden, keys, asked: measure_rows(
+            salt, hidden, keys, asked, rules
+        ),
     )
 
 

@@ -7,8 +7,10 @@ Shape letters, used in every signature of this package:
     V vocabulary            N layers  E experts           S steps
 """
 
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 Params = Any
@@ -59,6 +61,63 @@ class Scores(NamedTuple):
     margin: Float[Array, "B C"]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Asked:
+    """What a rule asks of the head beside the scores; 0 or None where it does not.
+
+    Attributes:
+      top_k: How many of the most probable ids.
+      n_classes: How many classes the ids are in.
+      listed: Ids whose logits are wanted, for each row; below 0: none.
+      added: What is added to their logits before anything else is made of them.
+      class_of: The class of each id, below `n_classes`.
+      previous: States of the step before, from which the distributions may have moved.
+    """
+
+    top_k: int = field(default=0, metadata={"static": True})
+    n_classes: int = field(default=0, metadata={"static": True})
+    listed: Int[Array, "B C K"] | None = None
+    added: Float[Array, "B C K"] | None = None
+    class_of: Int[Array, " V"] | None = None
+    previous: Float[Array, "B C D"] | None = None
+
+    def first(self, count: int) -> "Asked":
+        """Returns what is asked of so many rows."""
+        rows = ("listed", "added", "previous")
+        given = {name: getattr(self, name) for name in rows if getattr(self, name) is not None}
+        return replace(self, **{name: array[:, :count] for name, array in given.items()})
+
+
+class Measured(NamedTuple):
+    """What was asked of the head, in the confidence dtype; None where it was not.
+
+    Attributes:
+      log_sum_exp: Of the logits.
+      top_ids: The most probable ids, the best one first; of equal ones the lowest.
+      top_logits: Their logits.
+      listed: Logits of the listed ids; -inf for none, and for ids that are never predicted.
+      class_ids: The best id of each class; -1 for none.
+      class_logits: Its logit.
+      divergence: Kullback-Leibler divergence from the step before (nats).
+    """
+
+    log_sum_exp: Float[Array, "B C"]
+    top_ids: Int[Array, "B C k"] | None
+    top_logits: Float[Array, "B C k"] | None
+    listed: Float[Array, "B C K"] | None
+    class_ids: Int[Array, "B C G"] | None
+    class_logits: Float[Array, "B C G"] | None
+    divergence: Float[Array, "B C"] | None
+
+
+class HeadOut(NamedTuple):
+    """What the head says of each row."""
+
+    scores: Scores
+    measured: Measured | None
+
+
 class ForwardRows(Protocol):
     def __call__(self, params: Params, rows: Rows, cache: KVCache, /) -> RowsOut: ...
 
@@ -73,10 +132,15 @@ class ScoreRows(Protocol):
     ) -> Scores: ...
 
 
-class LogitsRows(Protocol):
+class MeasureRows(Protocol):
     def __call__(
-        self, params: Params, hidden: Float[Array, "B C D"], /
-    ) -> Float[Array, "B C V"]: ...
+        self,
+        params: Params,
+        hidden: Float[Array, "B C D"],
+        noise_keys: Key[Array, "B C"] | None,
+        asked: Asked,
+        /,
+    ) -> HeadOut: ...
 
 
 class EmptyCache(Protocol):
@@ -96,5 +160,5 @@ class Denoiser(NamedTuple):
     empty_cache: EmptyCache
     traceable: bool = True
     keeps_cache: bool = False
-    logits_rows: LogitsRows | None = None
-    """For rules that read all logits, -inf for forbidden ids; None where a backend keeps them."""
+    measure_rows: MeasureRows | None = None
+    """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""

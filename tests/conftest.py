@@ -3,7 +3,7 @@
 import os
 import platform
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import count
 from pathlib import Path
 
@@ -67,3 +67,17 @@ def _forget_programs() -> None:
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
         jax.clear_caches()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs, as far as Python can tell, a distribution with the entry points that are given."""
+
+    def install(points: str) -> None:
+        folder = tmp_path / "site" / "own-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(points)
+        monkeypatch.syspath_prepend(str(folder.parent))
+
+    return install

@@ -22,7 +22,8 @@ from llada_jax.backend.weights import quant_of
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
-from llada_jax.model.head import ScoreRules, logits_of, score_rows, without
+from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
@@ -126,8 +127,5 @@ def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)
 
-    def logits_rows(params, hidden):
-        return without(logits_of(params, hidden), rules.forbidden)
-
-    score = partial(score_rows, rules=rules)
-    return Denoiser(forward_rows, score, empty_cache, logits_rows=logits_rows)
+    score, measure = partial(score_rows, rules=rules), partial(measure_rows, rules=rules)
+    return Denoiser(forward_rows, score, empty_cache, measure_rows=measure)

@@ -16,6 +16,7 @@ from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
+from llada_jax.model.families.family import Family, add_family
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.tiled_forward import pack_params
@@ -53,7 +54,9 @@ def _stored_as(params: ModelParams) -> str:
     return str((weight.values if isinstance(weight, QuantArray) else weight).dtype)
 
 
-def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
+def load(
+    source: str | os.PathLike[str], dtype: str | None = None, *, family: Family | None = None
+) -> Model:
     """Loads a model.
 
     Args:
@@ -61,11 +64,15 @@ def load(source: str | os.PathLike[str], dtype: str | None = None) -> Model:
         `llada_jax.checkpoint.save_orbax`, a `.gguf` file, or a folder that `export` wrote.
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
         and float32 for bundled models.
+      family: how a checkpoint that no known family answers to is spelled; known from then on. Other
+        distributions add families by entry points of the group `llada_jax.families`.
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
         before any tensor is read.
     """
+    if family is not None:
+        add_family(family)
     if (Path(source) / MANIFEST).is_file():
         return _load_exported(Path(source), dtype)
     config, params, tokenizer_folder = checkpoint.load_params(source, dtype)

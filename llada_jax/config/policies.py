@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from importlib import import_module
 from inspect import cleandoc
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
@@ -50,9 +51,10 @@ def policy_settings() -> dict[str, Any]:
     return defaults
 
 
-def policy_types() -> dict[str, Any]:
-    """Returns the type of each of those names."""
-    types: dict[str, Any] = {}
+def policy_types(accept: object = None) -> dict[str, Any]:
+    """Returns the type of each of those names, and of those of the rule that `accept` names."""
+    own = own_rule(accept)
+    types = {each.name: get_type_hints(own)[each.name] for each in fields(own)} if own else {}
     for kind, choices in CHOICES.items():
         for name in choices:
             types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _chosen_by(kind))]
@@ -61,7 +63,23 @@ def policy_types() -> dict[str, Any]:
             for field in fields(policy):
                 required = field.default is MISSING
                 types[field.name] = hints[field.name] | None if required else hints[field.name]
-    return {**types, "lossless": bool}
+    return {**types, "accept": str, "lossless": bool}
+
+
+def own_rule(accept: object) -> Any:
+    """Returns the rule that `module:Class` names; None for another name.
+
+    Raises ValueError where that is no rule.
+    """
+    if not isinstance(accept, str) or ":" not in accept:
+        return None
+    module, _, name = accept.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"accept is {accept!r}: {error}; allowed: module:Class") from error
+    require(hasattr(found, "chosen_by"), f"accept is {accept!r}; allowed: a class under lj.rule")
+    return found
 
 
 def described(parts: Iterable[type] = ()) -> str:
@@ -88,8 +106,11 @@ def take_policy(kind: str, settings: dict[str, Any]) -> Any:
         policy, current = type(given), _values(given)
     else:
         policy, current = _choose(kind, choices, settings), {}
-    names = [field.name for field in fields(policy)]
-    return policy(**{**current, **{name: settings.pop(name) for name in names if name in settings}})
+    names = [field.name for field in fields(policy) if field.name in settings]
+    found = {name: settings.pop(name) for name in names}
+    if ":" in policy.chosen_by.get("accept", ""):  # None: as the settings of no rule have it
+        found = {name: value for name, value in found.items() if value is not None}
+    return policy(**{**current, **found})
 
 
 def require_read(settings: Mapping[str, Any], own: Iterable[str]) -> None:
@@ -132,6 +153,8 @@ def _chosen_by(kind: str) -> list[Any]:
 def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
     candidates = _chosen_by(kind)
     if kind == "rule":
+        if own := own_rule(choices["accept"]):
+            return own
         choices = {"accept": _numbered(choices["accept"], settings)}
     reasons: list[str] = []
     for name, value in choices.items():

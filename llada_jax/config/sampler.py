@@ -40,7 +40,8 @@ class SamplerConfig:
         blocks. It follows `gen_length`, one token a forward, unless it is set.
       rule: What commits tokens and what becomes of them, a value of `llada_jax.sampler.rules`.
       accept: The rule by name: `quota`, `threshold`, `factor`, `entropy_bound`, `staged`, `wino` or
-        `token_edit`. The numbers `threshold`, `factor` and `entropy_bound` choose theirs.
+        `token_edit`; or `module:Class`, a rule of one's own. The numbers `threshold`, `factor` and
+        `entropy_bound` choose theirs.
       window: Which rows a forward runs, a value of `llada_jax.sampler.windows`; or `by_cache`, the
         one that `cache` names; or `multi_block`, which slides with the committed tokens and reaches
         into later blocks, whose predictions are drafts (llada.cpp; with `cache="blockwise"`).
@@ -203,11 +204,11 @@ class SamplerConfig:
         return cls(**settings)
 
     @classmethod
-    def setting_types(cls) -> dict[str, Any]:
-        """Returns the type of each flat setting."""
+    def setting_types(cls, accept: object = None) -> dict[str, Any]:
+        """Returns the type of each flat setting, those of the rule `module:Class` among them."""
         hints = get_type_hints(cls)
         own = {field.name: hints[field.name] for field in _own_fields()}
-        return {**own, "steps": int | None, **policy_types(), **get_type_hints(Parity)}
+        return {**own, "steps": int | None, **policy_types(accept), **get_type_hints(Parity)}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "SamplerConfig":

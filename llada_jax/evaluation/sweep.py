@@ -126,25 +126,24 @@ class Revision(NamedTuple):
 
 
 def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:
-    """Compares every staged setting with the threshold that it makes tokens visible at, where all
-    but the rules is the same: a window of another size has other forwards of its own."""
-    thresholds = [each for each in found if each.setting.sampler.accept == "threshold"]
+    """Compares every setting whose rule revises with what it first makes visible committed for
+    good, where all but the rules is the same: a window of another size has other forwards."""
     pairs = []
     for staged in found:
         sampler = staged.setting.sampler
-        if sampler.accept == "staged":
-            alike = [each for each in thresholds if _alike(each.setting.sampler, sampler)]
-            pairs += [
-                _revision(staged, hasty, alike, slowest)
-                for hasty in alike
-                if hasty.setting.sampler.threshold == sampler.theta_visible
-            ]
+        rule = sampler.rule.at_once()
+        others = (each for each in found if isinstance(each.setting.sampler.rule, type(rule)))
+        alike = [each for each in others if _alike(each.setting.sampler, sampler)]
+        pairs += [
+            _revision(staged, hasty, alike, slowest)
+            for hasty in alike
+            if hasty.setting.sampler.rule == rule
+        ]
     return pairs
 
 
 def _alike(one: SamplerConfig, other: SamplerConfig) -> bool:
-    names = {each.name for each in fields(SamplerConfig)} - {"rule", "gen_length", "steps"}
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    return one.replace(rule=other.rule) == other
 
 
 def _revision(staged: Found, hasty: Found, alike: Sequence[Found], slowest: Tally) -> Revision:

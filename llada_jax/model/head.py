@@ -5,10 +5,10 @@ key-value cache of the same rows. So the vocabulary passes in chunks through a r
 (running maximum, rescaled sums): nothing of size [R, V] is ever held.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ VOCAB_CHUNK = 4096
 GROUP = 64
 """Logits of a chunk that are compared at once."""
 VocabId = int | Int[Array, ""]
+Running = TypeVar("Running")
 
 
 @dataclass(frozen=True)
@@ -91,24 +92,36 @@ def score_rows(
     Confidence, entropy (nats) and margin (probability of the best minus the second best) are of
     the distribution without noise, in `rules.confidence_dtype`. The lowest id wins ties.
     """
-    weight = head_weight(params)
 
-    def absorb(seen: RunningScores, start: VocabId, size: int) -> RunningScores:
-        part = jax.tree.map(partial(_rows_from, start=start, size=size), weight)
-        logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
+    def absorb(seen: RunningScores, logits: Array, start: VocabId) -> RunningScores:
         return absorb_chunk(seen, logits, start, noise_keys, rules)
 
     running = start_scores(hidden.shape[:2], jnp.dtype(rules.confidence_dtype))
+    return finish_scores(over_vocabulary(params, hidden, rules, absorb, running))
+
+
+def over_vocabulary(
+    params: ModelParams,
+    hidden: Float[Array, "B C D"],
+    rules: ScoreRules,
+    absorb: Callable[[Running, Array, VocabId], Running],
+    running: Running,
+) -> Running:
+    """Returns running statistics after the logits of every chunk, [B, C, chunk] from an id on."""
+    weight = head_weight(params)
+
+    def with_chunk(seen: Running, start: VocabId, size: int) -> Running:
+        part = jax.tree.map(partial(_rows_from, start=start, size=size), weight)
+        return absorb(seen, _chunk_logits(hidden, part).astype(rules.confidence_dtype), start)
+
     full, rest = divmod(params.embedding.shape[0], rules.chunk)
     if full:
         # A loop of the compiled program. Of chunks that are written out one by one XLA slices the
         # weights first, all of them, and holds a second copy of the head.
         running = jax.lax.fori_loop(
-            0, full, lambda i, seen: absorb(seen, i * rules.chunk, rules.chunk), running
+            0, full, lambda i, seen: with_chunk(seen, i * rules.chunk, rules.chunk), running
         )
-    if rest:
-        running = absorb(running, full * rules.chunk, rest)
-    return finish_scores(running)
+    return with_chunk(running, full * rules.chunk, rest) if rest else running
 
 
 def _rows_from(leaf: Array, start: VocabId, size: int) -> Array:

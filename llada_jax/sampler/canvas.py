@@ -101,6 +101,7 @@ def new_canvas(
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
+    branches = config.window.branches or config.rule.branches
 
     def zeros() -> np.ndarray:  # an array each: loops donate them
         return np.zeros(batch, np.int32)
@@ -121,8 +122,8 @@ def new_canvas(
         nfe=zeros(),
         step=zeros(),
         latest=_no_scores(tokens.shape, config),
-        hypothesis=_no_hypothesis(tokens) if config.window.branches else None,
-        history=History(tokens * 0 - 1, tokens * 0) if config.rule.keeps_history else None,  # pyright: ignore
+        hypothesis=_no_hypothesis(tokens) if branches else None,
+        history=_no_history(tokens) if config.rule.keeps_history else None,
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
@@ -135,6 +136,10 @@ def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
 
 def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
     return Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
+
+
+def _no_history(tokens: np.ndarray) -> History:
+    return History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
 
 
 def block_origin(

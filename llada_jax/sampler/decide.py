@@ -9,10 +9,10 @@ from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
-from llada_jax.sampler.own_decision import decide_by_own_rule, new_block
+from llada_jax.sampler.own_decision import decide_by_own_rule
+from llada_jax.sampler.own_state import next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
 from llada_jax.sampler.rules.base import Rescored, accepted
-from llada_jax.sampler.rules.own import OwnRule
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.stop import stop_rows
@@ -26,14 +26,14 @@ def decide(
     before, rescored = canvas, plan.query.rescored
     canvas = canvas._replace(latest=scores.over(canvas.latest))
     candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
-    if isinstance(setup.rule, OwnRule):
-        revised = decide_by_own_rule(setup, setup.rule, canvas, plan, candidates, scores.logits)
+    if setup.own_rule is not None:
+        revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
     else:
         revised = _commit_and_revise(setup, canvas, candidates, plan, scores.here)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
-    canvas = new_block(canvas, canvas.block != before.block)
-    if setup.window.drafts:
+    canvas = next_for_own_rule(setup, canvas, canvas.block != before.block)
+    if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
         canvas = _take_drafts(setup, canvas, scores.here, moved)
     if setup.window.branches:

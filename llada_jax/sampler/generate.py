@@ -14,10 +14,11 @@ from jaxtyping import Int
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
-from llada_jax.sampler.own_decision import new_state, require_numbers
+from llada_jax.sampler.own_decision import require_numbers
+from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.rules.own import OwnRule, Sizes
+from llada_jax.sampler.rules.own import Sizes
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.base import buckets_for
@@ -134,7 +135,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
     config = setup.config
     extra = {
-        "lossless": setup.window.branches,
+        "branch": setup.window.branches or setup.rule.branches,
         "shadow": setup.shadows,
         "refresh": config.refreshes,
     }
@@ -144,10 +145,11 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
     )
+    needs = setup.own_rule.head_needs if setup.own_rule else ()
     require(
-        not setup.needs_logits or denoiser.logits_rows is not None,
-        f"rule {type(setup.rule).__name__} needs logits, which the backend keeps to itself; "
-        "allowed: a backend that gives them (xla)",
+        not needs or denoiser.measure_rows is not None,
+        f"rule {type(setup.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
+        "does not compute; allowed: another backend, as xla, or rules without these needs",
     )
     if config.has_worker:
         require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
@@ -191,7 +193,7 @@ def _start(
         canvas=layout.length,
         vocab=setup.model.vocab_size,
     )
-    return canvas._replace(rule_state=new_state(setup.rule, sizes))
+    return canvas._replace(rule_state=new_state(setup, sizes))
 
 
 def _run(
@@ -246,7 +248,7 @@ def _settings(
 ) -> dict[str, Any]:
     return {
         "sampler": config.as_dict(),
-        "rule_sha256": config.rule.source_hash if isinstance(config.rule, OwnRule) else None,
+        "rule_sha256": getattr(config.rule, "source_hash", None),
         "model": asdict(model),
         "seeds": [list(seed) for seed in seeds],
         "loop": loop,

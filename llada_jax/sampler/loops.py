@@ -4,7 +4,7 @@ Both choose, before each step, the smallest bucket that holds the rows that it p
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, run_head, score
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, RowsOut, Scores
+from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
 
 
 class StepView(NamedTuple):
@@ -80,16 +80,17 @@ def _compiled(
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     sizes = jnp.asarray(buckets, jnp.int32)
     bodies = [partial(denoise, setup, denoiser, n_rows=n_rows) for n_rows in buckets]
-    head_buckets = setup.head_sizes(canvas.tokens.shape[1])
+    length = canvas.tokens.shape[1]
+    head_buckets = setup.head_sizes(length)
     head_sizes = jnp.asarray(head_buckets, jnp.int32)
-    heads = [partial(score, setup, denoiser, n_heads=n_heads) for n_heads in head_buckets]
+    heads = [partial(score, setup, denoiser, length=length, n_heads=n) for n in head_buckets]
 
     def one_step(canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
         canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
-        scores = jax.lax.switch(head, heads, params, canvas, plan, denoised)
+        scores = jax.lax.switch(head, heads, params, denoised)
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 
@@ -126,24 +127,44 @@ def compiled_loop(
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
 
 
-@partial(jax.jit, donate_argnames="canvas")
-def _decide(
+class Outlook(NamedTuple):
+    """What the host has to know before it runs a step."""
+
+    finished: Bool[Array, ""]
+    n_rows: Int[Array, ""]  # that the next forward needs
+    refreshes: Bool[Array, ""]
+
+
+def _planned(setup: Setup, canvas: Canvas) -> tuple[StepPlan, Outlook]:
+    plan = plan_step(setup, canvas)
+    return plan, Outlook(canvas.done.all(), plan.n_rows.max(), plan.refreshed.any())
+
+
+def _decide_and_plan(
     setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
-) -> tuple[Canvas, StepRecord, StepPlan]:
+) -> tuple[Canvas, StepRecord, StepPlan, Outlook]:
     """Decides a step, and plans the next one in the same program."""
     canvas, record = decide(setup, canvas, plan, counts, scores)
-    return canvas, record, plan_step(setup, canvas)
+    return canvas, record, *_planned(setup, canvas)
 
 
-_plan = jax.jit(plan_step)
+def _absorbed(
+    setup: Setup, canvas: Canvas, plan: StepPlan, rows: Rows, out: RowsOut
+) -> tuple[Canvas, Denoised, Int[Array, ""]]:
+    canvas, denoised = absorb(setup, canvas, plan, rows, out)
+    return canvas, denoised, denoised.counts.head_rows.max()
+
+
+_plan = jax.jit(_planned)
 _rows = jax.jit(step_rows, static_argnums=3)
 _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
-_absorb = jax.jit(absorb, donate_argnames="canvas")
-_absorb_copy = jax.jit(absorb)  # while a worker reads the cache
+_absorb = jax.jit(_absorbed, donate_argnames="canvas")
+_absorb_copy = jax.jit(_absorbed)  # while a worker reads the cache
 _refresh_job = jax.jit(refresh_job)
 _refreshed_states = jax.jit(refreshed_states)
 _merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
-_by_position = jax.jit(by_position)
+_by_position = jax.jit(by_position, static_argnames="length")
+_decide = jax.jit(_decide_and_plan, donate_argnames="canvas")
 
 
 def host_loop(
@@ -166,23 +187,24 @@ def host_loop(
     if refresher is not None:
         refresher = refresher._replace(denoiser=_callable(refresher.denoiser))
     records, rows_run, seconds = [], [], []
-    plan = _plan(setup, canvas)
-    while len(records) < limit and not bool(canvas.done.all()):
+    length = canvas.tokens.shape[1]
+    head_sizes = setup.head_sizes(length)
+    plan, outlook = _plan(setup, canvas)
+    while len(records) < limit and not bool(outlook.finished):
         began = time.perf_counter()
-        needed = int(plan.n_rows.max())
-        assert needed <= buckets[-1], f"a step needs {needed} rows; programs for {buckets}"
-        n_rows = next(size for size in buckets if size >= needed)
-        before = np.array(canvas.state)
-        job = _start_refresh(setup, canvas, plan, refresher)
+        n_rows = _holding(buckets, int(outlook.n_rows), "rows")
+        before = np.array(canvas.state) if on_step else None
+        job = _start_refresh(setup, canvas, plan, outlook, refresher)
         rows = _rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
         keep = _absorb if job is None else _absorb_copy
-        canvas, denoised = keep(setup, canvas, plan, rows, out)
-        scores = _score(setup, denoiser, params, canvas, plan, denoised)
+        canvas, denoised, asked = keep(setup, canvas, plan, rows, out)
+        head = run_head(denoiser, params, denoised, _holding(head_sizes, int(asked), "heads"))
+        scores = _by_position(setup, denoised, head, length=length)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
             canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
-        canvas, record, plan = _decide(setup, canvas, plan, denoised.counts, scores)
+        canvas, record, plan, outlook = _decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -199,15 +221,21 @@ def _callable(denoiser: Denoiser) -> Denoiser:
     return denoiser._replace(
         forward_rows=partial(_call, denoiser.forward_rows),
         score_rows=partial(_call, denoiser.score_rows),
-        logits_rows=denoiser.logits_rows and partial(_call, denoiser.logits_rows),
+        measure_rows=denoiser.measure_rows and partial(_call, denoiser.measure_rows),
     )
 
 
+def _holding(sizes: Sequence[int], needed: int, what: str) -> int:
+    """Returns the smallest compiled size that holds what a step needs."""
+    assert needed <= sizes[-1], f"a step needs {needed} {what}; programs for {sizes}"
+    return next(size for size in sizes if size >= needed)
+
+
 def _start_refresh(
-    setup: Setup, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
+    setup: Setup, canvas: Canvas, plan: StepPlan, outlook: Outlook, refresher: Refresher | None
 ) -> RefreshJob | None:
     """Gives the worker what is to be refreshed, if anything is."""
-    if refresher is None or not setup.config.has_worker or not bool(plan.refreshed.any()):
+    if refresher is None or not setup.config.has_worker or not bool(outlook.refreshes):
         return None
     job, cache = _refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
@@ -221,23 +249,7 @@ def _start_refresh(
     return job
 
 
-def _score(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    plan: StepPlan,
-    denoised: Denoised,
-) -> StepScores:
-    """Returns the scores of what was asked, from the smallest head that holds it."""
-    sizes = setup.head_sizes(plan.query.rescored.shape[1])
-    asked = int(denoised.counts.head_rows.max())
-    size = next(size for size in sizes if size >= asked)
-    head = run_head(denoiser, params, denoised, size, logits=setup.needs_logits)
-    return _by_position(setup, canvas, plan.query, head)
-
-
-def _view(step: int, rows: int, canvas: Canvas, before: np.ndarray) -> StepView:
+def _view(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
     length = int(canvas.end.max())
 
     def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory

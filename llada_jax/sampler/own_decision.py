@@ -5,58 +5,21 @@ again more often than the rule allows, and a wrong result is one error that name
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, commit, take
-from llada_jax.sampler.commit import block_positions
-from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, Sizes, State
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, commit, positions_of, take
+from llada_jax.sampler.own_needs import seen_of
+from llada_jax.sampler.own_state import RuleState, choose, remembered
+from llada_jax.sampler.record import StepScores
+from llada_jax.sampler.rules.own import Decision, OwnRule, Seen, State
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-
-
-class FullDecision(NamedTuple):
-    """A `Decision` with all its parts."""
-
-    commit: Bool[Array, "B C"]
-    token: Int[Array, "B C"]
-    confidence: Float[Array, "B C"]
-    replace: Bool[Array, "B C"]
-    remask: Bool[Array, "B C"]
-    end: Bool[Array, " B"]
-
-
-class RuleState(NamedTuple):
-    """What is kept for a user's rule in the canvas."""
-
-    state: State
-    remasks: Int[Array, "B L"]  # how often each position was masked again
-    at_start: State  # as `init` made it
-
-
-def new_state(rule: Any, sizes: Sizes) -> RuleState | None:
-    """Returns the state of a user's rule; None for others. Raises ValueError for other shapes."""
-    if not isinstance(rule, OwnRule):
-        return None
-    state = rule.init(sizes)
-    name = type(rule).__name__
-    require(isinstance(state, State), f"rule {name}: init gives {state!r}; allowed: lj.State")
-    for leaf in jax.tree.leaves(state):
-        shape = np.shape(leaf)
-        require(
-            shape[:1] == (sizes.batch,),
-            f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
-            f"batch ({sizes.batch})",
-        )
-    state = jax.tree.map(jnp.asarray, state)
-    remasks = jnp.zeros((sizes.batch, sizes.canvas), jnp.int32)
-    return RuleState(state, remasks, jax.tree.map(jnp.copy, state))
 
 
 def decide_by_own_rule(
@@ -65,27 +28,24 @@ def decide_by_own_rule(
     canvas: Canvas,
     plan: StepPlan,
     candidates: Candidates,
-    logits: Array | None,
+    scores: StepScores,
 ) -> Canvas:
-    """Returns the canvas after what the rule decides of the current block.
-
-    Args:
-      logits: of the block's positions, [B, C, V], where the rule needs them.
-    """
+    """Returns the canvas after what the rule decides of the current block, and of drafts."""
     memory: RuleState = canvas.rule_state
-    positions = block_positions(setup, canvas)
-    alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
-    seen = _seen(canvas, plan, candidates, positions, alive, logits)
+    seen = seen_of(setup, canvas, plan, candidates, scores)
+    positions = seen.position
     decision, state = rule.decide(seen, memory.state)
-    full = _checked(rule, decision, seen)
+    full: Any = _completed(rule, decision, seen, canvas.tokens.shape)
     _require_same_state(rule, memory.state, state)
-    keep = partial(_where, canvas.done)
+    keep = partial(choose, canvas.done)
     state = jax.tree.map(keep, memory.state, state)
+    memory = remembered(memory, state, candidates.scores.token >= 0, scores)
 
-    remasks = take(memory.remasks, positions)
-    may_remask = seen.committed & (remasks < rule.most_remasks)
-    remask = may_remask & rule.revises & full.remask
-    replace = seen.committed & rule.revises & full.replace & ~remask
+    remask = replace = jnp.zeros_like(seen.committed)
+    if canvas.history is not None:
+        remasks = take(canvas.history.remasks, positions)
+        remask = seen.committed & full.remask & (remasks < rule.most_remasks)
+        replace = seen.committed & full.replace & ~remask
     wanted = seen.masked & full.commit
     best = candidates.ranks(candidates.priority) == 0
     commits = jnp.where(wanted.any(axis=1, keepdims=True), wanted, seen.masked & best)
@@ -97,20 +57,14 @@ def decide_by_own_rule(
     canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
     mask = jnp.full_like(token, setup.mask_id)
     canvas = _remasked(canvas, positions, remask, mask)
-    batch = jnp.arange(token.shape[0])[:, None]
-    remasks = memory.remasks.at[batch, positions].add(remask.astype(jnp.int32), mode="drop")
-    canvas = canvas._replace(rule_state=RuleState(state, remasks, memory.at_start))
+    canvas = canvas._replace(rule_state=memory)
+    if seen.drafts is not None:
+        everywhere = jnp.broadcast_to(positions_of(canvas), canvas.tokens.shape)
+        ahead, drafts = seen.drafts.masked & full.ahead, seen.drafts
+        canvas = commit(
+            canvas, everywhere, drafts.predicted, drafts.confidence, ahead, final, setup.mask_id
+        )
     return _ended(setup, canvas, full.end)
-
-
-def new_block(canvas: Canvas, moved: Bool[Array, " B"]) -> Canvas:
-    """Returns the canvas whose rule forgets what it knew of a block, where rows have another."""
-    memory: RuleState | None = canvas.rule_state
-    if memory is None:
-        return canvas
-    block = jax.tree.map(partial(_where, moved), memory.at_start.block, memory.state.block)
-    state = memory.state._replace(block=block)
-    return canvas._replace(rule_state=memory._replace(state=state))
 
 
 def require_numbers(rule: Any, canvas: Canvas) -> None:
@@ -125,57 +79,24 @@ def require_numbers(rule: Any, canvas: Canvas) -> None:
     )
 
 
-def _seen(
-    canvas: Canvas,
-    plan: StepPlan,
-    candidates: Candidates,
-    positions: Int[Array, "B C"],
-    alive: Bool[Array, "B C"],
-    logits: Array | None,
-) -> Seen:
-    scores = candidates.scores
-    return Seen(
-        position=positions,
-        token=take(canvas.tokens, positions),
-        predicted=scores.token,
-        confidence=scores.confidence,
-        entropy=scores.entropy,
-        margin=scores.margin,
-        logits=logits,
-        masked=candidates.open,
-        committed=(take(canvas.state, positions) == VISIBLE) & alive,
-        rescored=take(plan.query.rescored, positions) & alive,
-        step=canvas.block_step,
-        block_masks=canvas.block_masks,
-        quota=candidates.quota,
-    )
-
-
-def _checked(rule: OwnRule, decision: Decision, seen: Seen) -> FullDecision:
+def _completed(rule: OwnRule, decision: Decision, seen: Seen, canvas: tuple[int, ...]) -> Decision:
     """Returns the decision with all its parts. Raises ValueError for other shapes and types."""
-    name, (batch, block) = type(rule).__name__, seen.masked.shape
     require(
-        isinstance(decision, Decision), f"rule {name} decides {decision!r}; allowed: lj.Decision"
+        isinstance(decision, Decision),
+        f"rule {type(rule).__name__} decides {decision!r}; allowed: lj.Decision",
     )
-    nothing = jnp.zeros((batch, block), bool)
-    full = FullDecision(
-        decision.commit,
-        seen.predicted if decision.token is None else decision.token,
-        seen.confidence if decision.confidence is None else decision.confidence,
-        nothing if decision.replace is None else decision.replace,
-        nothing if decision.remask is None else decision.remask,
-        jnp.zeros(batch, bool) if decision.end is None else decision.end,
-    )
+    block, done = seen.masked.shape, seen.step.shape
     kinds = {"token": jnp.integer, "confidence": jnp.floating}
-    for part, value in zip(FullDecision._fields, full, strict=True):
-        shape = (batch,) if part == "end" else (batch, block)
-        kind = kinds.get(part, jnp.bool_)
-        require(
-            jnp.shape(value) == shape and jnp.issubdtype(jnp.asarray(value).dtype, kind),
-            f"rule {name}: {part} is {jnp.asarray(value).dtype}{list(jnp.shape(value))}; allowed: "
-            f"{kind.__name__}{list(shape)}",
-        )
-    return full
+    shapes = {"end": done, "ahead": canvas}
+    given = {"token": seen.predicted, "confidence": seen.confidence}
+    for part, value in decision._asdict().items():
+        shape = shapes.get(part, block)
+        if value is None:
+            given.setdefault(part, jnp.zeros(shape, bool))
+        else:
+            rule.require(part, value, kinds.get(part, jnp.bool_), *shape)
+            given[part] = value
+    return Decision(**given)
 
 
 def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
@@ -215,7 +136,3 @@ def _ended(setup: Setup, canvas: Canvas, end: Bool[Array, " B"]) -> Canvas:
         state=jnp.where(fill, jnp.int8(STABLE), canvas.state),
         filled=canvas.filled | fill,
     )
-
-
-def _where(choose: Bool[Array, " B"], one: Array, other: Array) -> Array:
-    return jnp.where(choose.reshape(-1, *[1] * (one.ndim - 1)), one, other)

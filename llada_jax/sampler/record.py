@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
 from llada_jax.sampler.rules.base import Rule
-from llada_jax.types import Scores
+from llada_jax.types import Measured, Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in range(7))
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
@@ -33,7 +33,8 @@ class StepScores(NamedTuple):
 
     here: Scores
     ahead: Scores  # in the branch
-    logits: Float[Array, "B C V"] | None = None  # of the block, where the rule needs them
+    measured: Measured | None = None  # of the block, where the rule asks for it
+    hidden: Float[Array, "B C D"] | None = None  # so are the states
 
     def over(self, old: Scores) -> Scores:
         """Returns the last scores of each position; those of the branch where the forward had no

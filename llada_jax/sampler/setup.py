@@ -6,7 +6,7 @@ import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.rules.base import Rule, rule_of
-from llada_jax.sampler.rules.own import OwnRule
+from llada_jax.sampler.rules.own import Need, OwnRule
 from llada_jax.sampler.windows.base import Window, window_of
 
 
@@ -37,9 +37,18 @@ class Setup:
         return int(self.model.shift_logits)
 
     @property
-    def needs_logits(self) -> bool:
-        """Whether the rule reads all logits of the block."""
-        return isinstance(self.rule, OwnRule) and "logits" in self.rule.needs
+    def own_rule(self) -> OwnRule | None:
+        """The rule where it is a user's own."""
+        return self.rule if isinstance(self.rule, OwnRule) else None
+
+    def needs(self, *names: Need) -> bool:
+        """Returns whether a rule of one's own needs any of these."""
+        return self.own_rule is not None and not self.own_rule.needs.isdisjoint(names)
+
+    @property
+    def scores_drafts(self) -> bool:
+        """Whether masks of later blocks are scored where the window has them."""
+        return self.window.drafts or self.needs("drafts")
 
     @property
     def shadows(self) -> bool:
@@ -53,7 +62,7 @@ class Setup:
         return (
             self.shadows * window.most_rows(config, length)
             + refreshed_by_rows * 2 * self.rule.refresh_rows
-            + window.branches * 2 * config.block_length
+            + (2 * window.branches + self.rule.branches) * config.block_length
         )
 
     def most_asked(self, length: int) -> int:
@@ -61,9 +70,12 @@ class Setup:
         config, window = self.config, self.window
         most_rows = window.most_rows(config, length)
         asked = most_rows if window.drafts else config.block_length
+        if self.needs("drafts") and window.chosen_by["cache"] in ("none", "prefix"):
+            asked = length  # of these windows, later blocks are a part
         asked += self.rule.revises * most_rows
         asked += config.refreshes * self.rule.refresh_rows
-        return min(asked, length) + window.branches * config.block_length
+        branches = window.branches or self.rule.branches
+        return min(asked, length) + branches * config.block_length
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns how many positions a forward's head may score, ascending; the last holds all."""

@@ -3,8 +3,10 @@
 Each part is a pure function, and both loops run these.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -13,11 +15,12 @@ from llada_jax.sampler.canvas import Canvas, block_start, in_span, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
+from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step_plan import Query, StepPlan
+from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
+from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
 
 
 class Denoised(NamedTuple):
@@ -26,6 +29,9 @@ class Denoised(NamedTuple):
     hidden: Float[Array, "B Q D"]  # states that predict what was asked
     noise_keys: Key[Array, "B Q"] | None  # for the scores; None at temperature 0
     counts: StepCounts
+    at: Int[Array, "B Q"]  # as the query has it
+    asked: Asked | None  # beside the scores
+    block_start: Int[Array, " B"] | None  # where anything is
 
 
 def absorb(
@@ -46,7 +52,9 @@ def absorb(
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys = _noise_keys(canvas, plan.query.at) if config.temperature > 0 else None
-    return canvas, Denoised(hidden, keys, counts)
+    asked = asked_of(setup, canvas, plan.query)
+    start = block_start(canvas, config.block_length) if setup.own_rule else None
+    return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
 
 
 def denoise(
@@ -62,62 +70,45 @@ def denoise(
     return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
 
-class HeadOut(NamedTuple):
-    """What the head says of the positions that a query asks about, in its order."""
-
-    scores: Scores
-    logits: Float[Array, "B Q V"] | None  # where the rule needs them
-
-
-def run_head(
-    denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int, *, logits: bool
-) -> HeadOut:
-    """Returns the head's output for the first `n_heads` positions that are asked."""
+def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int) -> HeadOut:
+    """Returns what the head says of the first `n_heads` positions that are asked about."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
-    hidden = denoised.hidden[:, :n_heads]
-    scores = denoiser.score_rows(params, hidden, keys)
-    if not logits:
-        return HeadOut(scores, None)
-    assert denoiser.logits_rows is not None
-    return HeadOut(scores, denoiser.logits_rows(params, hidden))
+    hidden, asked = denoised.hidden[:, :n_heads], denoised.asked
+    if asked is None:
+        return HeadOut(denoiser.score_rows(params, hidden, keys), None)
+    assert denoiser.measure_rows is not None
+    return denoiser.measure_rows(params, hidden, keys, asked.first(n_heads))
 
 
 def score(
     setup: Setup,
     denoiser: Denoiser,
     params: Params,
-    canvas: Canvas,
-    plan: StepPlan,
     denoised: Denoised,
+    length: int,
     n_heads: int,
 ) -> StepScores:
     """Returns the scores of what was asked, from a head of `n_heads` rows."""
-    head = run_head(denoiser, params, denoised, n_heads, logits=setup.needs_logits)
-    return by_position(setup, canvas, plan.query, head)
+    head = run_head(denoiser, params, denoised, n_heads)
+    return by_position(setup, denoised, head, length)
 
 
-def by_position(setup: Setup, canvas: Canvas, query: Query, head: HeadOut) -> StepScores:
-    """Returns the scores of a query by position, and logits by position of the block."""
-    length = query.rescored.shape[1]
-    at = query.at[:, : head.scores.token.shape[1]]
+def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
+    """Returns scores by position of a canvas of `length`, and what else was asked by that of the
+    block."""
+    n_heads = head.scores.token.shape[1]
+    at = denoised.at[:, :n_heads]
     whole = spread(at, head.scores, 2 * length)
+    kept = setup.needs("hidden", "divergence")
+    hidden = denoised.hidden[:, :n_heads] if kept else None
+    block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
         Scores(*(array[:, length:] for array in whole)),
-        None if head.logits is None else _of_block(setup, canvas, at, head.logits),
+        jax.tree.map(block, head.measured),
+        jax.tree.map(block, hidden),
     )
-
-
-def _of_block(
-    setup: Setup, canvas: Canvas, at: Int[Array, "B Q"], logits: Float[Array, "B Q V"]
-) -> Float[Array, "B C V"]:
-    length = setup.config.block_length
-    offset = at - block_start(canvas, length)[:, None]
-    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
-    batch = jnp.arange(at.shape[0])[:, None]
-    empty = jnp.zeros((at.shape[0], length, logits.shape[2]), logits.dtype)
-    return empty.at[batch, slots].set(logits, mode="drop")
 
 
 def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:

@@ -113,6 +113,6 @@ def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B 
     """Returns the positions of the current block, and drafts: the masked ones, or all."""
     config = setup.config
     start = block_start(canvas, config.block_length)
-    stop = span.stop if setup.window.drafts else block_stop(canvas, config)
+    stop = span.stop if setup.scores_drafts else block_stop(canvas, config)
     positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
     return positions & (canvas.state == MASKED) if config.selective_logits else positions

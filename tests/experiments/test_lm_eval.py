@@ -234,6 +234,17 @@ def config_of(*overrides):
         return read_config(LmEvalConfig, compose("lm_eval", overrides=list(overrides)))
 
 
+def test_a_task_of_ones_own_is_a_file_in_another_folder(tmp_path):
+    folder = REPOSITORY / "tests" / "evaluation" / "user_tasks"
+    config = config_of("data=here", f"task_folder={folder}", "tasks=[spelling]")
+    (tmp_path / "spelling.jsonl").write_text('{"word": "abc"}\n{"word": "dab"}\n')
+    files = {"spelling": data_files("spelling", tmp_path, config.folder)}
+    backwards = Oracle(lambda doc: doc["word"][::-1])
+    found = evaluate(backwards, files, limit=None, chat=False, folder=config.folder)
+    (row,) = rows_of("spelling", found["samples"]["spelling"])
+    assert (row.name, row.value, row.n) == ("spelling/exact_match", 1.0, 2)
+
+
 def test_the_configuration_is_that_of_table_5():
     config = config_of(f"data={DATA}")
     assert config.tasks == GENERATED and config.limit == 200
@@ -245,6 +256,7 @@ def test_the_configuration_is_that_of_table_5():
         (["tasks=[sums]"], "task is 'sums'; allowed: arc_challenge, arc_challenge_likelihood, b"),
         (["tasks=[]"], "tasks is empty; allowed: arc_challenge, "),
         (["tasks=[boolq,boolq]"], "tasks repeat one: "),
+        (["task_folder=nowhere"], "task_folder is nowhere; allowed: one with"),
         (["limit=0"], "limit is 0; allowed: 1 or more"),
     ],
 )

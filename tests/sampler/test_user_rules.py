@@ -1,16 +1,33 @@
 """Rules that a user writes in a file of their own: six published ones, and what is guaranteed."""
 
+from functools import partial
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax, logsumexp
 
 import llada_jax as lj
+from llada_jax.sampler.generate import decode as run
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.rules.own import Need
 from llada_jax.sampler.trace import Event
-from llada_jax.testing import PROMPTS, check_rule, toy_decode
+from llada_jax.testing import (
+    MASK,
+    PROMPTS,
+    TOY,
+    VOCAB,
+    check_rule,
+    toy_decode,
+    toy_denoiser,
+    toy_logits,
+)
 from tests.sampler.user_rules.credit import CreditDecoding
 from tests.sampler.user_rules.klass import KLASS
 from tests.sampler.user_rules.local_leap import LocalLeap
+from tests.sampler.user_rules.lopa import LoPA
 from tests.sampler.user_rules.prophet import Prophet
 from tests.sampler.user_rules.rcr import RCR
 from tests.sampler.user_rules.saber import Saber
@@ -22,6 +39,7 @@ RULES = {
     "credit": CreditDecoding(threshold=0.3),
     "prophet": Prophet(early=0.6, middle=0.4, late=0.2),
     "local_leap": LocalLeap(anchor=0.3, near=0.2, radius=2),
+    "lopa": LoPA(threshold=0.24),
     "rcr": RCR(),
     "saber": Saber(),
 }
@@ -49,6 +67,7 @@ NEUTRAL = {
     ),
     "credit": (CreditDecoding(threshold=0.24, alpha=0.0), THRESHOLD),
     "local_leap": (LocalLeap(anchor=0.24, near=0.1, radius=0), THRESHOLD),
+    "lopa": (LoPA(threshold=0.24, tries=0), THRESHOLD),
     "prophet": (Prophet(early=99.0, middle=99.0, late=99.0), {}),
 }
 
@@ -167,19 +186,156 @@ def test_needs_that_do_not_exist_and_classes_without_decide_are_refused():
             pass
 
 
-def test_logits_are_only_computed_where_they_are_declared():
-    from llada_jax.sampler.setup import Setup
-    from llada_jax.testing import TOY
-
+def test_the_head_is_asked_for_what_is_declared_and_nothing_else():
+    declared = {"klass": {"divergence"}, "credit": {"log_sum_exp", "listed"}, "prophet": {"top_k"}}
     for name, own in RULES.items():
-        setup = Setup(TOY, lj.SamplerConfig(rule=own))
-        assert setup.needs_logits == (name in ("klass", "credit", "prophet"))
-    assert not Setup(TOY, lj.SamplerConfig(threshold=0.9)).needs_logits
+        assert own.head_needs == declared.get(name, set())
+    toy = toy_denoiser(with_ids(lj.SamplerConfig(), TOY))
+    plain = toy._replace(measure_rows=None)
+    salt = jnp.int32(1)
+    for rule in (RULES["rcr"], RULES["local_leap"], RULES["lopa"]):
+        config = lj.SamplerConfig(rule=rule, **LENGTHS)
+        loops = [run(plain, salt, TOY, PROMPTS, config, loop=loop) for loop in ("host", "compiled")]
+        np.testing.assert_array_equal(loops[0].tokens, loops[1].tokens)
+    with pytest.raises(ValueError, match="rule KLASS needs divergence, which the backend does not"):
+        run(plain, salt, TOY, PROMPTS, lj.SamplerConfig(rule=RULES["klass"], **LENGTHS))
+
+
+def test_all_that_can_be_declared_is_what_the_logits_say():
+    shown = []
+
+    @lj.rule
+    class Curious:
+        needs = frozenset(get_args(Need))
+        top_k, n_classes = 3, 4
+        revises, rescore = True, "token"
+
+        def ask(self, state):
+            listed = jnp.broadcast_to(jnp.array([5, -1], jnp.int32), (3, 8, 2))
+            return lj.Ask(listed=listed, class_of=jnp.arange(VOCAB, dtype=jnp.int32) % 4)
+
+        def decide(self, seen, state):
+            jax.debug.callback(lambda **parts: shown.append(parts), ordered=True, **vars(seen))
+            return lj.Decision(commit=seen.masked & (seen.confidence > 0.2)), state
+
+    decode(salt=1, rule=Curious())
+    assert len(shown) > 3
+    for now, before in zip(shown[1:], shown, strict=False):
+        at = (now["masked"] | now["rescored"]) & (now["position"] == before["position"])
+        logits = np.array(toy_logits(1, now["hidden"]))
+        logits[..., MASK] = -np.inf
+        p = log_softmax(logits, axis=-1)
+        check = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+        check(now["log_sum_exp"][at], logsumexp(logits, axis=-1)[at])
+        best = np.argsort(-logits, axis=-1, kind="stable")[..., :3]
+        np.testing.assert_array_equal(now["top_ids"][at], best[at])
+        check(now["top_logits"][at], np.take_along_axis(logits, best, axis=-1)[at])
+        token = np.minimum(now["token"], VOCAB - 1)[..., None]
+        check(now["current"][at], np.take_along_axis(p, token, axis=-1)[..., 0][at])
+        check(now["listed"][at][:, 0], logits[at][:, 5])
+        assert (now["listed"][at][:, 1] == -np.inf).all()
+        groups = np.stack([logits[..., group::4].max(axis=-1) for group in range(4)], axis=-1)
+        check(now["class_logits"][at], groups[at])
+        check(now["margin"][at], np.ptp(np.sort(np.exp(p), axis=-1)[..., -2:], axis=-1)[at])
+        scored = at & (before["masked"] | before["rescored"])
+        logits = np.array(toy_logits(1, before["hidden"]))
+        logits[..., MASK] = -np.inf
+        share, then = np.exp(p), log_softmax(logits, axis=-1)
+        moved = share * (np.where(share > 0, p, 0) - np.where(share > 0, then, 0))
+        check(now["divergence"][scored], moved.sum(axis=-1)[scored])
+    first = shown[0]["divergence"][shown[0]["masked"]]
+    assert (first == np.finfo(np.float32).max).all()
+
+
+NONE = jnp.zeros((3, 8, 1), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("needs", "ask", "message"),
+    [
+        ({"listed"}, lj.Ask(), r"rule Asks: listed is None; allowed: integer\[3, 8, any\]"),
+        ({"listed"}, lj.Ask(NONE[:, :4]), r"listed is int32\[3, 4, 1\]; allowed: integer\[3, 8, a"),
+        ({"listed"}, lj.Ask(NONE, jnp.zeros((3, 8))), r"added is float32\[3, 8\]; allowed: float"),
+        (
+            {"classes"},
+            lj.Ask(class_of=NONE[0, :, 0]),
+            r"class_of is int32\[8\]; allowed: int",
+        ),
+    ],
+)
+def test_wrong_questions_name_the_rule(needs, ask, message):
+    declared, answer = frozenset(needs), ask
+
+    @lj.rule
+    class Asks:
+        needs = declared
+
+        def ask(self, state):
+            return answer
+
+        def decide(self, seen, state):
+            return lj.Decision(commit=seen.masked), state
+
+    with pytest.raises(ValueError, match=message):
+        decode(rule=Asks())
+
+
+def test_what_a_rule_adds_is_never_predicted():
+    forbidden = jnp.array([4, 7, 9], jnp.int32)
+
+    @lj.rule
+    class Forbids:
+        needs = frozenset({"listed"})
+
+        def ask(self, state):
+            shape = (3, 8, 3)
+            return lj.Ask(jnp.broadcast_to(forbidden, shape), jnp.full(shape, -jnp.inf))
+
+        def decide(self, seen, state):
+            return lj.Decision(commit=seen.masked & (seen.confidence > 0.2)), state
+
+    plain, ours = decode(threshold=0.2), decode(rule=Forbids())
+    found = [np.isin(np.concatenate(r.generated), np.asarray(forbidden)) for r in (plain, ours)]
+    assert found[0].any() and not found[1].any()
+
+
+def test_a_sure_prophet_fills_the_canvas():
+    sure = Prophet(early=0.0, middle=0.0, late=0.0)
+    assert decode(rule=sure, cache="none").nfe.tolist() == [1] * 3
+    assert decode(rule=sure).nfe.tolist() == [3] * 3
+    window = dict(window="multi_block", lookahead_trigger=8)
+    assert (decode(rule=sure, **window).nfe < 3).all()
+
+
+def test_a_branch_wins_and_loses():
+    shown = []
+
+    @lj.rule
+    class Watched(LoPA):
+        def decide(self, seen, state):
+            jax.debug.callback(lambda t: shown.append(t), seen.tried.predicted, ordered=True)
+            return super().decide(seen, state)
+
+    result = decode(rule=Watched(threshold=0.24))
+    branches = result.trace.branch_rows
+    assert (branches > 0).any() and (branches[0] == 0).all()
+    alone = decode(threshold=0.24)
+    assert (result.tokens != alone.tokens).any()
+    with pytest.raises(ValueError, match="rule LoPA has a branch; allowed: with cache 'blockwise'"):
+        lj.SamplerConfig(rule=LoPA(), cache="none")
 
 
 def test_the_trace_says_which_rule_ran():
     settings = decode(rule=RULES["klass"]).trace.settings
-    assert settings["sampler"]["accept"] == "KLASS"
+    path = "tests.sampler.user_rules.klass:KLASS"
+    assert settings["sampler"]["accept"] == path
+    again = lj.SamplerConfig.from_dict(settings["sampler"])
+    assert again.rule == RULES["klass"] and again.accept == path
+    assert again.rule.label(again) == "KLASS 0.2 1"
+    every = {**lj.SamplerConfig().as_dict(), "accept": path, "divergence": 0.5}  # as Hydra gives it
+    assert lj.SamplerConfig.from_dict(every).rule == KLASS(divergence=0.5)
+    with pytest.raises(ValueError, match="accept is 'nowhere:X': No module named"):
+        lj.SamplerConfig(accept="nowhere:X")
     assert settings["sampler"]["divergence"] == 1.0
     assert len(settings["rule_sha256"]) == 64
     config = lj.SamplerConfig(rule=KLASS(), threshold=0.5)

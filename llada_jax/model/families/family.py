@@ -6,16 +6,19 @@ The code that runs a model does not know families; it reads the `ModelConfig` th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import read_yaml
 
 Names = Mapping[str, str]
 """Parameter path -> checkpoint name; `{i}` is the layer, `{e}` the expert. Parameters that share a
 name are row ranges of one tensor, in the order of the tree. `dense:` before a path is for layers
 without routed experts, where their names differ."""
+GROUP = "llada_jax.families"
+"""Entry points by which other distributions add families: a name, and the `Family`."""
 REQUIRED = ("width", "n_layers", "n_heads", "vocab_size", "ffn_width", "rope_theta")
 """Fields that every checkpoint's configuration must give."""
 
@@ -55,8 +58,33 @@ def table() -> Mapping[str, Any]:
 
 @cache
 def families() -> dict[str, Family]:
-    """Returns each family by its name."""
-    return {name: Family(**entry) for name, entry in table()["families"].items()}
+    """Returns each family by its name: those of the table, and the entry points of `GROUP`."""
+    known = {name: Family(**entry) for name, entry in table()["families"].items()}
+    for point in entry_points(group=GROUP):
+        _add(known, point.name, point.load())
+    return known
+
+
+def add_family(family: Family) -> None:
+    """Makes a family known by its first `model_type` for the rest of the session.
+
+    Raises ValueError where that is no family, or another one answers to one of its types.
+    """
+    name = family.model_types[0] if isinstance(family, Family) else ""
+    _add(families(), name, family)
+
+
+def _add(known: dict[str, Family], name: str, family: object) -> None:
+    if not isinstance(family, Family):
+        raise ValueError(f"family is {family!r}; allowed: a Family")
+    for other, each in known.items():
+        taken = sorted({*each.model_types} & {*family.model_types})
+        require(
+            each == family or not (taken or other == name),
+            f"family {name!r} answers to {taken}, as {other!r} does; allowed: types of its own",
+        )
+    if family not in known.values():
+        known[name] = family
 
 
 def family_of(model_type: object) -> str:

@@ -16,50 +16,111 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast, dataclass_transform, get_args
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.base import Rule, require_for_revision
 
-Need = Literal["confidence", "entropy", "margin", "logits"]
+HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "classes", "divergence"]
+Need = Literal["confidence", "entropy", "margin", HeadNeed, "hidden", "drafts"]
 T = TypeVar("T")
+
+
+class Drafts(NamedTuple):
+    """What the model last said of the masks of later blocks, by position of the canvas.
+
+    Attributes:
+      masked: Masks of later blocks that were scored; all may be committed.
+      predicted: The most probable token, or the sampled one.
+      confidence: Its probability.
+    """
+
+    masked: Bool[Array, "B L"]
+    predicted: Int[Array, "B L"]
+    confidence: Float[Array, "B L"]
+
+
+class Tried(NamedTuple):
+    """What the model says of the block's other version: of masks; -1 where nothing was scored."""
+
+    predicted: Int[Array, "B C"]
+    confidence: Float[Array, "B C"]
 
 
 @dataclass(frozen=True)
 class Seen:
     """What a rule is shown of the current block after a forward, one entry for each position.
 
+    From `entropy` on, what is not among the rule's `needs` is None and was not computed. All is of
+    the model's distribution without sampling noise; what was not scored has zeros.
+
     Attributes:
       position: Index in the canvas, of which the prompt starts at 0.
       token: What stands there now; [MASK] where it is `masked`.
       predicted: The most probable token, or the sampled one; -1 where nothing was scored.
       confidence: Probability of the predicted token.
-      entropy: Of the distribution, in nats; wrong unless it is among the rule's `needs`.
-      margin: Probability of the best token less that of the second; as entropy.
-      logits: Of all tokens, -inf for forbidden ones; None unless among `needs`. Zeros where
-        nothing was scored.
       masked: Positions that may be committed.
       committed: Tokens of earlier steps that may be replaced or masked again.
       rescored: Those of them that this forward scored.
       step: Forwards that the block has had before this one.
       block_masks: Masks that the block had at its start.
       quota: What LLaDA's schedule commits in this step.
+      entropy: Of the distribution, in nats.
+      margin: Probability of the best token less that of the second.
+      log_sum_exp: Of all logits.
+      top_ids: The `top_k` most probable tokens, the best one first.
+      top_logits: Their logits.
+      current: Log-probability of `token`; -inf for [MASK].
+      listed: Logits of the tokens that `ask` lists; -inf where it lists none.
+      class_ids: The best token of each class; -1 for none.
+      class_logits: Its logit.
+      divergence: Kullback-Leibler divergence of the distribution from that of the position's last
+        score in this block (nats); the largest number where there was none.
+      hidden: The model's last state, of which the head makes the logits.
+      drafts: What is known of later blocks.
+      tried: What the model says of the block as `branch` had it; None unless the rule has one.
     """
 
     position: Int[Array, "B C"]
     token: Int[Array, "B C"]
     predicted: Int[Array, "B C"]
     confidence: Float[Array, "B C"]
-    entropy: Float[Array, "B C"]
-    margin: Float[Array, "B C"]
-    logits: Float[Array, "B C V"] | None
     masked: Bool[Array, "B C"]
     committed: Bool[Array, "B C"]
     rescored: Bool[Array, "B C"]
     step: Int[Array, " B"]
     block_masks: Int[Array, " B"]
     quota: Int[Array, " B"]
+    entropy: Any = None  # [B, C], as all that follow, and an axis more where there are several
+    margin: Any = None
+    log_sum_exp: Any = None
+    top_ids: Any = None
+    top_logits: Any = None
+    current: Any = None
+    listed: Any = None
+    class_ids: Any = None
+    class_logits: Any = None
+    divergence: Any = None
+    hidden: Any = None
+    drafts: Drafts | None = None
+    tried: Tried | None = None
+
+
+class Ask(NamedTuple):
+    """What a rule asks of the head before a forward, for each position of the block.
+
+    Attributes:
+      listed: Tokens whose logits are needed; below 0: none.
+      added: What is added to their logits before anything else is made of them, so that it changes
+        what is predicted and how sure it is; None: nothing. -inf forbids.
+      class_of: The class of each token, from 0 up to the rule's `n_classes`.
+    """
+
+    listed: Int[Array, "B C K"] | None = None
+    added: Float[Array, "B C K"] | None = None
+    class_of: Int[Array, " V"] | None = None
 
 
 class Decision(NamedTuple):
@@ -75,6 +136,7 @@ class Decision(NamedTuple):
       replace: Committed positions whose token changes.
       remask: Committed positions that become masks again.
       end: Rows that are done: masks that are left become EOS.
+      ahead: Drafts that are committed as they are predicted, where the rule needs `drafts`.
     """
 
     commit: Bool[Array, "B C"]
@@ -83,6 +145,7 @@ class Decision(NamedTuple):
     replace: Bool[Array, "B C"] | None = None
     remask: Bool[Array, "B C"] | None = None
     end: Bool[Array, " B"] | None = None
+    ahead: Bool[Array, "B L"] | None = None
 
 
 class State(NamedTuple):
@@ -110,10 +173,12 @@ class OwnRule(Rule):
     """The defaults of a user's rule; `rule` makes every rule one of these."""
 
     needs: ClassVar[frozenset[Need] | set[Need]] = frozenset({"confidence"})
-    """What the head computes for the rule beside the prediction."""
+    """What is computed for the rule beside the prediction."""
+    top_k: ClassVar[int] = 2
+    n_classes: ClassVar[int] = 0
     most_remasks: ClassVar[int] = 3
     """How often a position may be masked again, so that decoding ends."""
-    no_drafts = "is a rule of one's own, and accepts no draft"
+    no_drafts = "is a rule of one's own that does not need drafts"
     source_hash: ClassVar[str | None] = None
 
     def init(self, sizes: Sizes) -> State:
@@ -124,14 +189,51 @@ class OwnRule(Rule):
         """Returns what a step commits, replaces and masks again, and the state after it."""
         raise NotImplementedError
 
+    def ask(self, state: State) -> Ask:
+        """Returns what the rule needs of single tokens: `listed` ones, or `classes` of them."""
+        return Ask()
+
+    def branch(self, tokens: Int[Array, "B C"], state: State) -> Int[Array, "B C"]:
+        """Returns another version of the block, of what stands there after a decision. Where it
+        differs, the next forward has rows of it beside the block's own: `seen.tried`."""
+        return tokens
+
+    def require(self, part: str, value: Any, kind: Any, *shape: int | None) -> None:
+        """Raises ValueError unless an array has a dtype of this kind and this shape; None stands
+        for any length."""
+        found, fits = value, False
+        if value is not None:
+            given = jnp.shape(value)
+            found = f"{jnp.asarray(value).dtype}{list(given)}"
+            fits = len(given) == len(shape) and jnp.issubdtype(jnp.asarray(value).dtype, kind)
+            fits &= all(want in (None, have) for want, have in zip(shape, given, strict=False))
+        allowed = ", ".join("any" if length is None else str(length) for length in shape)
+        require(
+            fits,
+            f"rule {type(self).__name__}: {part} is {found}; allowed: {kind.__name__}[{allowed}]",
+        )
+
+    @property
+    def keeps_history(self) -> bool:
+        return self.revises
+
+    @property
+    def head_needs(self) -> frozenset[str]:
+        """What only a head that knows rules can give."""
+        return frozenset(self.needs) & frozenset(get_args(HeadNeed))
+
     def check(self, config: SamplerConfig) -> None:
-        name = type(self).__name__
+        name, window = type(self).__name__, config.window
         unknown = set(self.needs) - set(get_args(Need))
         require(
             not unknown,
             f"rule {name} needs {sorted(unknown)}; allowed: {', '.join(get_args(Need))}",
         )
-        require(not config.window.branches, f"lossless is True with rule {name}; allowed: False")
+        require(not window.branches, f"lossless is True with rule {name}; allowed: False")
+        require(
+            not self.branches or (window.leaves_tokens and not window.drafts),
+            f"rule {name} has a branch; allowed: with cache 'blockwise', without multi_block",
+        )
         if self.revises:
             require_for_revision(config, f"rule {name} revises")
 
@@ -150,14 +252,23 @@ def rule(cls: type[T]) -> type[T]:
     """
     if not callable(getattr(cls, "decide", None)):
         raise TypeError(f"rule {cls.__name__} has no decide; allowed: decide(self, seen, state)")
-    namespace = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
-    namespace["chosen_by"] = MappingProxyType({"accept": cls.__name__})
-    namespace.setdefault("source", cls.__module__)
-    namespace["source_hash"] = _source_hash(cls)
     needs = set(getattr(cls, "needs", OwnRule.needs))
-    namespace["spread"] = bool(needs & {"entropy", "margin"})
-    bases = tuple(base for base in cls.__bases__ if base is not object)
-    return cast(type[T], policy(type(cls.__name__, (*bases, OwnRule), namespace)))
+    facts: dict[str, Any] = {
+        "chosen_by": MappingProxyType({"accept": f"{cls.__module__}:{cls.__qualname__}"}),
+        "source": vars(cls).get("source", cls.__module__),
+        "source_hash": _source_hash(cls),
+        "spread": bool(needs & {"entropy", "margin"}),
+        "branches": getattr(cls, "branch", OwnRule.branch) is not OwnRule.branch,
+        "no_drafts": "" if "drafts" in needs else OwnRule.no_drafts,
+    }
+    made: Any = cls
+    if not issubclass(cls, OwnRule):
+        bases = tuple(base for base in cls.__bases__ if base is not object)
+        own = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+        made = type(cls.__name__, (*bases, OwnRule), own)
+    for name, fact in facts.items():
+        setattr(made, name, fact)
+    return cast(type[T], policy(made))
 
 
 def _source_hash(cls: type) -> str | None:

@@ -1,6 +1,5 @@
 """CreditDecoding (arXiv 2510.06133), in its exact sparse form: past favourites carry credit."""
 
-import jax
 import jax.numpy as jnp
 
 import llada_jax as lj
@@ -16,32 +15,32 @@ class CreditDecoding:
     alpha: float = 0.7
     gamma: float = 0.2
     beta: float = 0.8
-    needs = frozenset({"confidence", "logits"})
+    needs = frozenset({"log_sum_exp", "listed"})
 
     def init(self, sizes):
         shape = (sizes.batch, sizes.block, sizes.block)  # at most one new token a step
         return lj.State(block=(jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32)))
 
+    def ask(self, state):
+        return lj.Ask(listed=state.block[0])
+
     def decide(self, seen, state):
         tokens, credit = state.block
-        logits = seen.logits.astype(jnp.float32)
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        p = jnp.take_along_axis(jax.nn.softmax(logits, axis=-1), best[..., None], axis=-1)
-        same = tokens == best[..., None]
+        total, p = seen.log_sum_exp, seen.confidence
+        same = tokens == seen.predicted[..., None]
         free = (tokens < 0) & (jnp.cumsum(tokens < 0, axis=-1) == 1)
         slot = jnp.where(same.any(axis=-1, keepdims=True), same, free) & seen.masked[..., None]
-        tokens = jnp.where(slot, best[..., None], tokens)
-        credit = credit * self.beta + jnp.where(slot, p**self.gamma, 0)
+        tokens = jnp.where(slot, seen.predicted[..., None], tokens)
+        credit = credit * self.beta + jnp.where(slot, p[..., None] ** self.gamma, 0)
 
-        own = jnp.take_along_axis(logits, jnp.maximum(tokens, 0), axis=-1)
+        own = jnp.where(slot, (jnp.log(p) + total)[..., None], seen.listed)
         fused = jnp.where(tokens >= 0, own + self.alpha * jnp.log1p(credit), -jnp.inf)
-        total = jax.nn.logsumexp(logits, axis=-1)
         more = jnp.where(tokens >= 0, jnp.exp(own - total[..., None]), 0)
         weight = 1 + (more * ((1 + credit) ** self.alpha - 1)).sum(axis=-1)
         top = fused.max(axis=-1)
-        chosen = jnp.where(fused == top[..., None], tokens, seen.logits.shape[-1]).min(axis=-1)
+        chosen = jnp.where(fused == top[..., None], tokens, jnp.iinfo(jnp.int32).max).min(axis=-1)
         confidence = jnp.where(seen.masked, jnp.exp(top - total) / weight, 0)
-        token = jnp.where(seen.masked, chosen, -1).astype(jnp.int32)
+        token = jnp.where(seen.masked, chosen, -1)
         commit = confidence >= self.threshold
         decision = lj.Decision(commit=commit, token=token, confidence=confidence)
         return decision, state._replace(block=(tokens, credit))

@@ -1,6 +1,5 @@
 """KLASS (arXiv 2511.05664): commit what is confident and has stopped moving."""
 
-import jax
 import jax.numpy as jnp
 
 import llada_jax as lj
@@ -17,21 +16,17 @@ class KLASS:
     threshold: float = 0.9
     divergence: float = 0.01
     history: int = 2
-    needs = frozenset({"confidence", "logits"})
+    needs = frozenset({"divergence"})
 
     def init(self, sizes):
-        shape = (sizes.batch, sizes.block)
-        previous = jnp.zeros((*shape, sizes.vocab), jnp.float32)
-        return lj.State(block=(previous, jnp.zeros(shape, jnp.int32)))
+        return lj.State(block=jnp.zeros((sizes.batch, sizes.block), jnp.int32))
 
     def decide(self, seen, state):
-        previous, steady = state.block
-        p = jax.nn.softmax(seen.logits.astype(jnp.float32), axis=-1)
-        moved = (p * (jnp.log(p + 1e-12) - jnp.log(previous + 1e-12))).sum(axis=-1)
-        steady = jnp.where(moved < self.divergence, steady + 1, 0)
+        moves = seen.divergence >= self.divergence
+        steady = jnp.where(moves, 0, state.block + 1)
         ready = seen.masked & (seen.confidence > self.threshold) & (steady >= self.history)
         priority = jnp.where(seen.masked, seen.confidence, -1)
         rank = jnp.argsort(jnp.argsort(-priority, axis=1, stable=True), axis=1)
         due = jnp.maximum(seen.quota, 1)[:, None]
         commit = jnp.where(ready.any(axis=1, keepdims=True), ready, rank < due)
-        return lj.Decision(commit=commit), state._replace(block=(p, steady))
+        return lj.Decision(commit=commit), state._replace(block=steady)

@@ -1,6 +1,5 @@
 """Prophet (arXiv 2508.19982): once the two best logits are far apart, all is committed."""
 
-import jax
 import jax.numpy as jnp
 
 import llada_jax as lj
@@ -9,15 +8,16 @@ import llada_jax as lj
 @lj.rule
 class Prophet:
     """Follows LLaDA's schedule until the mean gap over the block's masks reaches what its progress
-    asks for, then commits every mask of the block. (Prophet's own mean is over a given answer.)"""
+    asks for, then commits every mask that was scored. (Prophet's own mean is over a given answer.)
+    """
 
     early: float = 7.5
     middle: float = 5.0
     late: float = 2.5
-    needs = frozenset({"confidence", "logits"})
+    needs = frozenset({"top_k", "drafts"})
 
     def decide(self, seen, state):
-        best = jax.lax.top_k(seen.logits, 2)[0]
+        best = seen.top_logits
         left = seen.masked.sum(axis=1).astype(jnp.float32)
         gaps = jnp.where(seen.masked, best[..., 0] - best[..., 1], 0)
         gap = gaps.sum(axis=1) / jnp.maximum(left, 1)
@@ -27,4 +27,5 @@ class Prophet:
         priority = jnp.where(seen.masked, seen.confidence, -1)
         rank = jnp.argsort(jnp.argsort(-priority, axis=1, stable=True), axis=1)
         scheduled = rank < seen.quota[:, None]
-        return lj.Decision(commit=scheduled | (gap >= bar)[:, None]), state
+        sure = (gap >= bar)[:, None]
+        return lj.Decision(commit=scheduled | sure, ahead=sure & seen.drafts.masked), state

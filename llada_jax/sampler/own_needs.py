@@ -1,0 +1,140 @@
+"""What is asked of the head for a user's own rule, what it remembers, and what it is shown."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from llada_jax.config import require
+from llada_jax.sampler.candidates import Candidates
+from llada_jax.sampler.canvas import (
+    MASKED,
+    VISIBLE,
+    Canvas,
+    block_start,
+    blocks_of,
+    take,
+)
+from llada_jax.sampler.commit import block_positions
+from llada_jax.sampler.record import StepScores
+from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen, Tried
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_plan import Query, StepPlan
+from llada_jax.types import Asked
+
+
+def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
+    """Returns what is asked of the head for the positions of a query, beside the scores; None:
+    nothing. Raises ValueError where the rule asks in other shapes."""
+    rule, memory = setup.own_rule, canvas.rule_state
+    if rule is None or not rule.head_needs:
+        return None
+    shape = (canvas.tokens.shape[0], setup.config.block_length)
+    ask = _checked(rule, rule.ask(memory.state), shape, setup.model.vocab_size)
+    tokens, none = take(canvas.tokens, block_positions(setup, canvas))[..., None], jnp.int32(-1)
+    listed = [each for each in (ask.listed,) if each is not None]
+    listed += [tokens] if setup.needs("current") else []  # the last one, to which nothing is added
+    added = ask.added
+    if added is not None and setup.needs("current"):
+        added = jnp.pad(added, ((0, 0), (0, 0), (0, 1)))
+
+    offset = query.at - block_start(canvas, shape[1])[:, None]
+
+    def of_rows(array: Array, outside: Array) -> Array:
+        inside = ((offset >= 0) & (offset < shape[1]))[..., None]
+        return jnp.where(inside, take(array, offset), outside)
+
+    return Asked(
+        top_k=rule.top_k if setup.needs("top_k") else 0,
+        n_classes=rule.n_classes if setup.needs("classes") else 0,
+        listed=of_rows(jnp.concatenate(listed, axis=-1), none) if listed else None,
+        added=None if added is None else of_rows(added, jnp.zeros((), added.dtype)),
+        class_of=ask.class_of,
+        previous=memory.previous and of_rows(memory.previous.hidden, jnp.float32(0)),
+    )
+
+
+def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask:
+    name = type(rule).__name__
+    require(isinstance(ask, Ask), f"rule {name} asks {ask!r}; allowed: lj.Ask")
+    listed, added, class_of = ask
+    if "listed" not in rule.needs:
+        listed = added = None
+    else:
+        rule.require("listed", listed, jnp.integer, *block, None)
+    if added is not None and listed is not None:
+        rule.require("added", added, jnp.floating, *listed.shape)
+        require(
+            "divergence" not in rule.needs,
+            f"rule {name} needs divergence and adds to logits; allowed: one of the two",
+        )
+    if "classes" in rule.needs:
+        rule.require("class_of", class_of, jnp.integer, vocab)
+        require(rule.n_classes > 0, f"rule {name}: n_classes is 0; allowed: 1 or more")
+    return Ask(listed, added, class_of)
+
+
+def to_block(
+    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"] | None, length: int
+) -> Float[Array, "B C ..."]:
+    """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
+    assert start is not None  # which is only None where nothing is asked
+    offset = at - start[:, None]
+    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
+    batch = jnp.arange(at.shape[0])[:, None]
+    empty = jnp.zeros((at.shape[0], length, *values.shape[2:]), values.dtype)
+    return empty.at[batch, slots].set(values, mode="drop")
+
+
+def seen_of(
+    setup: Setup, canvas: Canvas, plan: StepPlan, candidates: Candidates, scores: StepScores
+) -> Seen:
+    """Returns what the rule is shown after a forward."""
+    positions = block_positions(setup, canvas)
+    alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
+    said, tokens = candidates.scores, take(canvas.tokens, positions)
+    return Seen(
+        position=positions,
+        token=tokens,
+        predicted=said.token,
+        confidence=said.confidence,
+        masked=candidates.open,
+        committed=(take(canvas.state, positions) == VISIBLE) & alive,
+        rescored=take(plan.query.rescored, positions) & alive,
+        step=canvas.block_step,
+        block_masks=canvas.block_masks,
+        quota=candidates.quota,
+        entropy=said.entropy if setup.needs("entropy") else None,
+        margin=said.margin if setup.needs("margin") else None,
+        hidden=scores.hidden if setup.needs("hidden") else None,
+        drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
+        tried=None
+        if not setup.rule.branches
+        else Tried(take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)),
+        **_measured(setup, canvas, scores),
+    )
+
+
+def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Array | None]:
+    """Returns what the head measured, by its names in `Seen`."""
+    if scores.measured is None:
+        return {}
+    found = scores.measured._asdict()
+    log_sum_exp, listed, moved = (
+        found.pop(name) for name in ("log_sum_exp", "listed", "divergence")
+    )
+    if setup.needs("log_sum_exp"):
+        found["log_sum_exp"] = log_sum_exp
+    if setup.needs("current"):
+        found["current"], listed = listed[..., -1] - log_sum_exp, listed[..., :-1]
+    if setup.needs("listed"):
+        found["listed"] = listed
+    if moved is not None:
+        known = canvas.rule_state.previous.known
+        found["divergence"] = jnp.where(known, moved, jnp.finfo(moved.dtype).max)
+    return found
+
+
+def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
+    blocks = blocks_of(canvas, setup.config.block_length)
+    masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
+    latest = canvas.latest
+    return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)
