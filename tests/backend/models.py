@@ -12,8 +12,9 @@ from llada_jax.backend.weights import InMemory, pieces_of
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.lowered import LoweredWeight
 from llada_jax.model.layers import HIDDEN_SCORE
-from llada_jax.model.params import ModelParams, init_params
+from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, dequantize, quantize
+from tests.drawn_params import drawn_params
 
 Arrays = dict[str, np.ndarray]
 
@@ -48,9 +49,6 @@ MOE = GQA.replace(
 )
 
 
-_init_params = jax.jit(init_params, static_argnums=0)
-
-
 @cache
 def random_params(config: ModelConfig, seed: int = 0) -> ModelParams:
     """As `init_params`, but biases and norms are random too."""
@@ -60,7 +58,7 @@ def random_params(config: ModelConfig, seed: int = 0) -> ModelParams:
         noise = 0 if leaf.ndim > 1 else 0.2 * rng.standard_normal(leaf.shape)
         return jnp.asarray(np.asarray(leaf) + np.asarray(noise, leaf.dtype))
 
-    return jax.tree.map(disturbed, _init_params(config, jax.random.key(seed)))
+    return jax.tree.map(disturbed, drawn_params(config, seed))
 
 
 def quantized(params: ModelParams, bits: int) -> ModelParams:

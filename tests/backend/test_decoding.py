@@ -158,13 +158,8 @@ def test_the_example_backend_decodes_as_xla_does(example: ExampleBackend) -> Non
     assert_same(lj.generate(ON_THE_GRID, [PROMPT], config, backend=example, trace=True), expected)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        *(pytest.param(p, marks=pytest.mark.slow) for p in POLICIES if p != "lossless"),
-        "lossless",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 def test_windows_beyond_the_block_and_rows_beside_them(
     policy: str, example: ExampleBackend
 ) -> None:
@@ -193,7 +188,7 @@ class TestLiteRT:
         pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
         pytest.importorskip("litert_converter", reason="needs the extra npu")
 
-    @pytest.mark.parametrize("settings", some_slow(TOGETHER, quick=(0, 2)), ids=shown)
+    @pytest.mark.parametrize("settings", some_slow(TOGETHER, quick=(2,)), ids=shown)
     def test_every_cache_and_the_rules_of_the_sampler(
         self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
     ) -> None:
@@ -231,6 +226,7 @@ class TestLiteRT:
         expected = lj.generate(tiny, prompts, config, seed=5, loop="host")
         assert_same(lj.generate(tiny, prompts, config, seed=5, backend="litert"), expected)
 
+    @pytest.mark.slow
     def test_noise_decides_tokens(self, tiny: lj.Model, prompts: list[list[int]]) -> None:
         """So that equal tokens under temperature, above, say something."""
         config = SHORT.replace(**TOGETHER[0])
@@ -254,6 +250,7 @@ class TestLiteRT:
         expected = lj.infill(tiny, [canvas], config, loop="host")
         assert_same(lj.infill(tiny, [canvas], config, backend="litert"), expected)
 
+    @pytest.mark.slow
     def test_a_batch_gives_each_row_what_it_gives_alone(
         self, tiny: lj.Model, prompts: list[list[int]]
     ) -> None:

@@ -145,8 +145,9 @@ def test_a_quantized_head_stays_quantized(tmp_path):
 
 
 def test_memory_is_what_the_plan_says(tmp_path):
-    config = GQA.replace(n_layers=12)
-    file = write_layers(tmp_path / "layers.bin", config, InMemory(random_params(config)))
+    config, params = GQA.replace(n_layers=12), random_params(GQA.replace(n_layers=1))
+    params = params._replace(layers=params.layers * 12)
+    file = write_layers(tmp_path / "layers.bin", config, InMemory(params))
     (size,) = {layer.size for layer in file.layers}
     layers = {}
     for share in (0, 0.25, 0.5, 1):

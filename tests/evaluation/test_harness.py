@@ -16,8 +16,8 @@ from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Item, Task
-from llada_jax.model.params import init_params
 from llada_jax.text import Tokenizer
+from tests.drawn_params import drawn_params
 
 SHORT = lj.SamplerConfig(gen_length=8, block_length=8, steps=8, threshold=1e-4, cache="blockwise")
 """One forward: whatever a model of random weights holds likely is above the threshold."""
@@ -43,7 +43,7 @@ def model() -> lj.Model:
         n_kv_heads=2, head_dim=8, ffn_width=16, rope_theta=1e4, norm_eps=1e-5, max_length=256,
         mask_id=tokenizer.mask_id, eos_id=tokenizer.eos_id,
     )  # fmt: skip
-    return lj.Model(config, init_params(config, jax.random.key(0)), tokenizer)
+    return lj.Model(config, drawn_params(config), tokenizer)
 
 
 def even(model: lj.Model, sampler: lj.SamplerConfig = SHORT, **settings) -> Evaluation:

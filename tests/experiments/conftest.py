@@ -4,13 +4,12 @@ widths are multiples of a tile's."""
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
 
 import llada_jax as lj
 from llada_jax.checkpoint import model_path, save_huggingface
-from llada_jax.model.params import init_params
 from llada_jax.text import Tokenizer
+from tests.drawn_params import drawn_params
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +31,7 @@ def random_model(tmp_path_factory) -> Path:
         mask_id=tokenizer.mask_id,
         eos_id=tokenizer.eos_id,
     )
-    save_huggingface(folder, config, init_params(config, jax.random.key(0)), "float32")
+    save_huggingface(folder, config, drawn_params(config), "float32")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_path("tiny") / name, folder)
     return folder

@@ -14,7 +14,6 @@ from llada_jax.build import decoding, denoisers
 from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
-from llada_jax.model.params import init_params
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision import tiled_forward
 from llada_jax.revision.matmul import TileMultiplier
@@ -22,6 +21,7 @@ from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
+from tests.drawn_params import drawn_params
 from tests.revision.test_tiles import unpack_float16
 from tests.revision.test_worker import Held
 
@@ -53,7 +53,7 @@ def plain(leaf):
 @functools.cache
 def model_of(config, kind="q4_0"):
     """Packed parameters, and what they stand for in float32."""
-    packed = pack_params(init_params(config, jax.random.key(0)), config, kind)
+    packed = pack_params(drawn_params(config), config, kind)
     return packed, jax.tree.map(plain, packed)
 
 
@@ -183,7 +183,7 @@ def test_a_worker_refreshes_from_tiles():
     np.testing.assert_array_equal(found.trace.refreshed, expected.trace.refreshed)
     both = lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
     np.testing.assert_array_equal(both.tokens, expected.tokens)
-    other = model._replace(params=init_params(model.config, jax.random.key(3)))
+    other = model._replace(params=drawn_params(model.config, 3))
     changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
     assert (changed.tokens != expected.tokens).any()
 
@@ -332,7 +332,7 @@ def test_memory_of_the_weights(multiply):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: pack_params(init_params(CONFIG.replace(ffn_width=80), jax.random.key(0)),
+        (lambda: pack_params(drawn_params(CONFIG.replace(ffn_width=80)),
                              CONFIG.replace(ffn_width=80)),
          r"layers.0.ffn.gate: a weight of shape \(80, 64\) in tiles; allowed: \[Out, In\], mult"),
         (lambda: pack_params(model_of(CONFIG)[1], CONFIG, "q8_0"),
@@ -351,4 +351,4 @@ def test_experts_are_refused():
     moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=32)
     config = CONFIG.replace(moe=moe)
     with pytest.raises(ValueError, match="the model has experts; allowed: dense models"):
-        pack_params(init_params(config, jax.random.key(0)), config)
+        pack_params(drawn_params(config), config)

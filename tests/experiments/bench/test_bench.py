@@ -56,6 +56,7 @@ def test_candidates_take_turns():
     assert set(times) == {"a", "b"} and all(seconds >= 0 for seconds in times.values())
 
 
+@pytest.mark.slow
 def test_sampling_beside_the_float64_sampler(tmp_path):
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
     config = composed(

@@ -92,9 +92,10 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        (
+        pytest.param(
             ["sampler=staged", "sampler.refresh=worker"],
             "staged@block_length:8@refresh:worker/q4_0",
+            marks=pytest.mark.slow,
         ),
         (["sampler=blockwise", "backend=tiles"], "blockwise@block_length:8/tiles/q4_0"),
     ],
@@ -253,7 +254,7 @@ def test_a_phone_is_asked_of_stored_traces(finished, tmp_path, monkeypatch):
         run(tmp_path / "no", f"rescore={tmp_path / 'old'}", "phones=[SM8750]")
 
 
-@pytest.mark.parametrize("task", ["yes_no", "sudoku"])
+@pytest.mark.parametrize("task", ["yes_no", pytest.param("sudoku", marks=pytest.mark.slow)])
 def test_every_task_brings_its_own_answer_length(task, tmp_path, random_model):
     arguments = [f"model={random_model}", f"task={task}", "task.items=1", "sampler=blockwise"]
     run(tmp_path / "run", *arguments, "sampler.threshold=0.001")

@@ -161,11 +161,17 @@ def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypa
     assert run(folder, f"model={random_model}") == rows
 
 
-def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
-    finished, tmp_path, monkeypatch
-):
+def test_a_suite_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
     folder, rows = finished
     monkeypatch.setattr(lj, "load", None)
+    run_experiment(entry.main, [f"rescore={folder}", f"hydra.run.dir={tmp_path}"])
+    assert results(tmp_path) == rows
+    assert sum("/tokens_per_second" in name for name in rows) == 2 * (1 + len(TASKS))
+
+
+@pytest.mark.slow
+def test_a_suite_is_timed_on_phones(finished, tmp_path):
+    folder, rows = finished
     arguments = [f"rescore={folder}", "phones=[SM8750]", f"hydra.run.dir={tmp_path}"]
     run_experiment(entry.main, arguments)
     again = results(tmp_path)
@@ -178,7 +184,6 @@ def test_a_suite_has_speed_and_phones_and_is_judged_again_without_a_model(
     }
     parts = [phones[f"decoding/llada/{task}/phone/SM8750"]["value"] for task in TASKS]
     assert phones["decoding/llada/phone/SM8750"]["value"] == pytest.approx(sum(parts) / 2)
-    assert sum("/tokens_per_second" in name for name in rows) == len(phones)
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -234,6 +239,7 @@ def test_a_question_that_is_asked_again_counts_once(tmp_path, random_model):
     assert {"decoding/a/exact_match", "decoding/b/against/a/difference"} < counted.keys()
 
 
+@pytest.mark.slow
 def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
     changes = [f"model={random_model}", "task.difficulty=2", "task.items=1"]
     rows = run(tmp_path, *changes, "suite.decoders=[{name: a, sampler: {threshold: 0.001}}]")
