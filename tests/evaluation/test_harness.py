@@ -156,6 +156,7 @@ def test_a_fingerprint_is_the_same_in_tiles():
     assert harness.fingerprint(lj.tiled(model)) == harness.fingerprint(model)
 
 
+@pytest.mark.slow
 def test_no_experiment_is_needed(tmp_path):
     """In a fresh process that finds neither `experiments` nor Hydra."""
     code = f"""

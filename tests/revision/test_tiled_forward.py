@@ -159,6 +159,7 @@ def tiled_and_plain():
 PROMPT = [[10, 20, 30, 40]]
 
 
+@pytest.mark.slow
 def test_decoding_gives_the_same_tokens():
     tiles, model = tiled_and_plain()
     config = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")

@@ -11,6 +11,8 @@ from llada_jax.sampler.generate import Result
 from llada_jax.sampler.trace import Event
 from tests.sampler.toy import toy_decode
 
+pytestmark = pytest.mark.slow  # quick tests compare batches on the toy, beside each policy
+
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llada-gqa"
 OF_GOLDEN = {"mask_id": 319, "eos_id": 318}
 TOY_PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -36,7 +38,6 @@ def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
     return SamplerConfig.preset(preset, **lengths, **settings.get(policy, stages))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", SHOWN)
 def test_the_compiled_loop(policy):
     config = sampler(policy, 0.24, theta_visible=0.2, theta_stable=0.3)
@@ -45,18 +46,11 @@ def test_the_compiled_loop(policy):
     assert_row_is_alone(policy, together, alone)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        pytest.param(policy, marks=[] if policy == "llada_cpp" else pytest.mark.slow)
-        for policy in SHOWN
-    ],
-)
+@pytest.mark.parametrize("policy", SHOWN)
 def test_a_model_in_floats(policy):
     assert_same_in_floats(policy, "host")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", SHOWN)
 def test_a_model_in_floats_and_the_compiled_loop(policy):
     assert_same_in_floats(policy, "compiled")

@@ -18,7 +18,13 @@ CONFIG = lj.SamplerConfig(
 )
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in ("llada2-moe", "dream") else pytest.mark.slow)
+        for name in FAMILIES
+    ],
+)
 def model(request):
     return lj.load(GOLDENS / request.param)
 
@@ -71,6 +77,7 @@ def slow_blockwise(model, prompt, config):
     return canvas
 
 
+@pytest.mark.slow
 def test_guidance_equals_guided_logits():
     """Guiding the head's input against guiding its output, as LLaDA does."""
     model = lj.load(GOLDENS / "llada-gqa")

@@ -39,7 +39,7 @@ def test_every_case_is_here():
 
 
 QUICK = {
-    (FAMILIES[0], "host"): ("llada", "fast-prefix", "fast-dual"),
+    (FAMILIES[0], "host"): ("llada", "fast-dual"),
     (FAMILIES[0], "compiled"): ("llada", "fast-none"),
     (FAMILIES[1], "host"): ("llada",),
 }

@@ -297,7 +297,8 @@ def shifted_run(budget, loop):
     return config, toy_decode(PROMPTS[:1], config, SHIFTED, salt=3, loop=loop).trace
 
 
-@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), 12])
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [None, 12])
 def test_the_row_before_a_window_takes_room_where_it_grows(budget):
     """Of a model with shifted outputs: no forward has a row more than its bucket or the budget."""
     config, trace = shifted_run(budget, "host")

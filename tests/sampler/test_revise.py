@@ -96,6 +96,7 @@ def test_token_editing_goes_on_until_nothing_changes():
         pytest.param(
             EDIT.replace(edit_unmask=0.2, edit_replace=0.3, rescore="shadow", window="multi_block"),
             id="token_edit_sliding",
+            marks=pytest.mark.slow,
         ),
     ],
 )

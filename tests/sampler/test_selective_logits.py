@@ -21,7 +21,7 @@ CASES = {
     "drafts": (SLIDING, Event.AHEAD),
 }
 """Settings, and what they are for."""
-QUICK = ("threshold", "staged")
+QUICK = ("threshold",)
 MEASURE_WHOLE_BLOCKS = ("wino", "token_edit")
 """Until a block is finished, they ask about its committed tokens in every step, too."""
 

@@ -240,7 +240,11 @@ def test_tokens_beyond_those_that_are_refreshed_wait():
     [
         pytest.param(STAGED, id="blockwise", marks=pytest.mark.slow),
         pytest.param(SLIDING.replace(refresh_rows=2), id="sliding"),
-        pytest.param(SLIDING.replace(on_doubt="remask", on_change="reopen"), id="doubting"),
+        pytest.param(
+            SLIDING.replace(on_doubt="remask", on_change="reopen"),
+            id="doubting",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(STAGED.replace(cache="none"), id="no_cache", marks=pytest.mark.slow),
         pytest.param(
             SLIDING.replace(rescore="token", cfg_scale=0.5),
@@ -327,6 +331,7 @@ def test_what_rows_see_and_write(salt):
     np.testing.assert_array_equal(written[left & sure], final[left & sure])
 
 
+@pytest.mark.slow
 def test_an_early_stop_waits_for_visible_tokens():
     config = STAGED.replace(eos_early_stop=True, theta_visible=0.15, theta_stable=0.25)
     stopped = 0

@@ -21,7 +21,7 @@ SWITCHES = {
     "selective": {"selective_logits": False},
 }
 
-QUICK = ("nothing", "lookahead")
+QUICK = ("lookahead",)
 
 
 def parts_at_work(trace: Trace) -> set[str]:

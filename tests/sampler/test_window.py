@@ -1,6 +1,7 @@
 """Every span fits a bucket, whatever the window, the prompts and the block."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
         assert buckets[-1] == layout.length
 
 
+@pytest.mark.slow
 def test_rows_beyond_a_span_are_padding_that_changes_nothing():
     """The longest row of a batch decides the bucket; the short one's result stays."""
     config = SamplerConfig(gen_length=8, block_length=4, steps=8, cache="blockwise")
