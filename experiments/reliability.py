@@ -23,7 +23,7 @@ import llada_jax as lj
 from experiments.harness.pictures import draw_reliability, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
 from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -51,9 +51,7 @@ class ReliabilityConfig:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         for name in self.tasks:
             _ = load_task(name)  # which checks the name
-        for name in ("items", "batch_size", "block_length", "bins"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "items", "batch_size", "block_length", "bins")
         require(
             self.items % self.batch_size == 0,
             f"items is {self.items}; allowed: a multiple of batch_size, {self.batch_size}",
@@ -90,8 +88,7 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
-    """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for the predictions of all tasks
-    together."""
+    """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for all tasks together."""
     found = {
         f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
         for name in tqdm(config.tasks, unit="task")

@@ -24,8 +24,7 @@ def decoder_rows(
 
 
 def tally_rows(name: str, found: Tally) -> list[ResultRow]:
-    """Gives exact match, forwards, those a block of the answer and rows of all forwards where
-    they are known, and tokens a forward."""
+    """Gives exact match, tokens a forward, and of forwards, blocks and rows what is known."""
     counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
     return [
         ResultRow(
@@ -49,8 +48,7 @@ def tally_rows(name: str, found: Tally) -> list[ResultRow]:
 
 
 def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
-    """Yields answer tokens a second, of the batches that needed no compilation where there are
-    such; nothing where no batch is whole."""
+    """Yields answer tokens a second of whole batches, without compilation where there are such."""
     whole = [batch for part in parts for batch in part.timed]
     if not whole:
         return
@@ -63,8 +61,7 @@ def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
 
 
 def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
-    """Yields the mean latency of a question on each phone: the same forwards, of a model of
-    LLaDA-8B's shape."""
+    """Yields the mean latency of a question on each phone, by forwards of LLaDA-8B's shape."""
     workloads = [workload for part in parts for workload in _workloads(part)] if socs else []
     for soc in socs:
         seconds, interval = mean_latency(workloads, soc)

@@ -56,9 +56,8 @@ def log_likelihoods(
       seed: of the mask patterns.
       progress: show a progress bar.
 
-    Raises:
-      ValueError: an empty answer, ids outside the vocabulary or [MASK], a canvas that is too long,
-        a model without parameters or mask_id; all pairs are checked before anything is computed.
+    Raises ValueError, before anything is computed, for an empty answer, ids outside the vocabulary
+    or [MASK], a canvas that is too long, a model without parameters or mask_id.
     """
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
@@ -150,8 +149,7 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
 def _canvases(
     batch: list[_Sample], batch_size: int, length: int, mask_id: int
 ) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], Masked]:
-    """Returns canvases of `length`, filled up with copies of the first one; which positions are
-    live; and what is masked."""
+    """Returns canvases, filled up with copies of the first; what is live; and what is masked."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):
