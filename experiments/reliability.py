@@ -68,9 +68,8 @@ class Predictions(NamedTuple):
 def measure(config: ReliabilityConfig, run: Run) -> None:
     """Measures every task on both kinds of canvases, and all of them together."""
     model = lj.load(config.model)
-    require(
-        model.tokenizer is not None, f"{config.model!r} has no tokenizer; allowed: one that has"
-    )
+    has_tokenizer = model.tokenizer is not None
+    require(has_tokenizer, f"{config.model!r} has no tokenizer; allowed: one that has")
     run.begin()
     diagrams = reliability_by_task(model, config)
     for name, found in diagrams.items():
@@ -78,13 +77,11 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
         run.record({"name": name} | {key: _plain(values) for key, values in bins})
     drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
     save(drawn, run.folder / "reliability.png")
-    run.finish([
-        ResultRow(
-            f"{name}/expected_calibration_error", 100 * found.expected_calibration_error, "points",
-            n=int(found.counts.sum()),
-        )
-        for name, found in diagrams.items()
-    ])  # fmt: skip
+    rows = []
+    for name, found in diagrams.items():
+        error, n = 100 * found.expected_calibration_error, int(found.counts.sum())
+        rows.append(ResultRow(f"{name}/expected_calibration_error", error, "points", n=n))
+    run.finish(rows)
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
