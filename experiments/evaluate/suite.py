@@ -102,9 +102,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
 
 def _with_chosen(suite: SuiteConfig, chosen: ChosenSamplers) -> SuiteConfig:
     """Returns the suite with each decoder also with what was chosen in the sweep of its name.
-
-    Raises ValueError where no sweep has the name of a decoder.
-    """
+    Raises ValueError where no sweep has the name of a decoder."""
     names = [decoder.name for decoder in suite.decoders]
     require(
         any(name in chosen.samplers for name in names),

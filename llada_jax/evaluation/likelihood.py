@@ -101,10 +101,8 @@ class _Sample(NamedTuple):
 
 
 def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
-    """Yields each answer, or its parts in each block of a block-causal family.
-
-    Raises ValueError for a pair that has no likelihood.
-    """
+    """Yields each answer, or its parts in each block of a block-causal family. Raises ValueError
+    for a pair that has no likelihood."""
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
         require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
