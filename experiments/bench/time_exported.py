@@ -85,9 +85,11 @@ def time_generation(folder: Path, tokens_per_step: int) -> dict[str, Any]:
     """Decodes 128 tokens block-wise, and says where the time of the second run went."""
     program = Exported(folder)
     clock, config = Clock(program), program.config
-    lengths = {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH}
     steps = GEN_LENGTH // tokens_per_step
-    sampler = with_ids(SamplerConfig(**lengths, steps=steps, cache="blockwise"), config)
+    sampler = SamplerConfig(
+        gen_length=GEN_LENGTH, block_length=BLOCK_LENGTH, steps=steps, cache="blockwise"
+    )
+    sampler = with_ids(sampler, config)
     denoiser = Session(clock, score_rules(sampler)).denoiser()
     prompts = [np.random.default_rng(0).integers(0, config.vocab_size // 2, PROMPT_LENGTH).tolist()]
     for _ in range(2):  # the first one compiles the sampler's own programs

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -167,5 +168,5 @@ def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[Re
             fitted = " (fitted)" if cell in PUBLISHED["fitted"] else ""
             hits = hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile)
             source = f"{SOURCE}, figure 9{fitted}" if reference else None
-            beside = {"reference": reference, "source": source}
+            beside: Any = {"reference": reference, "source": source}
             yield _modelled(f"hit_rate/{cell}", hits, "of activated experts", **beside)

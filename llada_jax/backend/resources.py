@@ -48,7 +48,7 @@ def resident_memory() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """Returns the most bytes that it held since it began or `restart_peak`, or None likewise."""
+    """Returns the most bytes that it held since its begin, or `restart_peak`; None as above."""
     return _bytes(_STATUS, "VmHWM")
 
 
