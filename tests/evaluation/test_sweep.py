@@ -7,7 +7,7 @@ import jax
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.harness.schema import read_config
+from experiments.harness.run import read_config
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import (
