@@ -9,7 +9,7 @@ from llada_jax.sampler.advance import advance
 from llada_jax.sampler.canvas import Canvas, Hypothesis, block_start, in_span, masks_left
 from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.record import StepScores
-from llada_jax.sampler.rules.base import accepted
+from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.stop import stop_rows
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.sampler.canvas import take
-from llada_jax.sampler.windows.base import Span
+from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows
 
 SHADOW, REFRESH, PROBE, BRANCH, NOTHING, WINDOW = range(6)

@@ -21,7 +21,7 @@ from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.rules.own import Sizes
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
-from llada_jax.sampler.windows.base import buckets_for
+from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, Params
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
-from llada_jax.sampler.rules.base import Rule
+from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import Measured, Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in range(7))

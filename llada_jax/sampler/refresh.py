@@ -15,7 +15,7 @@ from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.step_rows import rows_beside
-from llada_jax.sampler.windows.base import Span
+from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows, RowsOut, Scores
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.rules.base import Rule, rule_of
 from llada_jax.sampler.rules.own import Need, OwnRule
-from llada_jax.sampler.windows.base import Window, window_of
+from llada_jax.sampler.rules.rule import Rule, rule_of
+from llada_jax.sampler.windows.window import Window, window_of
 
 
 @jax.tree_util.register_dataclass

@@ -26,7 +26,7 @@ from llada_jax.sampler.extra_rows import (
     packed,
 )
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.windows.base import Span, block_stop
+from llada_jax.sampler.windows.window import Span, block_stop
 
 
 class Query(NamedTuple):

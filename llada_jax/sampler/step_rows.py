@@ -11,7 +11,7 @@ from llada_jax.sampler.extra_rows import ExtraRows, rows_with
 from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.windows.base import Span
+from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows
 
 

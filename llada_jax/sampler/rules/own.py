@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rule, require_for_revision
+from llada_jax.sampler.rules.rule import Rule, require_for_revision
 
 HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "classes", "divergence"]
 Need = Literal["confidence", "entropy", "margin", HeadNeed, "hidden", "drafts"]

@@ -17,7 +17,7 @@ from llada_jax.sampler.canvas import (
     take,
 )
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import (
+from llada_jax.sampler.rules.rule import (
     Refresh,
     Rescore,
     Rescored,

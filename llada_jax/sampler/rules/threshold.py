@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rule, require_probability
+from llada_jax.sampler.rules.rule import Rule, require_probability
 
 
 @policy

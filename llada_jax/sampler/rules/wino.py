@@ -8,7 +8,7 @@ from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rescored, RevisingRule, require_probability
+from llada_jax.sampler.rules.rule import Rescored, RevisingRule, require_probability
 
 FIRST_COMMITTED = 30
 """What WINO takes for the commits before a block's first step."""

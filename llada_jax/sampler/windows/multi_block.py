@@ -20,8 +20,8 @@ from llada_jax.sampler.canvas import (
     positions_of,
 )
 from llada_jax.sampler.policy import policy, static_number
-from llada_jax.sampler.rules.base import require_probability, rule_of
-from llada_jax.sampler.windows.base import Span, Window, block_stop
+from llada_jax.sampler.rules.rule import require_probability, rule_of
+from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
