@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless `condition` holds."""
+    """Raises `ValueError(message)` unless `condition` holds."""
     if not condition:
         raise ValueError(message)
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:
-    """Raise `ValueError` unless `value` is one of the strings of a `Literal` type."""
+    """Raises `ValueError` unless `value` is one of the strings of a `Literal` type."""
     allowed = get_args(literal)
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
@@ -26,7 +26,7 @@ def require_counts(owner: object, *names: str) -> None:
 
 
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
-    """The values as a tuple. Raises `ValueError` unless they are whole numbers that ascend."""
+    """Returns the values as a tuple. Raises `ValueError` unless they are ascending whole numbers."""
     counts = list(values) if isinstance(values, Iterable) else []
     require(
         len(counts) > 0

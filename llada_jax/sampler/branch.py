@@ -15,8 +15,8 @@ from llada_jax.sampler.stop import stop_rows
 
 
 def take_branch(setup: Setup, canvas: Canvas, scores: StepScores) -> Canvas:
-    """Where this step committed just what was expected, the branch is the next step's forward:
-    decides that one, too."""
+    """Decides the next step, too, where this one committed just what was expected: the branch is
+    that step's forward."""
     assert canvas.hypothesis is not None
     expected, rows = canvas.hypothesis
     hit = rows.any(axis=1) & ~canvas.done & (canvas.tokens == expected).all(axis=1)

@@ -190,6 +190,14 @@ def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
+def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int = 0) -> Array:
+    """Returns [B, length, ...] with values [B, R, ...] at each row's positions, and `nothing`
+    elsewhere; what is from `length` on is dropped."""
+    batch = jnp.arange(positions.shape[0])[:, None]
+    empty = jnp.full((positions.shape[0], length, *values.shape[2:]), nothing, values.dtype)
+    return empty.at[batch, positions].set(values, mode="drop")
+
+
 def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
     """Returns the positions from `start` up to, not including, `stop`."""
     position = positions_of(canvas)

@@ -7,13 +7,7 @@ from jaxtyping import Array, Bool
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import (
-    MASKED,
-    VISIBLE,
-    Canvas,
-    History,
-    positions_of,
-)
+from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.own_decision import decide_by_own_rule
 from llada_jax.sampler.own_state import next_for_own_rule

@@ -11,6 +11,7 @@ from llada_jax.sampler.canvas import (
     Canvas,
     block_start,
     blocks_of,
+    put,
     take,
 )
 from llada_jax.sampler.commit import block_positions
@@ -73,15 +74,11 @@ def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask
 
 
 def to_block(
-    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"] | None, length: int
+    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"], length: int
 ) -> Float[Array, "B C ..."]:
     """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
-    assert start is not None  # which is only None where nothing is asked
     offset = at - start[:, None]
-    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
-    batch = jnp.arange(at.shape[0])[:, None]
-    empty = jnp.zeros((at.shape[0], length, *values.shape[2:]), values.dtype)
-    return empty.at[batch, slots].set(values, mode="drop")
+    return put(jnp.where((offset >= 0) & (offset < length), offset, length), values, length)
 
 
 def seen_of(

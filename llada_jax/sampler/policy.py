@@ -37,8 +37,8 @@ def static_number(default: float) -> Any:
 
 
 def _register(cls: Any, leaves: Sequence[str]) -> None:
-    """Unlike `jax.tree_util.register_dataclass`, rebuilds values without checking them again: in a
-    program, leaves are no numbers that could be compared."""
+    """Registers a class as `jax.tree_util.register_dataclass` does, but rebuilds values without
+    checking them again: in a program, leaves are no numbers that could be compared."""
     names = [each.name for each in fields(cls)]
     rest = [name for name in names if name not in leaves]
 

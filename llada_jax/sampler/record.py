@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import Measured, Scores
 
@@ -95,11 +95,4 @@ def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
 
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     """Returns scores by position, [B, length]; token -1 where there is none."""
-    batch = at.shape[0]
-    index = jnp.arange(batch)[:, None]
-
-    def spread(array: Array, nothing: int) -> Array:
-        empty = jnp.full((batch, length), nothing, array.dtype)
-        return empty.at[index, at].set(array, mode="drop")
-
-    return Scores(spread(scores.token, -1), *(spread(array, 0) for array in scores[1:]))
+    return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))

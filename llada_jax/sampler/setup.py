@@ -6,8 +6,8 @@ import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.rules.own import Need, OwnRule
-from llada_jax.sampler.rules.rule import Rule, rule_of
-from llada_jax.sampler.windows.window import Window, window_of
+from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.windows.window import Window
 
 
 @jax.tree_util.register_dataclass
@@ -20,11 +20,11 @@ class Setup:
 
     @property
     def rule(self) -> Rule:
-        return rule_of(self.config)
+        return self.config.rule
 
     @property
     def window(self) -> Window:
-        return window_of(self.config)
+        return self.config.window
 
     @property
     def mask_id(self) -> int:

@@ -238,7 +238,7 @@ class OwnRule(Rule):
             require_for_revision(config, f"rule {name} revises")
 
     def block_steps(self, config: SamplerConfig) -> int:
-        """Every forward commits a token at the least, and each position at most so often."""
+        """Counts that a forward commits a token at least, and a position is so often committed."""
         return config.block_length * (1 + self.revises * self.most_remasks)
 
 

@@ -174,11 +174,6 @@ def require_for_revision(config: SamplerConfig, rule: str) -> None:
     require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
 
 
-def rule_of(config: SamplerConfig) -> Rule:
-    """Returns the rule of a configuration, with its type."""
-    return cast(Rule, config.rule)
-
-
 def scheduled(config: SamplerConfig) -> int:
     """Returns the most tokens that LLaDA's schedule commits in one step."""
     return -(-config.block_length // config.steps_per_block)

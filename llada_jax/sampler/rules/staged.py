@@ -110,14 +110,14 @@ class Staged(RevisingRule):
         return self.on_doubt == "remask" or self.on_change == "reopen"
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
-        """An EOS behind another one becomes stable with that one."""
+        """Leaves out an EOS behind another one: it becomes stable with that one."""
         return super().measures(canvas, config) & ~_repeated_eos(canvas, config, VISIBLE)
 
     def block_steps(self, config: SamplerConfig) -> int:
         return config.block_length * (1 + MOST_REMASKS * (self.on_doubt == "remask"))
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
-        """Another token whose confidence reaches `theta_visible` takes a token's place.
+        """Replaces tokens by others whose confidence reaches `theta_visible`.
 
         Where the window has passed, the cache has keys and values of the token that was fed, so a
         new one there stays visible until it has been fed itself.

@@ -51,5 +51,5 @@ class TokenEdit(RevisingRule):
         return config.block_length + self.edit_steps
 
     def quiet(self, steady: Int[Array, " B"], edited: Bool[Array, " B"]) -> Bool[Array, " B"]:
-        """A block is over after a forward without edits."""
+        """Ends a block after a forward without edits."""
         return ((steady > 1) & ~edited) | (steady > self.edit_steps)
