@@ -26,7 +26,7 @@ def require_counts(owner: object, *names: str) -> None:
 
 
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
-    """Returns the values as a tuple. Raises `ValueError` unless they are ascending whole numbers."""
+    """Returns the values as a tuple. Raises `ValueError` unless they are whole and ascend."""
     counts = list(values) if isinstance(values, Iterable) else []
     require(
         len(counts) > 0

@@ -11,7 +11,7 @@ Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 
 def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
-    """Returns the sampler's settings with the model's special ids where they name none of their own.
+    """Returns the sampler's settings, with the model's special ids where they name no own ones.
 
     Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary.
     """
