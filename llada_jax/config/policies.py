@@ -57,7 +57,7 @@ def policy_types(accept: object = None) -> dict[str, Any]:
     types = {each.name: get_type_hints(own)[each.name] for each in fields(own)} if own else {}
     for kind, choices in CHOICES.items():
         for name in choices:
-            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _chosen_by(kind))]
+            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _registered[kind])]
         for policy in _registered[kind]:
             hints = get_type_hints(policy)
             for field in fields(policy):
@@ -146,12 +146,8 @@ def _default(field: Field[Any]) -> Any:
     return None if field.default is MISSING else field.default
 
 
-def _chosen_by(kind: str) -> list[Any]:
-    return [policy for policy in _registered[kind] if hasattr(policy, "chosen_by")]
-
-
 def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
-    candidates = _chosen_by(kind)
+    candidates = _registered[kind]
     if kind == "rule":
         if own := own_rule(choices["accept"]):
             return own

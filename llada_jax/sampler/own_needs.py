@@ -88,6 +88,7 @@ def seen_of(
     positions = block_positions(setup, canvas)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
+    ahead = (take(each, positions) for each in (scores.ahead.token, scores.ahead.confidence))
     return Seen(
         position=positions,
         token=tokens,
@@ -103,9 +104,7 @@ def seen_of(
         margin=said.margin if setup.needs("margin") else None,
         hidden=scores.hidden if setup.needs("hidden") else None,
         drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        tried=None
-        if not setup.rule.branches
-        else Tried(take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)),
+        tried=Tried(*ahead) if setup.rule.branches else None,
         **_measured(setup, canvas, scores),
     )
 

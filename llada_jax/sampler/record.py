@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
@@ -64,28 +64,17 @@ def record_of(
     committed = was_masked & (after.state >= VISIBLE) & ~filled
     ahead = committed & (decided.state == MASKED)
     sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
-    return StepRecord(
-        counts=counts,
-        block=before.block,
-        events=_bits(
-            {
-                COMMIT: committed,
-                AHEAD: ahead,
-                PROMOTE: was_visible & (revised.state == STABLE),
-                REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-                REMASK: was_visible & (revised.state == MASKED),
-                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
-                REOPEN: sure & (revised.state == VISIBLE),
-            }
-        ),
-        token=after.tokens,
-        confidence=after.confidence,
-    )
-
-
-def _bits(flags: dict[int, Bool[Array, "B L"]]) -> Int[Array, "B L"]:
-    total = sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items())
-    return jnp.asarray(total, jnp.int8)
+    flags = {
+        COMMIT: committed,
+        AHEAD: ahead,
+        PROMOTE: was_visible & (revised.state == STABLE),
+        REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
+        REMASK: was_visible & (revised.state == MASKED),
+        FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+        REOPEN: sure & (revised.state == VISIBLE),
+    }
+    events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)
+    return StepRecord(counts, before.block, events, after.tokens, after.confidence)
 
 
 def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:

@@ -47,12 +47,7 @@ def refreshed_states(
 
 
 def merge(
-    canvas: Canvas,
-    plan: StepPlan,
-    scores: StepScores,
-    job: RefreshJob,
-    out: RowsOut,
-    found: Scores,
+    canvas: Canvas, plan: StepPlan, scores: StepScores, job: RefreshJob, out: RowsOut, found: Scores
 ) -> tuple[Canvas, StepPlan, StepScores]:
     """Merges what a worker found, at the boundary of the step that it ran beside."""
     at = spread(job.at, found, canvas.tokens.shape[1])

@@ -7,7 +7,7 @@ import jax
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.rules.own import Need, OwnRule
 from llada_jax.sampler.rules.rule import Rule
-from llada_jax.sampler.windows.window import Window
+from llada_jax.sampler.windows.window import Window, doubling
 
 
 @jax.tree_util.register_dataclass
@@ -82,11 +82,7 @@ class Setup:
         most = self.most_asked(length)
         if not self.config.selective_logits:
             return (most,)
-        sizes, size = [], max(1, self.config.block_length // 4)
-        while size < most:
-            sizes.append(size)
-            size *= 2
-        return (*sizes, most)
+        return doubling(max(1, self.config.block_length // 4), most)
 
     def most_steps(self, n_blocks: int) -> int:
         """Returns how many forwards a canvas of so many blocks may take."""

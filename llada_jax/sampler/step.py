@@ -50,7 +50,10 @@ def absorb(
         step=canvas.step + alive,
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
-    keys = _noise_keys(canvas, plan.query.at) if config.temperature > 0 else None
+    keys, length = None, canvas.tokens.shape[1]
+    if config.temperature > 0:
+        step = canvas.step[:, None] + plan.query.at // length  # the branch is the next step
+        keys = step_keys(canvas, plan.query.at % length, step)
     asked = asked_of(setup, canvas, plan.query)
     start = block_start(canvas, config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
@@ -99,9 +102,3 @@ def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
         head_rows=total(plan.query.at < 2 * canvas.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),
     )
-
-
-def _noise_keys(canvas: Canvas, at: Int[Array, "B Q"]) -> Key[Array, "B Q"]:
-    length = canvas.tokens.shape[1]
-    ahead = at // length  # the branch is the next step
-    return step_keys(canvas, at % length, canvas.step[:, None] + ahead)

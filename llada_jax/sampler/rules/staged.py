@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config import SamplerConfig, require, require_choice, require_counts
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import (
@@ -13,6 +13,7 @@ from llada_jax.sampler.canvas import (
     VISIBLE,
     Canvas,
     blocks_of,
+    masked_again,
     masks_left,
     take,
 )
@@ -23,7 +24,7 @@ from llada_jax.sampler.rules.rule import (
     Rescored,
     RevisingRule,
     Rule,
-    require_probability,
+    require_probabilities,
 )
 from llada_jax.sampler.rules.threshold import Threshold
 
@@ -71,8 +72,7 @@ class Staged(RevisingRule):
     end_steps: int = 4
 
     def __post_init__(self) -> None:
-        require_probability("theta_visible", self.theta_visible)
-        require_probability("theta_stable", self.theta_stable)
+        require_probabilities(self, "theta_visible", "theta_stable")
         require(
             self.theta_visible <= self.theta_stable,
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
@@ -82,12 +82,8 @@ class Staged(RevisingRule):
         require_choice("refresh", self.refresh, Refresh)
         require_choice("on_doubt", self.on_doubt, OnDoubt)
         require_choice("on_change", self.on_change, OnChange)
-        for name, least in (("refresh_rows", 1), ("end_steps", 0)):
-            value = getattr(self, name)
-            require(
-                isinstance(value, int) and value >= least,
-                f"{name} is {value!r}; allowed: {least} or more",
-            )
+        require_counts(self, "refresh_rows")
+        require_counts(self, "end_steps", least=0)
 
     def check(self, config: SamplerConfig) -> None:
         super().check(config)
@@ -141,7 +137,7 @@ class Staged(RevisingRule):
             return canvas
         doubted = rescored.at & ~sure & ~rescored.passed
         again = self._may_be_masked_again(canvas, doubted, config)
-        return rescored.masked_again(canvas, again)
+        return masked_again(canvas, again, config.mask_id)
 
     def _may_be_masked_again(
         self, canvas: Canvas, doubted: Bool[Array, "B L"], config: SamplerConfig

@@ -21,7 +21,7 @@ from llada_jax.sampler.canvas import (
     positions_of,
 )
 from llada_jax.sampler.policy import policy, static_number
-from llada_jax.sampler.rules.rule import require_probability
+from llada_jax.sampler.rules.rule import require_probabilities
 from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
@@ -79,7 +79,7 @@ class MultiBlock(Window):
             f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
         )
         if self.draft_threshold is not None:
-            require_probability("draft_threshold", self.draft_threshold)
+            require_probabilities(self, "draft_threshold")
 
     def check(self, config: SamplerConfig) -> None:
         budget, table, block = self.row_budget, config.latency_table, config.block_length
@@ -184,12 +184,8 @@ class MultiBlock(Window):
 def require_trigger(trigger: int, config: SamplerConfig) -> None:
     """Raises ValueError unless `lookahead_trigger` is a number of masks that a block may have."""
     require(
-        isinstance(trigger, int) and trigger >= 0,
-        f"lookahead_trigger is {trigger!r}; allowed: 0 or more",
-    )
-    require(
-        trigger <= config.block_length,
-        f"lookahead_trigger is {trigger}; allowed: 0 to block_length ({config.block_length})",
+        isinstance(trigger, int) and 0 <= trigger <= config.block_length,
+        f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({config.block_length})",
     )
 
 
