@@ -109,9 +109,7 @@ def test_infilling_skips_blocks_without_holes(loop):
 
 def story(script, **settings):
     """A run of two blocks of four behind a prompt of two, by a script; and what was fed."""
-    config = SLIDING.replace(
-        gen_length=8, block_length=4, steps=8, threshold=0.5, fill_buckets=False, **settings
-    )
+    config = SLIDING.replace(gen_length=8, block_length=4, steps=8, threshold=0.5, **settings)
     return scripted_decode(script, config, prompt=[1, 2])
 
 
@@ -258,7 +256,7 @@ def test_the_trigger_says_when_the_window_grows(trigger):
     ],
 )
 def test_a_window_grows_to_the_next_bucket(settings, rows):
-    config = SLIDING.replace(threshold=0.9, lookahead_trigger=4, fill_buckets=False, **settings)
+    config = SLIDING.replace(threshold=0.9, lookahead_trigger=4, **settings)
     trace, _ = scripted_decode(two_in_each_forward, config)
     assert trace.live_rows[1:4, 0].tolist() == [8, rows, rows], "six, four and two masks are left"
 

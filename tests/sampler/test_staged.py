@@ -73,7 +73,7 @@ def test_the_example_of_the_paper(window):
             return A, 0.1  # a draft
         return figure[forward][position]  # a KeyError where a stable position is scored
 
-    sliding = {"window": window, "lookahead_trigger": 0, "fill_buckets": False} if slides else {}
+    sliding = {"window": window, "lookahead_trigger": 0} if slides else {}
     trace, fed = story(script, **sliding)
     assert trace.tokens[0].tolist() == [A, B, C, D, E, F, G, H, I]
     h = 4 if slides else 3

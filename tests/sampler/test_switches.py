@@ -15,7 +15,7 @@ EVERYTHING = SamplerConfig.preset(
 )  # fmt: skip
 SWITCHES = {
     "nothing": {},
-    "lookahead": {"lookahead_trigger": 0, "fill_buckets": False},
+    "lookahead": {"lookahead_trigger": 0},
     "staged": {"accept": "quota", "threshold": 0.2, "theta_visible": 0.7, "theta_stable": 0.9},
     "refresh": {"refresh": "none"},
     "selective": {"selective_logits": False},

@@ -78,10 +78,9 @@ class Staged(RevisingRule):
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
             f"({self.theta_stable})",
         )
-        require_choice("rescore", self.rescore, Rescore)
-        require_choice("refresh", self.refresh, Refresh)
-        require_choice("on_doubt", self.on_doubt, OnDoubt)
-        require_choice("on_change", self.on_change, OnChange)
+        choices = {"rescore": Rescore, "refresh": Refresh}
+        for name, choice in {**choices, "on_doubt": OnDoubt, "on_change": OnChange}.items():
+            require_choice(name, getattr(self, name), choice)
         require_counts(self, "refresh_rows")
         require_counts(self, "end_steps", least=0)
 
@@ -136,20 +135,12 @@ class Staged(RevisingRule):
         if self.on_doubt != "remask":
             return canvas
         doubted = rescored.at & ~sure & ~rescored.passed
-        again = self._may_be_masked_again(canvas, doubted, config)
-        return masked_again(canvas, again, config.mask_id)
-
-    def _may_be_masked_again(
-        self, canvas: Canvas, doubted: Bool[Array, "B L"], config: SamplerConfig
-    ) -> Bool[Array, "B L"]:
-        """Returns the doubted tokens of the current block that were never masked again, where the
-        block has forwards left for all of its masks."""
         assert canvas.history is not None
         here = blocks_of(canvas, config.block_length) == canvas.block[:, None]
         again = doubted & here & (canvas.history.remasks < MOST_REMASKS)
         masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
-        room = canvas.block_step + 1 + masks <= self.block_steps(config)
-        return again & room[:, None]
+        room = canvas.block_step + 1 + masks <= self.block_steps(config)  # to fill them all
+        return masked_again(canvas, again & room[:, None], config.mask_id)
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
         visible = (canvas.state == VISIBLE).any(axis=1)

@@ -44,9 +44,9 @@ class MultiBlock(Window):
     tokens of the block before are still to be fed. Only where that would leave out tokens of the
     current block (drafts that it took over), or masks that the step has to commit, it reaches to
     the end of that block. A position settles in the forward that feeds its final token; what is
-    still visible when its block is finished is not waited for. It grows to fill the bucket that its
-    rows and those beside it need anyway. Where few masks are left in the block and they fill it
-    already, it grows to the next one.
+    still visible when its block is finished is not waited for. Where few masks are left in the
+    block, the window grows until one more row would cross a bucket (but for the one that its rows
+    fill already), the rows beside it included.
 
     Attributes:
       lookahead_trigger: Masks left in the current block at which the window grows into later
@@ -58,8 +58,8 @@ class MultiBlock(Window):
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current;
         None: those that the accept rule takes, without the progress that it forces.
-      fill_buckets: Whether the window fills a bucket that is needed anyway; otherwise it grows only
-        where few masks are left.
+      fill_buckets: Whether the window also fills a bucket that its rows need anyway, however many
+        masks are left.
     """
 
     chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
@@ -71,7 +71,7 @@ class MultiBlock(Window):
     latency_allowance: float = static_number(2.0)
     row_budget: int | None = None
     draft_threshold: float | None = None
-    fill_buckets: bool = True
+    fill_buckets: bool = False
 
     def __post_init__(self) -> None:
         require(
