@@ -169,7 +169,7 @@ class SamplerConfig:
             del settings["steps"]
         if "window" not in changes or isinstance(changes["window"], str):
             settings |= flat(settings.pop("window"))
-        by_name = type(self.rule) in registered("rule")
+        by_name = type(self.rule) in registered["rule"]
         if by_name and "rule" not in changes:
             settings |= flat(self.rule)
         if by_name or "accept" in changes:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
+from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
-from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
+from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import absorb, by_position, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
@@ -148,7 +149,7 @@ _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
 _absorb = jax.jit(absorb, donate_argnames="canvas")
 _absorb_copy = jax.jit(absorb)  # while a worker reads the cache
 _refresh_job = jax.jit(refresh_job)
-_refreshed_states = jax.jit(refreshed_states)
+_states_at = jax.jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows))
 _merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
 _by_position = jax.jit(by_position, static_argnames="length")
 _decide = jax.jit(_decide_and_plan, donate_argnames="canvas")
@@ -231,7 +232,7 @@ def _start_refresh(
 
     def refresh() -> tuple[RowsOut, Scores]:
         out = denoiser.forward_rows(params, job.rows, cache)
-        states = _refreshed_states(setup, out.hidden, job)
+        states = _states_at(setup, out.hidden, job.row)
         return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
 
     worker.submit(refresh)

@@ -22,12 +22,8 @@ def policy(cls: type[T]) -> type[T]:
     `float | None`."""
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     hints = get_type_hints(made)
-    numbers = [
-        each.name
-        for each in fields(made)
-        if hints[each.name] in (float, float | None) and _STATIC not in each.metadata
-    ]
-    _register(made, numbers)
+    numbers = (each.name for each in fields(made) if _STATIC not in each.metadata)
+    _register(made, [name for name in numbers if hints[name] in (float, float | None)])
     return made
 
 

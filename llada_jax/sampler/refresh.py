@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
-from llada_jax.sampler.guidance import guide, with_unconditional
+from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
@@ -37,13 +37,6 @@ def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
     return RefreshJob(with_unconditional(setup, canvas, rows), at, row)
-
-
-def refreshed_states(
-    setup: Setup, hidden: Float[Array, "BB F D"], job: RefreshJob
-) -> Float[Array, "B F D"]:
-    """Returns the states that score the tokens of a job."""
-    return take(guide(setup, hidden), job.row)
 
 
 def merge(

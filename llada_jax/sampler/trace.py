@@ -155,15 +155,8 @@ def _useful(
 
 
 def _events(records: Any, kind: Event, bit: int) -> dict[str, np.ndarray]:
-    step, row, position = np.nonzero(records.events & bit)
-    return {
-        "step": step,
-        "row": row,
-        "position": position,
-        "token": records.token[step, row, position],
-        "confidence": records.confidence[step, row, position],
-        "kind": np.full(step.shape, kind),
-    }
+    at = step, row, position = np.nonzero(records.events & bit)
+    return _columns(kind, step, row, position, records.token[at], records.confidence[at])
 
 
 def _fills(
@@ -176,11 +169,10 @@ def _fills(
     by_step = np.zeros_like(generated)
     by_step[committed["row"], committed["position"]] = True
     row, position = np.nonzero(generated & ~by_step)
-    return {
-        "step": last_step[row],
-        "row": row,
-        "position": position,
-        "token": tokens[row, position],
-        "confidence": np.zeros(row.shape),
-        "kind": np.full(row.shape, Event.FILL),
-    }
+    confidence = np.zeros(row.shape)
+    return _columns(Event.FILL, last_step[row], row, position, tokens[row, position], confidence)
+
+
+def _columns(kind: Event, *columns: np.ndarray) -> dict[str, np.ndarray]:
+    names = ("step", "row", "position", "token", "confidence", "kind")
+    return dict(zip(names, (*columns, np.full(columns[0].shape, kind)), strict=True))
