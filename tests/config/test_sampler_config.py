@@ -81,7 +81,7 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             {**MULTI, "lookahead_trigger": 33},
             r"lookahead_trigger is 33; allowed: 0 to block_length \(32\)",
         ),
-        ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 or more"),
+        ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 to block_length"),
         ({**MULTI, "latency_allowance": 0.5}, "latency_allowance is 0.5; allowed: 1 or more"),
         ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: a whole number from block_length"),
         ({**MULTI, "row_budget": 64.0}, r"row_budget is 64.0; allowed: a whole number from block"),
