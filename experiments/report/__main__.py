@@ -97,8 +97,8 @@ def _tasks(
         for decoder, base in zip(here, bases, strict=True):
             text, family = names[decoder.folder]
             families[family].append(decoder)
-            is_other = base is not None and base is not decoder
-            differences = comparison_rows(base.found, decoder.found) if is_other else []
+            other = None if base is decoder else base
+            differences = comparison_rows(other.found, decoder.found) if other else []
             lines.append({"decoder": text, **decoder.cells})
             if any(bases):
                 shown = "baseline" if base else "no baseline"

@@ -61,7 +61,7 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
         config = checked_dataclass(ModelConfig, description.get("config", {}))
     except ValueError as error:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
-    dtypes = description.get("dtypes")
+    dtypes: Any = description.get("dtypes")
     require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
     return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
 

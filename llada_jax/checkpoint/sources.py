@@ -53,7 +53,10 @@ class StoredTensor:
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
         """Returns rows of raw bytes as floats [rows, columns]."""
-        return raw.view(self.dtype) if self.blocks is None else self.blocks(raw)
+        if self.blocks is not None:
+            return self.blocks(raw)
+        assert self.dtype is not None  # checked before anything is read
+        return raw.view(self.dtype)
 
     def pieces(self, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         """Reads rows `start` to `stop` as `raw` does, in pieces of about so many numbers."""

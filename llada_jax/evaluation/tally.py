@@ -9,7 +9,7 @@ different ones, even if they come to the same.
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llada_jax.evaluation.generations import Generation
 from llada_jax.evaluation.metrics import Interval, wilson_interval
@@ -88,8 +88,8 @@ def tally(
 
 def joined(tallies: Sequence[Tally]) -> Tally:
     """Joins several tasks into one tally, in which each question counts the same."""
-    *lists, repeated = zip(*tallies, strict=True)
-    return Tally(*(tuple(chain.from_iterable(parts)) for parts in lists), sum(repeated))
+    lists: Any = [(*chain(*parts),) for parts in list(zip(*tallies, strict=True))[:-1]]
+    return Tally(*lists, repeated=sum(each.repeated for each in tallies))
 
 
 def asked_first(generations: Sequence[Generation]) -> list[Generation]:

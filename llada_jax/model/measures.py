@@ -110,7 +110,7 @@ def absorb_head(
     top, listed, classes, divergence = seen[1:]
     if top is not None:
         top = _best(top, logits, start)
-    if asked.listed is not None:
+    if listed is not None and asked.listed is not None:
         at = _inside(asked.listed, start, logits.shape[-1])
         found = jnp.take_along_axis(logits, jnp.minimum(at, logits.shape[-1] - 1), axis=-1)
         listed = jnp.where(at < logits.shape[-1], found, listed)

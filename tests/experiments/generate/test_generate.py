@@ -136,7 +136,9 @@ def test_a_terminal_gets_the_live_canvas(random_model, tmp_path, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     arguments = [f"model={random_model}", "loop=host", f"hydra.run.dir={tmp_path}"]
     printed = run_main([*arguments, f"prompt={PROMPT}"], Terminal())
-    assert printed.count("\x1b[?2026h") == 17  # one to begin with, and one each step
+    frames = [printed.count(f"step {step}, ") for step in range(1, 17)]
+    assert frames[:-1] == [1] * 15 and frames[-1] in (1, 2)  # the last one stays
+    assert printed.count("compiling the first step") == 1 and "\x1b[2K" in printed
     assert PROMPT in printed and "16 forwards" in printed
 
 
