@@ -140,7 +140,7 @@ ELSEWHERE = [
     ({}, "window is 'multi_block' or window is 'multi_block' and lossless is True",
      {"lookahead_trigger": 2}),
     ({**MULTI, "lossless": True}, "window is 'multi_block'",
-     {"row_budget": 64, "fill_buckets": True, "draft_threshold": 0.5}),
+     {"row_budget": 64, "draft_threshold": 0.5}),
     (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
     ({"accept": "wino"}, "accept is 'staged'",
      {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1}),

@@ -58,8 +58,6 @@ class MultiBlock(Window):
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current;
         None: those that the accept rule takes, without the progress that it forces.
-      fill_buckets: Whether the window also fills a bucket that its rows need anyway, however many
-        masks are left.
     """
 
     chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
@@ -71,7 +69,6 @@ class MultiBlock(Window):
     latency_allowance: float = static_number(2.0)
     row_budget: int | None = None
     draft_threshold: float | None = None
-    fill_buckets: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -110,7 +107,7 @@ class MultiBlock(Window):
         stop = self._stop(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
         rows += _rows_beside(canvas, stop, config)
-        growth = self._growth(rows, self._late(canvas, config), config, shift)
+        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
@@ -125,15 +122,14 @@ class MultiBlock(Window):
         return (left > 0) & (left <= self.lookahead_trigger)
 
     def _growth(
-        self, rows: Int[Array, " B"], late: Bool[Array, " B"], config: SamplerConfig, shift: int
+        self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
     ) -> Int[Array, " B"]:
         """Returns how many positions are added to a forward of so many rows."""
         growth = self.growth(config, shift)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
         bucket = jnp.searchsorted(buckets[:-1], rows)
-        filled = jnp.where(late | self.fill_buckets, buckets[bucket], rows)
-        reached = jnp.where(late & (rows == buckets[bucket]), grown[bucket], filled)
+        reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
         return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
 
     def growth(self, config: SamplerConfig, shift: int) -> Growth:
