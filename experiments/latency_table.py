@@ -72,8 +72,7 @@ def overrides(table: LatencyTable, budget: int | None) -> str:
 
 
 def timed(config: LatencyTableConfig) -> tuple[LatencyTable, int | None]:
-    """Models the table and the budget of rows of a phone, or measures the table on this machine,
-    which says nothing of a budget."""
+    """Models the table and the budget of rows of a phone, or measures the table here."""
     rows, canvas = config.rows, config.canvas
     if config.phone is None:
         model = lj.load(config.model, config.dtype)

@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, entry_point
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.metrics import wilson_interval
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class LmEvalConfig:
         for task in self.tasks:
             require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
         require(len(set(self.tasks)) == len(self.tasks), f"tasks repeat one: {list(self.tasks)}")
-        for name in ("limit", "batch_size", "mc_num"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "limit", "batch_size", "mc_num")
 
     @property
     def folder(self) -> Path:
@@ -112,8 +110,7 @@ def evaluate(
     chat: bool,
     folder: Path = TASKS,
 ) -> dict[str, Any]:
-    """Returns the harness's results on tasks, by the files of their data. It caches those files for
-    as long as it runs, and nothing else."""
+    """Returns the harness's results on tasks, by the files of their data; it keeps no cache."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -160,11 +157,8 @@ def _json_line(content: Any) -> str:
 
 
 def data_files(name: str, data: Path, folder: Path = TASKS) -> dict[str, str]:
-    """Returns where the data of a task is, by split.
-
-    Raises:
-      FileNotFoundError, ValueError: no such file, or one that does not hold what the task reads.
-    """
+    """Returns where the data of a task is, by split. Raises FileNotFoundError, or ValueError for a
+    file that does not hold what the task reads."""
     task = OmegaConf.load(folder / f"{name}.yaml")
     wanted = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}

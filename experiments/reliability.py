@@ -23,7 +23,7 @@ import llada_jax as lj
 from experiments.harness.pictures import draw_reliability, save
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
 from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -51,9 +51,7 @@ class ReliabilityConfig:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
         for name in self.tasks:
             _ = load_task(name)  # which checks the name
-        for name in ("items", "batch_size", "block_length", "bins"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "items", "batch_size", "block_length", "bins")
         require(
             self.items % self.batch_size == 0,
             f"items is {self.items}; allowed: a multiple of batch_size, {self.batch_size}",
@@ -70,9 +68,8 @@ class Predictions(NamedTuple):
 def measure(config: ReliabilityConfig, run: Run) -> None:
     """Measures every task on both kinds of canvases, and all of them together."""
     model = lj.load(config.model)
-    require(
-        model.tokenizer is not None, f"{config.model!r} has no tokenizer; allowed: one that has"
-    )
+    has_tokenizer = model.tokenizer is not None
+    require(has_tokenizer, f"{config.model!r} has no tokenizer; allowed: one that has")
     run.begin()
     diagrams = reliability_by_task(model, config)
     for name, found in diagrams.items():
@@ -80,18 +77,15 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
         run.record({"name": name} | {key: _plain(values) for key, values in bins})
     drawn = draw_reliability({key: diagrams[f"all/{key}"] for key in CANVASES})
     save(drawn, run.folder / "reliability.png")
-    run.finish([
-        ResultRow(
-            f"{name}/expected_calibration_error", 100 * found.expected_calibration_error, "points",
-            n=int(found.counts.sum()),
-        )
-        for name, found in diagrams.items()
-    ])  # fmt: skip
+    rows = []
+    for name, found in diagrams.items():
+        error, n = 100 * found.expected_calibration_error, int(found.counts.sum())
+        rows.append(ResultRow(f"{name}/expected_calibration_error", error, "points", n=n))
+    run.finish(rows)
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:
-    """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for the predictions of all tasks
-    together."""
+    """Returns diagrams by `<task>/<canvas>`, and `all/<canvas>` for all tasks together."""
     found = {
         f"{name}/{canvas}": _predictions(model, load_task(name), share, config)
         for name in tqdm(config.tasks, unit="task")

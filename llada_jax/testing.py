@@ -9,7 +9,7 @@ has no rounding, and obeys the rows' visibility and the cache like a model.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -90,11 +90,9 @@ def empty_cache(salt: Any, batch: int, length: int) -> KVCache:
 def _toy(rules: ScoreRules) -> Denoiser:
     return Denoiser(
         forward_rows,
-        lambda salt, hidden, keys: score_rows(salt, hidden, keys, rules),
+        partial(score_rows, rules=rules),
         empty_cache,
-        measure_rows=lambda salt, hidden, keys, asked: measure_rows(
-            salt, hidden, keys, asked, rules
-        ),
+        measure_rows=partial(measure_rows, rules=rules),
     )
 
 

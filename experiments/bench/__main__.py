@@ -49,10 +49,8 @@ def bench(config: BenchConfig, run: Run) -> None:
 
 
 def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
-    """Returns the rows of the suite, which times each when it is asked for.
-
-    Raises ValueError, before any work, where the suite needs another model.
-    """
+    """Returns the rows of the suite, which times each when it is asked for. Raises ValueError,
+    before any work, where the suite needs another model."""
     shape = config.architecture
     if config.suite == "hot_paths":
         model = lj.load(config.model) if shape is None else random_model(shape, config.seed)

@@ -108,14 +108,11 @@ def forwards(model: lj.Model, config: HotPathsConfig) -> Comparison:
     """Compares forwards of some rows, against a cache of the canvas, with the whole canvas."""
     length = config.length
     sizes = {config.block_length, 2 * config.block_length, config.gen_length, length}
-    candidates = {
-        f"{size} rows": forward_of(
-            model,
-            length - size + jnp.arange(size, dtype=jnp.int32),
-            0 if size == length else length,
-        )
-        for size in sorted(size for size in sizes if size <= length)
-    }
+    candidates = {}
+    for size in sorted(size for size in sizes if size <= length):
+        positions = length - size + jnp.arange(size, dtype=jnp.int32)
+        cached = 0 if size == length else length
+        candidates[f"{size} rows"] = forward_of(model, positions, cached)
     return Comparison("forward", f"{length} rows", candidates)
 
 

@@ -30,9 +30,7 @@ class Int8Peak(NamedTuple):
 
 def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak | None:
     """Measures the peak of that many threads at once, from times that add up to `seconds` or more.
-
-    Returns None without a C compiler that builds the kernel.
-    """
+    Returns None without a C compiler that builds the kernel."""
     compiler = find_compiler()
     if compiler is None:
         return None

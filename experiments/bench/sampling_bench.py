@@ -56,8 +56,7 @@ class CompiledSampler(NamedTuple):
 
 
 def sample_in_float64(logits: Float[Array, "1 R V"]) -> Sampled:
-    """Takes the best id, and its share of a softmax in float64, as Fast-dLLM; needs
-    `jax.enable_x64`."""
+    """Takes the best id, and its share of a softmax in float64; needs `jax.enable_x64`."""
     token = jnp.argmax(logits, axis=-1)
     share = jax.nn.softmax(logits.astype(jnp.float64), axis=-1)
     return token, jnp.take_along_axis(share, token[..., None], axis=-1)[..., 0]
@@ -137,8 +136,7 @@ def _in_a_step(
     repeats: int,
     key: Key[Array, ""],
 ) -> Iterator[ResultRow]:
-    """Times both with the head in front; and on given logits, as shares of a step of the model's
-    body, head and sampler."""
+    """Times both with the head in front; and on given logits, as shares of the model's step."""
     hidden = jax.random.normal(key, (1, rows, model.config.width))
     hidden = hidden.astype(model.params.embedding.dtype)
 

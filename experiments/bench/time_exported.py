@@ -1,5 +1,4 @@
-"""What is timed of an exported model, in a process of its own, whose peak of memory is then the
-model's."""
+"""What is timed of an exported model, in a process whose peak of memory is then the model's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,15 +82,12 @@ class Clock:
 
 
 def time_generation(folder: Path, tokens_per_step: int) -> dict[str, Any]:
-    """Decodes 128 tokens block-wise, some at each step; times the second run, and says where the
-    time went."""
+    """Decodes 128 tokens block-wise, and says where the time of the second run went."""
     program = Exported(folder)
     clock, config = Clock(program), program.config
+    steps = GEN_LENGTH // tokens_per_step
     sampler = SamplerConfig(
-        gen_length=GEN_LENGTH,
-        block_length=BLOCK_LENGTH,
-        steps=GEN_LENGTH // tokens_per_step,
-        cache="blockwise",
+        gen_length=GEN_LENGTH, block_length=BLOCK_LENGTH, steps=steps, cache="blockwise"
     )
     sampler = with_ids(sampler, config)
     denoiser = Session(clock, score_rules(sampler)).denoiser()

@@ -53,8 +53,7 @@ def best_times(candidates: Mapping[str, Callable[[], Any]], seconds: float) -> d
 
 
 def layer_of(dtype: Any) -> dict[str, Any]:
-    """Makes random weights; int8 multiplies them by activations that it rounds as they come, which
-    are float32."""
+    """Makes random weights; int8 rounds activations as they come, in float32."""
     heads = N_HEADS * HEAD_DIM
     shapes = {
         **dict.fromkeys(("query", "key", "value"), (WIDTH, heads)),
@@ -88,8 +87,7 @@ def step_of(layer: Mapping[str, Any], rows: int) -> Callable[[], Any]:
 def forward(
     layer: Mapping[str, Any], hidden: Any, keys: Any, values: Any, cos: Any, sin: Any
 ) -> Any:
-    """Returns hidden states [1, rows, width] after attention and SwiGLU; keys and values of the
-    cache are [1, heads, positions, head_dim]."""
+    """Returns hidden states [1, rows, width]; the cache is [1, heads, positions, head_dim]."""
     x = rms_norm(hidden, layer["attention_norm"])
 
     def heads(name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-from experiments.harness.schema import read_config
+from experiments.harness.run import read_config
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.stored import stored_in_format
 
@@ -17,27 +17,20 @@ _KEYS = {"samplers": dict, "fingerprint": str, "scored_seed": int, "scored_items
 
 
 class ChosenSamplers(NamedTuple):
-    """The samplers that were chosen for a model, and which items had no part in it.
-
-    Attributes:
-      samplers: by the name of the sweep.
-      fingerprint: of the model.
-      scored_seed: whose first `scored_items` items, of each task, were left out.
-    """
+    """The samplers that were chosen for a model, and which items had no part in it."""
 
     samplers: Mapping[str, SamplerConfig]
+    """By the name of the sweep."""
     fingerprint: str
+    """Of the model."""
     scored_seed: int
+    """Whose first `scored_items` items, of each task, were left out."""
     scored_items: int
 
     @classmethod
     def load(cls, folder: Path) -> "ChosenSamplers":
-        """Reads what a run of `experiments.thresholds` chose.
-
-        Raises:
-          FileNotFoundError: nothing was chosen in that folder.
-          ValueError: the file is damaged, or of another format.
-        """
+        """Reads what a run of `experiments.thresholds` chose. Raises FileNotFoundError where there
+        is nothing, and ValueError where the file is damaged or of another format."""
         path = folder / CHOSEN
         if not path.is_file():
             raise FileNotFoundError(

@@ -24,33 +24,27 @@ def decoder_rows(
 
 
 def tally_rows(name: str, found: Tally) -> list[ResultRow]:
-    """Gives exact match, forwards, those a block of the answer and rows of all forwards where
-    they are known, and tokens a forward."""
+    """Gives exact match, tokens a forward, and of forwards, blocks and rows what is known."""
     counts: dict[str, Any] = {"n": len(found.right), "items": found.items}
+    exact: Any = {"interval": found.interval, **counts}
+    values = {
+        "nfe": (found.nfe, "forwards"),
+        "nfe_per_block": (found.forwards_per_block, "forwards/block"),
+        "row_forwards": (found.row_forwards, "rows"),
+        "tpf": (found.tpf, "tokens/forward"),
+    }
     return [
-        ResultRow(
-            f"{name}/exact_match",
-            found.exact_match,
-            "of questions",
-            interval=found.interval,
-            **counts,
-        ),
+        ResultRow(f"{name}/exact_match", found.exact_match, "of questions", **exact),
         *(
             ResultRow(f"{name}/{what}", value, unit, **counts)
-            for what, value, unit in (
-                ("nfe", found.nfe, "forwards"),
-                ("nfe_per_block", found.forwards_per_block, "forwards/block"),
-                ("row_forwards", found.row_forwards, "rows"),
-                ("tpf", found.tpf, "tokens/forward"),
-            )
+            for what, (value, unit) in values.items()
             if value is not None
         ),
     ]
 
 
 def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
-    """Yields answer tokens a second, of the batches that needed no compilation where there are
-    such; nothing where no batch is whole."""
+    """Yields answer tokens a second of whole batches, without compilation where there are such."""
     whole = [batch for part in parts for batch in part.timed]
     if not whole:
         return
@@ -63,21 +57,13 @@ def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
 
 
 def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
-    """Yields the mean latency of a question on each phone: the same forwards, of a model of
-    LLaDA-8B's shape."""
+    """Yields the mean latency of a question on each phone, by forwards of LLaDA-8B's shape."""
     workloads = [workload for part in parts for workload in _workloads(part)] if socs else []
     for soc in socs:
         seconds, interval = mean_latency(workloads, soc)
-        yield ResultRow(
-            f"{name}/phone/{soc}",
-            seconds,
-            "s",
-            kind="modelled",
-            n=len(workloads),
-            items=sum(len(part.right) for part in parts),
-            interval=interval,
-            trace_source=workloads[0].source,
-        )
+        counts: Any = {"n": len(workloads), "items": sum(len(part.right) for part in parts)}
+        told: Any = {"interval": interval, "trace_source": workloads[0].source, **counts}
+        yield ResultRow(f"{name}/phone/{soc}", seconds, "s", kind="modelled", **told)
 
 
 def _workloads(found: Evaluation) -> list[Workload]:
@@ -112,12 +98,6 @@ def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:
 
 def difference_rows(name: str, result: Paired, items: int) -> tuple[ResultRow, ResultRow]:
     """Gives a difference of exact match, found on so many items, and its p-value."""
-    difference = ResultRow(
-        f"{name}/difference",
-        result.difference,
-        "of questions",
-        n=result.n,
-        items=items,
-        interval=result.interval,
-    )
+    known: Any = {"n": result.n, "items": items, "interval": result.interval}
+    difference = ResultRow(f"{name}/difference", result.difference, "of questions", **known)
     return difference, ResultRow(f"{name}/p_value", result.p_value, "McNemar, exact, two-sided")

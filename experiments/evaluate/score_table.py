@@ -76,16 +76,11 @@ def suite_tables(
         }
         for name, sampler in decoders.items()
     ]
-    by_task = [
-        {
-            "decoder": name,
-            **{
-                task: f"{100 * rows[f'{suite}/{name}/{task}/exact_match'].value:.1f} %"
-                for task in tasks
-            },
-        }
-        for name in decoders
-    ]
+
+    def share(name: str, task: str) -> str:
+        return f"{100 * rows[f'{suite}/{name}/{task}/exact_match'].value:.1f} %"
+
+    by_task = [{"decoder": name} | {task: share(name, task) for task in tasks} for name in decoders]
     match = rows[f"{suite}/{baseline}/exact_match"]
     parts = [
         f"{suite}: {match.items} items of {', '.join(tasks)}; {match.n} different questions",

@@ -18,8 +18,7 @@ from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, Su
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, stored_settings
-from experiments.harness.schema import read_config
+from experiments.harness.run import CONFIG, Run, read_config, stored_settings
 from experiments.harness.tiled import check_tiles
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
@@ -41,9 +40,8 @@ def evaluate_suite(
       config: everything else; its task and its sampler give way to the suite's.
       difficulty: of every task; None: the default of each.
 
-    Raises:
-      ValueError: a task has no such difficulty; a decoder reads no tiles; a cell's folder is of
-        other settings, or damaged; what was chosen is for another model or other items.
+    Raises ValueError where a task has no such difficulty, a decoder reads no tiles, a cell's folder
+    is of other settings or damaged, and what was chosen is for another model or other items.
     """
     chosen = ChosenSamplers.load(Path(config.chosen)) if config.chosen else None
     suite = suite if chosen is None else _with_chosen(suite, chosen)
@@ -76,11 +74,8 @@ def evaluate_suite(
 
 
 def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
-    """Returns the result of a suite that another run decoded, judged anew.
-
-    Raises:
-      ValueError, FileNotFoundError: it did not finish, is of another version, or is damaged.
-    """
+    """Returns the result of a suite that another run decoded, judged anew. Raises ValueError or
+    FileNotFoundError where it did not finish, is of another version, or is damaged."""
     path = folder / CONFIG
     require(path.is_file(), f"{folder} has no {CONFIG}; allowed: the run of a suite that began")
     stored = stored_settings(path)
@@ -107,9 +102,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
 
 def _with_chosen(suite: SuiteConfig, chosen: ChosenSamplers) -> SuiteConfig:
     """Returns the suite with each decoder also with what was chosen in the sweep of its name.
-
-    Raises ValueError where no sweep has the name of a decoder.
-    """
+    Raises ValueError where no sweep has the name of a decoder."""
     names = [decoder.name for decoder in suite.decoders]
     require(
         any(name in chosen.samplers for name in names),

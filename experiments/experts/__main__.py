@@ -58,10 +58,7 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     if config.pictures:
         require_plots("pictures=true")
     run.begin()
-    rows = []
-    for row in chain.from_iterable(parts[part]() for part in config.parts):
-        run.record(row.as_dict())
-        rows.append(row)
+    rows = run.recorded(chain.from_iterable(parts[part]() for part in config.parts))
     if config.pictures:
         draw_pictures(rows, run.folder)
     run.finish(rows)

@@ -16,8 +16,7 @@ BLOCK_ROWS = 32
 CALL = 10e-6
 """Seconds of an expert beyond its products: three operations within one call. Inferred."""
 FIRST_ON_CPU = 90e-6
-"""Seconds until the CPU's threads are awake: what a polled call to the NPU takes the other way
-round (measured on SM8750). Inferred."""
+"""Seconds until the CPU's threads wake: as a polled call to the NPU (SM8750). Inferred."""
 
 
 def phone_costs(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -165,10 +166,7 @@ def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[Re
             cell = f"{shape.name}/{round(100 * ratio)}/{name}"
             reference = PUBLISHED["hit_rate"].get(cell)
             fitted = " (fitted)" if cell in PUBLISHED["fitted"] else ""
-            yield _modelled(
-                name=f"hit_rate/{cell}",
-                value=hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile),
-                unit="of activated experts",
-                reference=reference,
-                source=f"{SOURCE}, figure 9{fitted}" if reference else None,
-            )
+            hits = hit_rate(trace, policy, shape.slots_at(ratio), warmup=profile)
+            source = f"{SOURCE}, figure 9{fitted}" if reference else None
+            beside: Any = {"reference": reference, "source": source}
+            yield _modelled(f"hit_rate/{cell}", hits, "of activated experts", **beside)

@@ -55,10 +55,8 @@ def trained_model(source: str, seed: int) -> RoutedModel:
 
 
 def shape_of(name: str, config: ModelConfig) -> MoEShape:
-    """Returns the sizes that decide what moving and running a model's experts costs.
-
-    Raises ValueError for a model without routed experts.
-    """
+    """Returns the sizes that decide what moving and running a model's experts costs. Raises
+    ValueError for a model without routed experts."""
     moe = config.moe
     require(moe is not None, f"{config.family} has no routed experts; allowed: a model that has")
     assert moe is not None

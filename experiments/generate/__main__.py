@@ -135,8 +135,7 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
 
 
 def host_speed(result: lj.Result) -> list[ResultRow]:
-    """Returns wall time of a watched run, and the speed of those of its steps that compiled
-    nothing."""
+    """Returns wall time of a watched run, and the speed of its steps that compiled nothing."""
     trace = _trace(result)
     rows = [ResultRow("host_loop_with_compilation", trace.seconds.sum(), "s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
@@ -206,10 +205,7 @@ def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
     """Returns the command line with its prompt quoted for Hydra, which reads commas and `=` as
-    syntax.
-
-    Sweeps are left alone: there the prompt's commas separate its values.
-    """
+    syntax. Sweeps are left alone: there the prompt's commas separate its values."""
     if {"-m", "--multirun"} & set(arguments):
         return list(arguments)
     return [_quoted(argument) for argument in arguments]

@@ -64,8 +64,7 @@ def status(view: StepView) -> str:
 
 
 def frame(view: StepView, page: CanvasPage, console: Console) -> Text:
-    """Draws the batch's first row and a status line, as much as the console holds around the first
-    mask."""
+    """Draws a status line and the first row, as much of it as fits around the first mask."""
     text = Text.assemble((printable(f"{page.prompt}\n\n") if page.prompt else "", "dim"))
     for part, style in _canvas(view, page):
         text.append(part, style)

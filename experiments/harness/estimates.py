@@ -1,5 +1,4 @@
-"""Means over runs that differ by chance, and differences and ratios of paired runs, each with its
-standard error."""
+"""Means over runs that differ by chance, differences and ratios of paired runs, their errors."""
 
 import math
 from collections.abc import Sequence
@@ -56,8 +55,7 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Returns the ratio of two means over runs that share their seeds (its error to first
-    order)."""
+    """Returns the ratio of two means over runs of the same seeds (its error to first order)."""
     below = mean_of(others).value
     value = mean_of(values).value / below
     left = [(a - value * b) / below for a, b in zip(values, others, strict=True)]

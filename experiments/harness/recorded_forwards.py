@@ -20,9 +20,7 @@ def record_forwards(
     model: lj.Model, questions: Sequence[str], sampler: SamplerConfig, limit: int
 ) -> list[Inputs]:
     """Records inputs of the first `limit` float32 forwards, in one shape that holds them all.
-
-    Raises ValueError where the model has no tokenizer.
-    """
+    Raises ValueError where the model has no tokenizer."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
     encode = model.tokenizer.encode_chat

@@ -55,8 +55,7 @@ class ResultRow:
 
     @property
     def error(self) -> float | None:
-        """Returns the error relative to the reference; None where there is none, or where it is
-        0."""
+        """Returns the error relative to the reference; None where there is none, or it is 0."""
         return (self.value - self.reference) / abs(self.reference) if self.reference else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,19 +74,14 @@ def _number(name: str, value: Any) -> float:
 
 
 def table(rows: Sequence[ResultRow]) -> str:
-    """Writes aligned text, with the columns that at least one row fills; below, where traces are
-    from."""
+    """Writes aligned text, of columns that at least one row fills, and where traces are from."""
     to_the_right = ("value", "reference", "error", "n", "items", "interval")
     return "\n".join([aligned([_cells(row) for row in rows], to_the_right), *traces(rows)])
 
 
 def aligned(rows: Sequence[Mapping[str, str]], to_the_right: Collection[str] = ()) -> str:
     """Writes a table as text: under its name each column of the first row that at least one row
-    fills.
-
-    Args:
-      to_the_right: columns that end, and do not begin, at one place.
-    """
+    fills. Columns `to_the_right` end, and do not begin, at one place."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     lines = [dict(zip(columns, columns, strict=True)), *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in columns}

@@ -23,10 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.harness.results import ResultRow, table
-from experiments.harness.schema import read_config
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.config.sampler import PRESETS
+from llada_jax.config_files import checked_dataclass
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.model.architecture import ARCHITECTURES
@@ -102,6 +102,12 @@ def _hydra_settings(verb: str) -> HydraConf:
         sweep=SweepDir(folder, "${hydra.job.num}"),
         help=replace(hydra.help, app_name=f"experiments.{verb}"),
     )
+
+
+def read_config(schema: type[T], config: DictConfig) -> T:
+    """Returns `config`, its interpolations resolved, as frozen dataclasses. OmegaConf's own know no
+    `Literal`, which is how a choice is spelled here."""
+    return checked_dataclass(schema, OmegaConf.to_container(config, resolve=True))
 
 
 class Run:

@@ -85,11 +85,9 @@ def plan(config: PlanConfig, run: Run) -> None:
         rows += [row for _, gap_rows in gaps for row in gap_rows]
         print(f"\nsteps over the lower bound, path {config.path!r}, modelled")
         print(aligned([line for line, _ in gaps], gaps[0][0]))
-    for row in rows:
-        run.record(row.as_dict())
     if config.pictures:
         draw_plans({each.name: (each.graph, each.plan) for each in plans}, run.folder / "plan.png")
-    run.finish(rows)
+    run.finish(run.recorded(rows))
 
 
 def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[str, str]]:

@@ -143,8 +143,7 @@ def _curves(
 
 
 def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:
-    """Returns a point for each setting of the sampler: of several runs of one, the run of most
-    items."""
+    """Returns a point for each setting of the sampler: of several runs, that of most items."""
     points: dict[str, ScorePoint] = {}
     for decoder in sorted(decoders, key=lambda each: len(each.found.right)):
         points[json.dumps(decoder.settings.get("sampler", decoder.sampler))] = decoder.share

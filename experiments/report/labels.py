@@ -9,23 +9,16 @@ _NAMED = ("model", "sampler_name", "backend")  # each label has them in words
 
 
 class Label(NamedTuple):
-    """Of one decoder.
-
-    Attributes:
-      text: no two decoders have the same.
-      family: the text without what is set in the sampler; decoders of one family make a curve.
-    """
+    """Of one decoder."""
 
     text: str
+    """No two decoders have the same."""
     family: str
+    """The text without what is set in the sampler; decoders of one family make a curve."""
 
 
 def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
-    """Labels of decoders on the same task, by the folders of their runs.
-
-    Args:
-      decoders: what the generations of each depend on.
-    """
+    """Labels decoders on the same task, by what the generations in each folder depend on."""
     plain = {folder: _flat(settings) for folder, settings in decoders.items()}
     # A sampler's name before what the command line changed in it.
     samplers = {f: each["sampler_name"].partition("@")[0] for f, each in decoders.items()}
@@ -73,8 +66,7 @@ def _distinguishing(group: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _part(settings: Mapping[str, Any], sampler: bool) -> dict[str, Any]:
-    """Returns settings of the sampler, or all others; a fingerprint, which says least, is the
-    last."""
+    """Returns settings of the sampler, or all others; a fingerprint, which says least, last."""
     keys = [k for k in settings if k not in _NAMED and k.startswith("sampler.") == sampler]
     return {key: settings[key] for key in sorted(keys, key=lambda key: key == "fingerprint")}
 

@@ -58,10 +58,8 @@ def baseline_of(
     """Returns the run of a sampler that a decoder of the same task is compared with.
 
     It has the same weights; of several such runs, the one that agrees in backend, tiles and seed
-    as far as one does. None where the model was not run with the sampler.
-
-    Raises:
-      ValueError: it could be any of several.
+    as far as one does. None where the model was not run with the sampler. Raises ValueError where
+    it could be any of several.
     """
     found = [each for each in decoders if each.sampler == sampler]
     for setting in (*_WEIGHTS, *_SURROUNDINGS):

@@ -45,10 +45,7 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     if config.pictures:
         names = {chapter.name: draw(chapter, run.folder) for chapter in chapters}
     run.write("report.md", report(chapters, names, unknown_so_far()))
-    rows = [row for chapter in chapters for row in chapter.rows]
-    for row in rows:
-        run.record(row.as_dict())
-    run.finish(rows)
+    run.finish(run.recorded(row for chapter in chapters for row in chapter.rows))
     print(f"\nreport: {run.folder / 'report.md'}")
 
 

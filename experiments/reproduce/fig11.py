@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
@@ -24,6 +24,8 @@ from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import autoregressive, blockwise, vanilla
+
+FIGURE = f"{PAPER}, Figure 11"
 
 
 def fig11(world: PublishedTasks) -> Chapter:
@@ -71,15 +73,11 @@ def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
             for column, (workloads, system, source) in columns.items():
                 known = published[name][str(tokens)]
                 is_fitted = column not in known
-                yield modelled(
-                    f"fig11/{soc}/{name}/{tokens}/{column}",
-                    mean_of(world.seconds(soc, system, workloads)),
-                    "s",
-                    reference=fitted[name][column] if is_fitted else known[column],
-                    source=f"{PAPER}, Figure 11",
-                    fitted=is_fitted,
-                    trace_source=source,
-                )
+                seconds = mean_of(world.seconds(soc, system, workloads))
+                reference = fitted[name][column] if is_fitted else known[column]
+                more: Any = {"reference": reference, "fitted": is_fitted, "trace_source": source}
+                row = f"fig11/{soc}/{name}/{tokens}/{column}"
+                yield modelled(row, seconds, "s", source=FIGURE, **more)
         yield from _llama(world, soc, name, published[name]["llama_128"])
 
 
@@ -89,15 +87,10 @@ def _llama(
     """Yields the autoregressive reference: 128 tokens of Llama-3-8B."""
     workload = autoregressive(world.task(name).prompt, 128)
     for column, system in (("cpu", System(body="cpu")), ("npu", System(runtime="remap"))):
-        yield modelled(
-            f"fig11/{soc}/{name}/128/llama_{column}",
-            _llama_phone(soc, system).latency(workload),
-            "s",
-            reference=published[column],
-            source=f"{PAPER}, Figure 11",
-            fitted=False,
-            trace_source=workload.source,
-        )
+        seconds = _llama_phone(soc, system).latency(workload)
+        more: Any = {"reference": published[column], "trace_source": workload.source}
+        row = f"fig11/{soc}/{name}/128/llama_{column}"
+        yield modelled(row, seconds, "s", source=FIGURE, fitted=False, **more)
 
 
 @cache

@@ -55,10 +55,8 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         machine_rows(config) if config.full_size else (),
         hardware_rows(config.seed) if config.hardware else (),
     )
-    rows = []
-    for row in tqdm(chain.from_iterable(parts), desc="sampling engine", unit="row"):
-        run.record(row.as_dict())
-        rows.append(row)
+    shown = tqdm(chain.from_iterable(parts), desc="sampling engine", unit="row")
+    rows = run.recorded(shown)
     if config.plots:
         draw(rows, run.folder)
     run.finish(rows)

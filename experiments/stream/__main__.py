@@ -122,18 +122,11 @@ def plan_for(
     config: StreamConfig, stored: tuple[StoredLayer, ...], times: ForwardTimes, share: float
 ) -> tuple[Graph, Plan]:
     """Returns a forward's graph, an operator for each layer and one for the host, and its plan."""
-    layers = [
-        Operator(
-            f"layers.{index}",
-            layer.size,
-            round(1e9 * compute),
-            round(1e9 * copy),
-            depends=(index - 1,) if index else (),
-        )
-        for index, (layer, compute, copy) in enumerate(
-            zip(stored, times.layers, times.copies, strict=True)
-        )
-    ]
+    layers = []
+    for index, layer in enumerate(stored):
+        ns = round(1e9 * times.layers[index]), round(1e9 * times.copies[index])
+        before = (index - 1,) if index else ()
+        layers.append(Operator(f"layers.{index}", layer.size, *ns, depends=before))
     host = Operator("host", 0, round(1e9 * times.between), depends=(len(layers) - 1,))
     graph = Graph((*layers, host))
     largest = max(layer.size for layer in stored)
@@ -157,25 +150,15 @@ def _one_share(
     name, counted = f"stream/{share:g}", ran.layer_bytes / 1e6
     planned = plan.resident_bytes(graph) + staging.area_bytes * bool(plan.transfers)
     yield ResultRow(f"{name}/same_tokens", float((ran.tokens == wanted).mean()), "of tokens")
-    yield ResultRow(
-        f"{name}/memory", counted, "MB of layers", reference=planned / 1e6, source="the plan"
-    )
+    beside: Any = {"reference": planned / 1e6, "source": "the plan"}
+    yield ResultRow(f"{name}/memory", counted, "MB of layers", **beside)
     if ran.peak_bytes is not None:
-        yield ResultRow(
-            f"{name}/peak",
-            ran.peak_bytes / 1e6,
-            "MB more" + (", compilation included" if ran.with_compilation else ""),
-            reference=counted,
-            source="the layers alone, by count",
-        )
-    yield ResultRow(
-        f"{name}/stall",
-        1e3 * fmean(stalls),
-        "ms a forward",
-        reference=float(stall_of(graph, plan)) / 1e6,
-        source=PREDICTED,
-        n=len(stalls),
-    )
+        unit = "MB more" + (", compilation included" if ran.with_compilation else "")
+        beside = {"reference": counted, "source": "the layers alone, by count"}
+        yield ResultRow(f"{name}/peak", ran.peak_bytes / 1e6, unit, **beside)
+    beside = {"reference": float(stall_of(graph, plan)) / 1e6, "source": PREDICTED}
+    stall = 1e3 * fmean(stalls)
+    yield ResultRow(f"{name}/stall", stall, "ms a forward", n=len(stalls), **beside)
     yield ResultRow(f"{name}/seconds", ran.seconds, "s for all tokens")
 
 

@@ -59,10 +59,8 @@ class StreamConfig:
         for share in self.shares:
             require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
         speed = self.copy_mb_per_second
-        require(
-            speed is None or speed > 0,
-            f"copy_mb_per_second is {speed}; allowed: above 0, or null",
-        )
+        allowed = speed is None or speed > 0
+        require(allowed, f"copy_mb_per_second is {speed}; allowed: above 0, or null")
         planner(self.planner)
 
     def subject(self) -> StreamedModel:

@@ -193,8 +193,7 @@ def _score_rows(found: Found) -> Iterator[ResultRow]:
 def _choice_rows(
     chosen: Collection[Found | None], plain: Tally, slowest: Tally
 ) -> Iterator[ResultRow]:
-    """Yields what each chosen setting loses, and its share of the forwards of one token a
-    forward."""
+    """Yields what each chosen setting loses, and its share of the forwards of the slowest."""
     for setting, tally, _ in filter(None, chosen):
         name = f"thresholds/{setting.sweep}/chosen/{setting.particular}"
         loss = plain.exact_match - tally.exact_match

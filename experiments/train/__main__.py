@@ -145,16 +145,14 @@ def finish(
     """Scores a trained model and writes `results.json` and `model/`."""
     scores = task_scores(model, config.tasks, config.score)
     items = config.score.items
-    reliability = reliability_by_task(
-        model,
-        ReliabilityConfig(
-            model=str(run.folder),
-            tasks=tuple(task.name for task in config.tasks),
-            items=items,
-            batch_size=math.gcd(items, ReliabilityConfig.batch_size),
-            seed=config.score.seed,
-        ),
+    measured = ReliabilityConfig(
+        model=str(run.folder),
+        tasks=tuple(task.name for task in config.tasks),
+        items=items,
+        batch_size=math.gcd(items, ReliabilityConfig.batch_size),
+        seed=config.score.seed,
     )
+    reliability = reliability_by_task(model, measured)
     parent = None if config.parent is None else Parent.of(config.parent)
     metrics = read_metrics(run.folder)
     card = model_card(
@@ -174,18 +172,11 @@ def finish(
     export_model(
         run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
     )
-    run.finish(
-        [
-            ResultRow(
-                f"{score.task}/{score.name}/exact_match",
-                score.share,
-                "share",
-                n=score.items,
-                interval=score.interval,
-            )
-            for score in scores
-        ]
-    )
+    rows = []
+    for score in scores:
+        name, share, n = f"{score.task}/{score.name}/exact_match", score.share, score.items
+        rows.append(ResultRow(name, share, "share", n=n, interval=score.interval))
+    run.finish(rows)
 
 
 def _command() -> str:

@@ -100,10 +100,8 @@ class Stage:
             "allowed: both or neither",
         )
         for share in self.drills:
-            require(
-                share.task.drill is not None,
-                f"drills has {share.name!r}; allowed: tasks with a drill",
-            )
+            has_drill = share.task.drill is not None
+            require(has_drill, f"drills has {share.name!r}; allowed: tasks with a drill")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,7 @@ def model_card(
     reliability: Mapping[str, Reliability],
     parent: Parent | None = None,
 ) -> str:
-    """Writes Markdown, by `model_card.jinja`, with the front matter that the Hugging Face hub
-    reads."""
+    """Writes Markdown, by `model_card.jinja`, with front matter for the Hugging Face hub."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
         loader=folder, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True

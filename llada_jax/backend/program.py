@@ -29,8 +29,7 @@ class CompiledOnDemand:
         head: Backend | None = None,
         row_buckets: Sequence[int] = ROW_BUCKETS,
     ):
-        """Takes another backend for the head where one is given. Rows beyond the buckets are
-        rounded up to multiples of 32."""
+        """Takes another backend for the head. Rows beyond the buckets become multiples of 32."""
         self.config = config
         self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend

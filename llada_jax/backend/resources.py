@@ -48,8 +48,7 @@ def resident_memory() -> int | None:
 
 
 def peak_memory() -> int | None:
-    """Returns the most that this process held since it began, or since `restart_peak`, in bytes;
-    None where the system does not tell."""
+    """Returns the most bytes that it held since its begin, or `restart_peak`; None as above."""
     return _bytes(_STATUS, "VmHWM")
 
 

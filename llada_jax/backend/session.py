@@ -211,7 +211,7 @@ class Session:
     def score_rows(
         self, params: Params, hidden: Float[Array, "B C D"], noise_keys: Key[Array, "B C"] | None
     ) -> Scores:
-        """As the model's `score_rows`, from the compiled head."""
+        """Scores rows as the model's `score_rows` does, from the compiled head."""
         batch, count, width = hidden.shape
         flat = np.asarray(hidden, np.float32).reshape(-1, width)
         keys = None if noise_keys is None else noise_keys.reshape(-1)

@@ -5,7 +5,7 @@ value and what is allowed. All of them are hashable, so they pass to `jax.jit` a
 """
 
 from llada_jax.config.checks import ascending_counts, require, require_choice, require_counts
-from llada_jax.config.export import (
+from llada_jax.config.export_settings import (
     STATIC_PRECISIONS,
     ExportConfig,
     PhoneConfig,

@@ -7,26 +7,30 @@ from typing import Any, get_args
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless `condition` holds."""
+    """Raises `ValueError(message)` unless `condition` holds."""
     if not condition:
         raise ValueError(message)
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:
-    """Raise `ValueError` unless `value` is one of the strings of a `Literal` type."""
+    """Raises `ValueError` unless `value` is one of the strings of a `Literal` type."""
     allowed = get_args(literal)
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
-def require_counts(owner: object, *names: str) -> None:
-    """Raises `ValueError` unless each of these fields of the owner is 1 or more, or None."""
+def require_counts(owner: object, *names: str, least: int = 1) -> None:
+    """Raises `ValueError` unless each of these fields is a whole number, `least` or more, or None
+    where that is its default."""
     for name in names:
-        value = getattr(owner, name)
-        require(value is None or value >= 1, f"{name} is {value}; allowed: 1 or more")
+        value, unset = getattr(owner, name), getattr(type(owner), name, least)
+        require(
+            (value is None and unset is None) or (isinstance(value, Integral) and value >= least),
+            f"{name} is {value!r}; allowed: {least} or more",
+        )
 
 
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
-    """The values as a tuple. Raises `ValueError` unless they are whole numbers that ascend."""
+    """Returns the values as a tuple. Raises `ValueError` unless they are whole and ascend."""
     counts = list(values) if isinstance(values, Iterable) else []
     require(
         len(counts) > 0

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import require, require_choice
+from llada_jax.config.checks import require, require_choice, require_counts
 
 Router = Literal["softmax", "sigmoid"]
 
@@ -78,10 +78,8 @@ class ModelConfig:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
-                     "ffn_width", "max_length"):  # fmt: skip
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
+                       "ffn_width", "max_length")  # fmt: skip
         require(
             self.n_heads % self.n_kv_heads == 0,
             f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of n_heads ({self.n_heads})",
@@ -100,5 +98,5 @@ class ModelConfig:
             )
 
     def replace(self, **changes: Any) -> "ModelConfig":
-        """A copy with some fields changed, checked again."""
+        """Returns a copy with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)

@@ -23,7 +23,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 """The flat names that choose a policy, by its kind, with their defaults."""
 
-_registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
+registered: dict[str, tuple[Any, ...]] = {kind: () for kind in CHOICES}
+"""The classes of each kind."""
 
 
 def flat_choice(kind: str, **choices: Any) -> Mapping[str, Any]:
@@ -33,12 +34,7 @@ def flat_choice(kind: str, **choices: Any) -> Mapping[str, Any]:
 
 def register(kind: str, policies: Iterable[type]) -> None:
     """Makes policies known by their flat names; the first one is the default."""
-    _registered[kind] = (*_registered[kind], *policies)
-
-
-def registered(kind: str) -> tuple[Any, ...]:
-    """Returns the classes of one kind."""
-    return _registered[kind]
+    registered[kind] = (*registered[kind], *policies)
 
 
 def policy_settings() -> dict[str, Any]:
@@ -46,7 +42,7 @@ def policy_settings() -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for kind, choices in CHOICES.items():
         defaults |= choices
-        for policy in _registered[kind]:
+        for policy in registered[kind]:
             defaults |= {field.name: _default(field) for field in fields(policy)}
     return defaults
 
@@ -57,8 +53,8 @@ def policy_types(accept: object = None) -> dict[str, Any]:
     types = {each.name: get_type_hints(own)[each.name] for each in fields(own)} if own else {}
     for kind, choices in CHOICES.items():
         for name in choices:
-            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in _chosen_by(kind))]
-        for policy in _registered[kind]:
+            types[name] = Literal[*dict.fromkeys(p.chosen_by[name] for p in registered[kind])]
+        for policy in registered[kind]:
             hints = get_type_hints(policy)
             for field in fields(policy):
                 required = field.default is MISSING
@@ -84,7 +80,7 @@ def own_rule(accept: object) -> Any:
 
 def described(parts: Iterable[type] = ()) -> str:
     """Returns the `Attributes:` of the docstrings of `parts` and all policies, each name once."""
-    policies = (policy for kind in CHOICES for policy in _registered[kind])
+    policies = (policy for kind in CHOICES for policy in registered[kind])
     entries: dict[str, str] = {}
     for part in (*parts, *policies):
         _, _, attributes = cleandoc(part.__doc__ or "").partition("\nAttributes:\n")
@@ -146,12 +142,8 @@ def _default(field: Field[Any]) -> Any:
     return None if field.default is MISSING else field.default
 
 
-def _chosen_by(kind: str) -> list[Any]:
-    return [policy for policy in _registered[kind] if hasattr(policy, "chosen_by")]
-
-
 def _choose(kind: str, choices: Mapping[str, Any], settings: dict[str, Any]) -> Any:
-    candidates = _chosen_by(kind)
+    candidates = registered[kind]
     if kind == "rule":
         if own := own_rule(choices["accept"]):
             return own
@@ -174,7 +166,7 @@ def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
     """Returns the rule that is meant, which a number without a default chooses by itself."""
     numbered = {
         field.name: policy.chosen_by["accept"]
-        for policy in _registered["rule"]
+        for policy in registered["rule"]
         for field in fields(policy)
         if field.default is MISSING
     }
@@ -198,7 +190,7 @@ def _numbered(accept: Any, settings: dict[str, Any]) -> Any:
 def _owners(name: str) -> list[str]:
     owners = []
     for kind, choices in CHOICES.items():
-        for policy in _registered[kind]:
+        for policy in registered[kind]:
             if name in (field.name for field in fields(policy)):
                 unusual = {k: v for k, v in policy.chosen_by.items() if v != choices[k]}
                 unusual.pop("cache", None) if "window" in unusual else None

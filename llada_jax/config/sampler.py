@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from llada_jax.config.checks import require, require_choice
+from llada_jax.config.checks import require, require_choice, require_counts
 from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
@@ -106,11 +106,7 @@ class SamplerConfig:
         self._check()
 
     def _check(self) -> None:
-        for name in ("gen_length", "block_length", "steps"):
-            value = getattr(self, name)
-            require(
-                isinstance(value, int) and value >= 1, f"{name} is {value!r}; allowed: 1 or more"
-            )
+        require_counts(self, "gen_length", "block_length", "steps")
         require(
             self.gen_length % self.block_length == 0,
             f"gen_length is {self.gen_length}; allowed: a multiple of block_length "
@@ -154,11 +150,6 @@ class SamplerConfig:
         return self.steps // self.n_blocks
 
     @property
-    def revises(self) -> bool:
-        """Whether committed tokens may change."""
-        return self.rule.revises
-
-    @property
     def refreshes(self) -> bool:
         """Whether tokens that left the window while they were visible are refreshed."""
         return self.rule.refreshes and self.window.leaves_tokens
@@ -178,7 +169,7 @@ class SamplerConfig:
             del settings["steps"]
         if "window" not in changes or isinstance(changes["window"], str):
             settings |= flat(settings.pop("window"))
-        by_name = type(self.rule) in registered("rule")
+        by_name = type(self.rule) in registered["rule"]
         if by_name and "rule" not in changes:
             settings |= flat(self.rule)
         if by_name or "accept" in changes:

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import require, require_choice
+from llada_jax.config.checks import require, require_choice, require_counts
 
 MatmulDtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
@@ -83,11 +83,9 @@ class TrainConfig:
             )
 
     def _check_counts(self) -> None:
-        for name in ("steps", "batch_size", "block_length", "max_gen_length", "length_multiple",
-                     "group_steps", "log_every", "checkpoint_every",
-                     "keep_checkpoints"):  # fmt: skip
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: 1 or more")
+        require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
+                       "length_multiple", "group_steps", "log_every", "checkpoint_every",
+                       "keep_checkpoints")  # fmt: skip
         for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay",
                      "balance_weight", "router_z_weight"):  # fmt: skip
             value = getattr(self, name)
@@ -106,5 +104,5 @@ class TrainConfig:
         )
 
     def replace(self, **changes: Any) -> "TrainConfig":
-        """A copy with some fields changed, checked again."""
+        """Returns a copy with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)

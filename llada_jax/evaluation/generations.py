@@ -38,63 +38,48 @@ _BATCH = {
 
 
 class Generation(NamedTuple):
-    """What was generated for one item.
-
-    Attributes:
-      index: the item's place in the sequence of its seed.
-      item: as it was asked, so that it can be judged even where the generator has changed.
-      text: the answer, without what follows the token that ends it.
-      tokens: ids of the whole answer region.
-      length: tokens of the answer, the one that ends it included.
-      nfe: forwards until the answer was complete.
-    """
+    """What was generated for one item."""
 
     index: int
+    """The item's place in the sequence of its seed."""
     item: Item
+    """As it was asked, so that it can be judged even where the generator has changed."""
     text: str
+    """The answer, without what follows the token that ends it."""
     tokens: list[int]
+    """Ids of the whole answer region."""
     length: int
+    """Tokens of the answer, the one that ends it included."""
     nfe: int
+    """Forwards until the answer was complete."""
 
 
 class GenerationBatch(NamedTuple):
-    """Generations that were decoded together.
-
-    Attributes:
-      seconds: wall time.
-      compiled: whether that needed a compilation.
-      environment: commit, versions and machine that decoded them, as plain JSON; None where the
-        version that stored them did not say.
-    """
+    """Generations that were decoded together."""
 
     generations: list[Generation]
     seconds: float
     compiled: bool
+    """Whether these seconds have a compilation in them."""
     environment: Mapping[str, Any] | None = None
+    """Commit, versions and machine, as plain JSON; None in files of versions that did not say."""
 
 
 @dataclass(frozen=True)
 class GenerationStore:
-    """The folder of one decoder on one sequence of items.
-
-    Attributes:
-      settings: everything that the generations depend on, as plain JSON.
-    """
+    """The folder of one decoder on one sequence of items."""
 
     folder: Path
     settings: Mapping[str, Any]
+    """Everything that the generations depend on, as plain JSON."""
 
     def __str__(self) -> str:
         return str(self.folder)
 
     @classmethod
     def load(cls, folder: Path) -> "GenerationStore":
-        """Opens an existing store.
-
-        Raises:
-          FileNotFoundError: there is none.
-          ValueError: it is of another format, or its settings cannot be read.
-        """
+        """Opens an existing store. Raises FileNotFoundError where there is none, and ValueError
+        where it is of another format or its settings cannot be read."""
         path = folder / SETTINGS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
@@ -105,8 +90,7 @@ class GenerationStore:
         """Begins a store, or goes on with the one of the same settings that an interrupted run
         left. A new one leaves no file before its first batch.
 
-        Raises:
-          ValueError: the folder's settings are others; it names the first that differs.
+        Raises ValueError that names the first setting which differs from the folder's.
         """
         if (folder / SETTINGS).exists():
             existing = cls.load(folder).settings
@@ -133,19 +117,13 @@ class GenerationStore:
         atomic.write_text(path, "".join([_json(header), *lines]))
 
     def batches(self) -> list[GenerationBatch]:
-        """Reads all batches, in the order of their items.
-
-        Raises:
-          ValueError: a file is cut short or was changed; it names the file.
-        """
+        """Reads all batches, in the order of their items. Raises ValueError that names a file
+        which is cut short or was changed."""
         return [_read(path) for path in sorted(self.folder.glob("*.jsonl"))]
 
     def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
         """Reads the batches whose trace was stored, in the order of their items; the batch row of a
-        generation is its place.
-
-        Raises:
-          ValueError: as `batches`, and for what is no trace of this version.
+        generation is its place. Raises ValueError as `batches`, and for no trace of this version.
         """
         for path in sorted(self.folder.glob("*.jsonl")):
             if path.with_suffix(TRACE).exists():

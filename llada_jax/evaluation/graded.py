@@ -31,21 +31,18 @@ _TASK = {"name": str, "version": int, "difficulty": int, "seed": int}
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation:
-    """The answers of one decoder to items of one task, and which of them are right.
-
-    Attributes:
-      store: where the answers and the traces are.
-      batches: answers that were decoded together, in the order of their items.
-      right: whether an item was answered right, by its place.
-      timed: the batches that are whole: of a part of one, nobody knows the seconds.
-      against: the difference to the baseline, where one was given.
-    """
+    """The answers of one decoder to items of one task, and which of them are right."""
 
     store: GenerationStore | GenerationMemory
+    """Where the answers and the traces are."""
     batches: tuple[GenerationBatch, ...]
+    """Answers that were decoded together, in the order of their items."""
     right: Mapping[int, bool]
+    """Whether an item was answered right, by its place."""
     timed: tuple[GenerationBatch, ...]
+    """The batches that are whole: of a part of one, nobody knows the seconds."""
     against: Paired | None = None
+    """The difference to the baseline, where one was given."""
 
     @classmethod
     def load(
@@ -53,9 +50,8 @@ class Evaluation:
     ) -> "Evaluation":
         """Grades the answers in the folder of a run anew; with `items`, only the first ones.
 
-        Raises:
-          FileNotFoundError: the folder has no generations.
-          ValueError: they are damaged, of another version, or none yet.
+        Raises FileNotFoundError where the folder has no generations, and ValueError where they are
+        damaged, of another version, or none yet.
         """
         store = GenerationStore.load(Path(folder) / GENERATIONS)
         path = store.folder / SETTINGS
@@ -81,8 +77,7 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """Names task and sampler, and what else is not as usual: `word_problems/threshold`, or
-        `word_problems/threshold/tiles/q4_0`."""
+        """Names task, sampler, and what else is not as usual: `choices/threshold/tiles/q4_0`."""
         parts = [self.settings["task"]["name"], self.settings["sampler_name"]]
         backend, tiles = self.settings["backend"], self.settings.get("tiles")
         parts += [] if backend == "xla" else [backend]
@@ -137,20 +132,13 @@ class Evaluation:
         return f"Evaluation({shown})"
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yields how the decoding of each batch went, where its trace was kept.
-
-        Raises:
-          ValueError: as `Trajectory`.
-        """
+        """Yields how each batch was decoded, where its trace was kept. Raises as `Trajectory`."""
         for batch, trace in self.store.traces():
             yield Trajectory(trace, np.array([each.length for each in batch.generations]))
 
     def compared_with(self, baseline: "Evaluation") -> "Evaluation":
-        """Returns this evaluation with its difference to a baseline, question by question.
-
-        Raises:
-          ValueError: the baseline's items are others, or fewer.
-        """
+        """Returns this evaluation with its difference to a baseline, question by question. Raises
+        ValueError where the baseline's items are others, or fewer."""
         require_same_items(baseline, self.settings["task"], 0)
         lacking = sorted(self.right.keys() - baseline.right.keys())
         require(

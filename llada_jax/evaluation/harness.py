@@ -68,9 +68,8 @@ def evaluate(
       sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
       batch_size: items that are decoded together. It changes no answer.
 
-    Raises:
-      ValueError, FileNotFoundError: one message that names the bad value and what is allowed,
-        before anything is decoded; also for a folder of other settings, or a damaged one.
+    Raises ValueError or FileNotFoundError that names the bad value and what is allowed, before
+    anything is decoded; also for a folder of other settings, or a damaged one.
     """
     task, sampler_name = load_task(task) if isinstance(task, str) else task, "custom"
     if isinstance(sampler, str):
@@ -90,33 +89,26 @@ def evaluate(
 
 
 def lengthened(sampler: SamplerConfig, task: Task) -> SamplerConfig:
-    """Returns the sampler with a task's answer length; where it commits by number, with one token
-    in each step."""
+    """Returns the sampler with a task's answer length; if it commits by number, a token a step."""
     return sampler.replace(gen_length=task.gen_length, steps=task.gen_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The items of a task, for one model to answer with one decoder.
-
-    Attributes:
-      dtype, sampler_name: what the decoder is called where its answers are stored.
-      refresh_on, loop: as in `llada_jax.generate`.
-      seed: of what is drawn while decoding; an item's own seed is this plus its place.
-
-    Raises:
-      ValueError: the model has no tokenizer, or `batch_size` is below 1.
-    """
+    """The items of a task, for one model to answer with one decoder; the fields are those of
+    `evaluate`. Raises ValueError for a model without a tokenizer, and `batch_size` below 1."""
 
     model: Model
     dtype: str | None = None
     items: TaskItems
     sampler_name: str
+    """What the decoder is called where its answers are stored, as `dtype` is told there."""
     sampler: SamplerConfig
     backend: str = "xla"
     refresh_on: Model | None = None
     loop: Loop | None = None
     seed: int = 0
+    """The `sampling_seed`: an item's own seed is this plus its place."""
     batch_size: int = 50
 
     def __post_init__(self) -> None:
@@ -133,8 +125,7 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Says what the answers depend on, as plain JSON; not how many there are, nor how many are
-        decoded at a time."""
+        """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
         return {
             "model": self.model_name,
             "dtype": self.dtype,
@@ -149,10 +140,7 @@ class Trial:
 
     def store(self, folder: Path) -> GenerationStore:
         """Opens the answers in the folder of a run, with those that an interrupted run left.
-
-        Raises:
-          ValueError: the folder's settings are others, or a file is damaged.
-        """
+        Raises ValueError where the folder's settings are others, or a file is damaged."""
         store = GenerationStore.begin(folder / GENERATIONS, self.settings)
         _ = store.generations()
         return store

@@ -12,19 +12,14 @@ from llada_jax.evaluation.task import Item, Task
 
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
-    """The first `count` items of a seed's test split.
-
-    Attributes:
-      difficulty: None: the task's default.
-
-    Raises:
-      ValueError: `count` is below 1, or the task has no such difficulty.
-    """
+    """The first `count` items of a seed's test split. Raises ValueError where `count` is below 1 or
+    the task has no such difficulty."""
 
     task: Task
     count: int
     seed: int = 0
     difficulty: int | None = None
+    """None: the task's default."""
 
     def __post_init__(self) -> None:
         require(self.count > 0, f"items is {self.count}; allowed: 1 or more")
@@ -50,11 +45,7 @@ class TaskItems:
 @dataclass(frozen=True, kw_only=True)
 class ValidationItems(TaskItems):
     """Test items of a seed without those whose question is among the first `scored_items` of the
-    seed that is scored.
-
-    Raises:
-      ValueError: `scored_seed` is the seed itself, `scored_items` is below 1, or as `TaskItems`.
-    """
+    seed that is scored. Raises ValueError where that seed is the same, and as `TaskItems`."""
 
     scored_seed: int
     scored_items: int

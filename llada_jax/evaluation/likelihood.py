@@ -56,9 +56,8 @@ def log_likelihoods(
       seed: of the mask patterns.
       progress: show a progress bar.
 
-    Raises:
-      ValueError: an empty answer, ids outside the vocabulary or [MASK], a canvas that is too long,
-        a model without parameters or mask_id; all pairs are checked before anything is computed.
+    Raises ValueError, before anything is computed, for an empty answer, ids outside the vocabulary
+    or [MASK], a canvas that is too long, a model without parameters or mask_id.
     """
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
@@ -102,10 +101,8 @@ class _Sample(NamedTuple):
 
 
 def _pieces(config: ModelConfig, pairs: Sequence[Pair]) -> Iterator[Piece]:
-    """Yields each answer, or its parts in each block of a block-causal family.
-
-    Raises ValueError for a pair that has no likelihood.
-    """
+    """Yields each answer, or its parts in each block of a block-causal family. Raises ValueError
+    for a pair that has no likelihood."""
     for index, (prompt, answer) in enumerate(pairs):
         ids = np.asarray([*prompt, *answer], np.int64)
         require(len(answer) > 0, f"answer {index} is empty; allowed: 1 token or more")
@@ -150,8 +147,7 @@ def _samples(pieces: Iterator[Piece], mc_num: int, seed: int) -> Iterator[_Sampl
 def _canvases(
     batch: list[_Sample], batch_size: int, length: int, mask_id: int
 ) -> tuple[Int[np.ndarray, "B L"], Bool[np.ndarray, "B L"], Masked]:
-    """Returns canvases of `length`, filled up with copies of the first one; which positions are
-    live; and what is masked."""
+    """Returns canvases, filled up with copies of the first; what is live; and what is masked."""
     tokens = np.full((batch_size, length), mask_id, np.int32)
     live = np.zeros((batch_size, length), bool)
     for row in range(batch_size):

@@ -51,9 +51,7 @@ class LmEvalModel(LM):
       seed: of the mask patterns, and of sampling: a prompt's own is this plus its place.
       progress: show progress bars.
 
-    Raises:
-      ValueError: one message that names what is wrong with the model or, before any computation,
-        with a request.
+    Raises ValueError that names what is wrong with the model or, before it computes, a request.
     """
 
     def __init__(
@@ -86,8 +84,7 @@ class LmEvalModel(LM):
         return f"llada_jax-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Returns the tokenizer's template, as the harness records it; there is one alone to
-        choose."""
+        """Returns the tokenizer's template, of which there is one, as the harness records it."""
         return (self._tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(
@@ -113,8 +110,7 @@ class LmEvalModel(LM):
         raise NotImplementedError("likelihoods of texts longer than the model are not computed")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """Returns the text that the sampler writes after each context, up to the first stop
-        string."""
+        """Returns what the sampler writes after each context, up to the first stop string."""
         asked = [self._request(*request.args) for request in requests]
         longest_first = sorted(range(len(asked)), key=lambda place: -len(asked[place].prompt))
         size = min(self._batch_size, len(asked))
@@ -137,15 +133,13 @@ class LmEvalModel(LM):
         return texts
 
     def _encode(self, text: str) -> list[int]:
-        """Encodes with the BOS that the tokenizer puts before a text, unless the text spells it
-        itself."""
+        """Encodes with the BOS that the tokenizer puts before a text which does not spell it."""
         spelled = self._tokenizer.special_tokens.get("bos_token")
         opening = [] if spelled and text.startswith(spelled) else self._opening
         return opening + self._tokenizer.encode(text)
 
     def _pair(self, context: str, continuation: str) -> Pair:
-        """Returns ids of both, cut where the ids of the whole text allow; spaces go with what
-        follows."""
+        """Returns ids of both, cut where those of the whole text allow; spaces go to the right."""
         if not context:
             bos = self._tokenizer.bos_id
             return [] if bos is None else [bos], self._tokenizer.encode(continuation)

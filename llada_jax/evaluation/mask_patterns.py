@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 
 class MaskPatterns(NamedTuple):
-    """Distinct patterns. The bound is the sum, over patterns, of the weight times the sum of the
-    log-probabilities of the masked tokens."""
+    """Distinct patterns; the bound sums their weights times log-probabilities of masked tokens."""
 
     masked: Bool[np.ndarray, "S L"]
     weights: Float[np.ndarray, " S"]
@@ -45,8 +44,7 @@ def every_pattern(length: int) -> MaskPatterns:
 
 
 def drawn_patterns(length: int, mc_num: int, rng: np.random.Generator) -> MaskPatterns:
-    """Makes `mc_num` draws; a pattern that was drawn several times is there once, and weighs
-    more."""
+    """Makes `mc_num` draws; a pattern drawn several times is there once, and weighs more."""
     counts = mask_counts(length, mc_num, int(rng.integers(length)))
     permutations = rng.permuted(np.tile(np.arange(length), (mc_num, 1)), axis=1)
     masked, times = np.unique(permutations < counts[:, None], axis=0, return_counts=True)

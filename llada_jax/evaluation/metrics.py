@@ -21,22 +21,18 @@ class Interval(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """Two decoders on the same items.
-
-    Attributes:
-      difference: share right of the second minus share right of the first.
-      interval: its 95 % confidence interval.
-      gained: items that only the second got right.
-      lost: items that only the first got right.
-      p_value: of McNemar's exact test.
-      n: how many items.
-    """
+    """Two decoders on the same `n` items."""
 
     difference: float
+    """Share right of the second minus share right of the first."""
     interval: Interval
+    """Of the difference."""
     gained: int
+    """Items that only the second got right."""
     lost: int
+    """Items that only the first got right."""
     p_value: float
+    """Of McNemar's exact test."""
     n: int
 
 
@@ -62,8 +58,7 @@ def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Returns the two-sided exact p-value of McNemar's test: a fair coin decides each item that
-    changed."""
+    """Returns the two-sided exact p-value of McNemar's test: a fair coin for each changed item."""
     changed = gained + lost
     tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**changed)

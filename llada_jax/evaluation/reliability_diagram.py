@@ -9,24 +9,20 @@ from llada_jax.config import require
 
 
 class Reliability(NamedTuple):
-    """Predictions by confidence, in bins of equal width; bins without predictions have NaN means.
-
-    Attributes:
-      edges: of the bins, from 0 to 1.
-      counts: predictions in each bin.
-      confidence: their mean confidence.
-      accuracy: the share of them that is right.
-    """
+    """Predictions in bins of equal width by confidence; a bin without any has NaN means."""
 
     edges: Float[np.ndarray, " N+1"]
+    """Of the bins, from 0 to 1."""
     counts: Int[np.ndarray, " N"]
+    """Predictions in each bin."""
     confidence: Float[np.ndarray, " N"]
+    """Their mean confidence."""
     accuracy: Float[np.ndarray, " N"]
+    """The share of them that is right."""
 
     @property
     def expected_calibration_error(self) -> float:
-        """Returns mean distance between confidence and accuracy, bins weighted by their counts (Guo
-        et al., ICML 2017)."""
+        """Returns the mean distance of confidence and accuracy, by counts (Guo, ICML 2017)."""
         filled = self.counts > 0
         distance = np.abs(self.confidence - self.accuracy)[filled]
         return float(np.average(distance, weights=self.counts[filled]))
@@ -37,12 +33,8 @@ def reliability(
 ) -> Reliability:
     """Sorts predictions into bins (i / bins, (i + 1) / bins].
 
-    Args:
-      confidence: probability of each prediction, 0 to 1.
-      right: whether it was right.
-
-    Raises:
-      ValueError: no predictions, lengths that differ, a confidence that is no probability.
+    `confidence` is the probability of each prediction, 0 to 1; `right` says whether it was right.
+    Raises ValueError for no predictions, lengths that differ, and what is no probability.
     """
     confidence, right = np.asarray(confidence, np.float64), np.asarray(right, bool)
     require(bins > 0, f"bins is {bins}; allowed: 1 or more")

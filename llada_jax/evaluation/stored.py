@@ -38,8 +38,7 @@ def parsed(text: str, path: Path) -> Any:
 
 
 def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
-    """Returns what was read from `path`, if it is an object with these keys; ValueError
-    otherwise."""
+    """Returns what was read from `path`. Raises ValueError unless it is an object of these keys."""
     shown = repr(found)[:60]
     require(isinstance(found, dict), f"{path} is damaged: it has {shown}; allowed: an object")
     for key, kinds in keys.items():

@@ -77,8 +77,7 @@ class Sweep:
 
 
 def by_program(settings: Iterable[Setting]) -> list[Setting]:
-    """Sorts settings so that those which one compiled program decodes, since only numbers of their
-    rules differ, follow each other."""
+    """Groups settings that one compiled program decodes: only numbers of their rules differ."""
     groups: dict[Any, list[Setting]] = {}
     for setting in settings:
         groups.setdefault(jax.tree.structure(setting.sampler), []).append(setting)
@@ -86,16 +85,12 @@ def by_program(settings: Iterable[Setting]) -> list[Setting]:
 
 
 class Found(NamedTuple):
-    """A setting and what it scored.
-
-    Attributes:
-      refreshed: tokens of an item that were refreshed after they had left the window; None where
-        the sampler never refreshes.
-    """
+    """A setting and what it scored."""
 
     setting: Setting
     tally: Tally
     refreshed: float | None = None
+    """Tokens of an item, on average, that were refreshed; None where the sampler never does."""
 
 
 def fewest_forwards(found: Sequence[Found], plain: Tally, points: float) -> Found | None:
@@ -107,22 +102,18 @@ def fewest_forwards(found: Sequence[Found], plain: Tally, points: float) -> Foun
 
 
 class Revision(NamedTuple):
-    """What staged decoding makes of committing at the same threshold for good.
-
-    Attributes:
-      lost: exact match that the threshold loses against one token a forward.
-      recovered: exact match that revision brings back.
-      forwards: those with revision by those without.
-      beyond: exact match above the threshold rule's own line at as many forwards; None where none
-        of its settings needs as many.
-    """
+    """What staged decoding makes of committing at the same threshold for good."""
 
     staged: Found
     hasty: Found
     lost: float
+    """Exact match that the threshold loses against one token a forward."""
     recovered: float
+    """Exact match that revision brings back."""
     forwards: float
+    """Those with revision by those without."""
     beyond: float | None
+    """Exact match above the threshold rule's line at as many forwards; None where it ends."""
 
 
 def revisions(found: Sequence[Found], slowest: Tally) -> list[Revision]:

@@ -48,8 +48,7 @@ def split_of(key: str) -> Split:
 
 
 def final_answer(text: str) -> str:
-    """Returns what follows the last `####`, up to the end of its line; empty where there is no
-    mark."""
+    """Returns what follows the last `####`, up to the end of its line; empty without a mark."""
     _, mark, tail = text.rpartition(ANSWER_MARK)
     return tail.strip().split("\n")[0].strip() if mark else ""
 
@@ -61,27 +60,24 @@ def ends_in_target(item: Item, text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A generator of items and their verifier.
-
-    Attributes:
-      about: one line for tables and error messages.
-      difficulties: what each difficulty means.
-      gen_length: answer region, in tokens of the bundled tokenizer, that holds any answer.
-      version: raised with every change to what is drawn, so that scores can be told apart.
-      verify: whether a text answers an item.
-      drill: draws a question that asks for many of the task's small decisions at once, from which
-        a model learns them sooner than from items, where they are few among many words.
-    """
+    """A generator of items and their verifier."""
 
     name: str
     about: str
+    """One line for tables and error messages."""
     draw: Draw
     difficulties: Mapping[int, str]
+    """What each difficulty means."""
     default_difficulty: int
     gen_length: int
+    """Answer region, in tokens of the bundled tokenizer, that holds any answer."""
     verify: Verify = ends_in_target
+    """Whether a text answers an item."""
     drill: Draw | None = None
+    """Draws a question that asks for many of the task's small decisions at once, from which a model
+    learns them sooner than from items, where they are few among many words."""
     version: int = 1
+    """Raised with every change to what is drawn, so that scores can be told apart."""
 
     def item(
         self,
@@ -94,8 +90,7 @@ class Task:
     ) -> Item:
         """Returns the item, or the drill, at a place in the endless sequence of a seed.
 
-        Raises:
-          ValueError: unknown split or difficulty, negative index, or a task without drills.
+        Raises ValueError for an unknown split or difficulty, a negative index, and no drill.
         """
         draw = self.drill if drill else self.draw
         if draw is None:

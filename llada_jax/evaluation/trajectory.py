@@ -22,17 +22,13 @@ MASKED, VISIBLE, STABLE = range(3)
 class Trajectory:
     """The blocks of a trace that hold answers. Shapes: B rows, S forwards, C positions of a block.
 
-    Attributes:
-      trace: of a generation whose blocks start behind the prompt.
-      lengths: generated tokens that count in each row; what pads an answer is too easy to count.
-
-    Raises:
-      ValueError: the trace is of infilling, or of blocks that start elsewhere; lengths that do not
-        fit it.
+    Raises ValueError for a trace of infilling, blocks that do not start behind the prompt, and
+    lengths that do not fit.
     """
 
     trace: Trace
     lengths: Int[np.ndarray, " B"]
+    """Generated tokens that count in each row; what pads an answer is too easy to count."""
 
     def __post_init__(self) -> None:
         require(not self.trace.settings["infill"], "the trace is of infilling; allowed: generation")
@@ -130,8 +126,8 @@ class Trajectory:
         return tuple(column[chosen] for column in columns)
 
     def tail_shares(self, most: int) -> Float[np.ndarray, " most"]:
-        """Returns, of the forwards that begin with masks in their block, the share with at most 1,
-        2, ... `most` of them (Figure 5a)."""
+        """Returns the share of forwards that begin with 1, 2, ... `most` masks (Figure 5a), or
+        fewer, among those that begin with any."""
         left = self.masks_left[self.forwards]
         left = left[left > 0]
         return np.array([(left <= masks).mean() for masks in range(1, most + 1)])
@@ -157,8 +153,7 @@ class Trajectory:
         return low[total > 0] / total[total > 0]
 
     def skippable_shares(self) -> Float[np.ndarray, " B"]:
-        """Returns of each row the share of the current block's decisions that were taken before
-        (Figure 5c)."""
+        """Returns each row's share of the block's decisions that were taken before (Figure 5c)."""
         decided = self.block_length - self.open_decisions
         share = np.where(self.forwards, decided, 0).sum(axis=0) / self.forwards.sum(axis=0)
         return share / self.block_length

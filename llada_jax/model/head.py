@@ -111,7 +111,7 @@ def over_vocabulary(
     weight = head_weight(params)
 
     def with_chunk(seen: Running, start: VocabId, size: int) -> Running:
-        part = jax.tree.map(partial(_rows_from, start=start, size=size), weight)
+        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), weight)
         return absorb(seen, _chunk_logits(hidden, part).astype(rules.confidence_dtype), start)
 
     full, rest = divmod(params.embedding.shape[0], rules.chunk)
@@ -122,10 +122,6 @@ def over_vocabulary(
             0, full, lambda i, seen: with_chunk(seen, i * rules.chunk, rules.chunk), running
         )
     return with_chunk(running, full * rules.chunk, rest) if rest else running
-
-
-def _rows_from(leaf: Array, start: VocabId, size: int) -> Array:
-    return jax.lax.dynamic_slice_in_dim(leaf, start, size)
 
 
 def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
@@ -154,7 +150,7 @@ def absorb_chunk(
     token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
     better = best > seen.best
     top, top_index = _first_maximum(counted)
-    runner_up = jnp.where(_ids(counted) == top_index[..., None], -jnp.inf, counted).max(axis=-1)
+    runner_up = jnp.where(ids_in(counted) == top_index[..., None], -jnp.inf, counted).max(axis=-1)
     first = jnp.maximum(seen.first, top)
     second = jnp.maximum(jnp.minimum(seen.first, top), jnp.maximum(seen.second, runner_up))
 
@@ -173,7 +169,8 @@ def absorb_chunk(
     )
 
 
-def _ids(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
+def ids_in(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
+    """Returns the ids of a chunk, counted from its first one."""
     return jnp.arange(logits.shape[-1], dtype=jnp.int32)
 
 
@@ -190,12 +187,10 @@ def _first_maximum(
     return best, group * GROUP + _first_in(chosen)[1]
 
 
-def _first_in(
-    logits: Float[Array, "B C n"],
-) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
+def _first_in(logits: Float[Array, "B C n"]) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
     """Runs two plain reductions, which CPUs vectorise as they do not argmax and top_k."""
     best = logits.max(axis=-1)
-    index = jnp.where(logits == best[..., None], _ids(logits), logits.shape[-1]).min(axis=-1)
+    index = jnp.where(logits == best[..., None], ids_in(logits), logits.shape[-1]).min(axis=-1)
     return best, index
 
 
@@ -204,7 +199,7 @@ def without(
 ) -> Float[Array, "B C chunk"]:
     """Returns the logits with -inf for some ids."""
     for token in ids:
-        logits = jnp.where(_ids(logits) == token - start, -jnp.inf, logits)
+        logits = jnp.where(ids_in(logits) == token - start, -jnp.inf, logits)
     return logits
 
 
@@ -217,9 +212,7 @@ def finish_scores(seen: RunningScores) -> Scores:
 
 
 def score_greedily(
-    chunks: Sequence[Weight],
-    hidden: Float[Array, "R D"],
-    penalty: Float[Array, " V"],
+    chunks: Sequence[Weight], hidden: Float[Array, "R D"], penalty: Float[Array, " V"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """Returns each row's most probable id and its probability, by operations that NPUs have.
 

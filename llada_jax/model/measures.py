@@ -16,6 +16,7 @@ from llada_jax.model.head import (
     VocabId,
     absorb_chunk,
     finish_scores,
+    ids_in,
     over_vocabulary,
     start_scores,
     without,
@@ -140,7 +141,7 @@ def _inside(ids: Int[Array, "B C K"], start: VocabId, size: int) -> Int[Array, "
 
 
 def _best(seen: Best, logits: Float[Array, "B C chunk"], start: VocabId) -> Best:
-    ids = jnp.broadcast_to(_ids(logits) + start, logits.shape)
+    ids = jnp.broadcast_to(ids_in(logits) + start, logits.shape)
     both = Best(*(jnp.concatenate(each, axis=-1) for each in zip(seen, (ids, logits), strict=True)))
     highest, at = jax.lax.top_k(both.logits, seen.ids.shape[-1])
     return Best(jnp.take_along_axis(both.ids, at, axis=-1), highest)
@@ -153,13 +154,9 @@ def _best_of_classes(
     best = jnp.full(seen.ids.shape, -jnp.inf, logits.dtype).at[..., of_chunk].max(logits)
     wins = (logits == best[..., of_chunk]) & (logits > -jnp.inf)
     first = jnp.full(seen.ids.shape, size, jnp.int32)
-    first = first.at[..., of_chunk].min(jnp.where(wins, _ids(logits), size))
+    first = first.at[..., of_chunk].min(jnp.where(wins, ids_in(logits), size))
     better = best > seen.logits
     return Best(jnp.where(better, first + start, seen.ids), jnp.where(better, best, seen.logits))
-
-
-def _ids(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
-    return jnp.arange(logits.shape[-1], dtype=jnp.int32)
 
 
 def _diverged(

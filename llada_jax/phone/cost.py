@@ -79,8 +79,7 @@ def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> 
 
 
 def price_on_cpu(lowered: Lowered, kernels: CpuKernels, memory: PhoneMemory) -> StepCost:
-    """Prices a step on the CPU. A product takes the faster of the kernels for many and few rows,
-    and at least until its weights are read."""
+    """Prices a step on the CPU, each product by the faster of the kernels for many and few rows."""
 
     def product(operation: Operation) -> StepCost:
         weight = lowered.weights.get(operation.weight or "")

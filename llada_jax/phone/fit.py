@@ -27,8 +27,7 @@ from llada_jax.swap.address_budget import MIB
 Figures = Mapping[str, Any]
 TASK_TOKENS = 128
 ALL_MAPPED = WeightTransfers()
-"""Of Table 2's step, which is taken to hold no mapping event, although no session keeps all of
-LLaDA-8B mapped."""
+"""Of Table 2's step, which is taken to hold no mapping event, as no session can have it."""
 
 
 def fitted(
@@ -205,8 +204,7 @@ def mean_latency(dynamics: Dynamics, prompt: int, phone: ForwardTimer, runs: int
 def residuals_of(
     figures: Figures, graphs: GraphsLike, profile: Profile
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields the points of Table 2, which the profile was fitted to: a name, what is published and
-    what the profile gives, ms."""
+    """Yields the fitted points of Table 2: name, published and modelled milliseconds."""
     table = figures["table2_step_ms"]
     cpu = _table2(figures, ForwardTimer(graphs, profile, System(body="cpu")))
     npu = _table2(figures, ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED))

@@ -47,8 +47,7 @@ class Footprint(NamedTuple):
 
 
 def weights_mib(model: ModelConfig, *, head: bool) -> float:
-    """Returns what the NPU computes with: all matrices of all layers, every expert's among them,
-    and the head's where that is not the CPU's."""
+    """Returns the size of all layers' matrices, every expert's among them, and of the head's."""
     numbers = sum(matrix.weights for matrix in body_matrices(model))
     return (numbers + (head_weights(model) if head else 0)) * WEIGHT_BITS / 8 / MIB
 

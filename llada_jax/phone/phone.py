@@ -13,13 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from typing import Any
 
-from llada_jax.config import (
-    LatencyTable,
-    Quant,
-    ascending_counts,
-    require,
-    require_choice,
-)
+from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
@@ -43,11 +37,9 @@ class ModelledRun(Simulated):
     shape: str
     """The model that the phone runs."""
     interval: tuple[float, float]
-    """95 % interval of the seconds, in seconds, by the doubt of each of the profile's numbers. What
-    the model leaves out is not in it."""
+    """95 % interval of the seconds, by the profile's doubts: not by what the model leaves out."""
     doubts: tuple[tuple[str, float], ...]
-    """The profile's numbers that the seconds depend on most, each with what its doubt is worth, in
-    seconds."""
+    """The profile's numbers that matter most, each with the seconds that its doubt is worth."""
     footprint: Footprint
     """MiB that must be mapped at one time, and whether they fit."""
     plan: SwapPlan | None
@@ -123,9 +115,8 @@ class Phone:
             rule of the phone's runtime.
           engine: a sampling engine, where the system scores on one.
 
-        Raises:
-          ValueError: one message that names what is wrong: no trace, a row that it does not have, a
-            canvas that the model cannot hold, a planner without a plan.
+        Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
+        that the model cannot hold, a planner without a plan.
         """
         graphs = graphs_of(shape, self.quant)
         require(

@@ -18,8 +18,7 @@ from llada_jax.config_files import find_yaml, read_yaml
 
 PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
-"""`measured` on a phone, `vendor` claim, `derived` by arithmetic from measurements (fits are),
-`inferred`: an assumption."""
+"""`measured` on a phone, `vendor` claim, `derived` from measurements (as fits), `inferred`."""
 Overlap = Literal["dequantization", "all"]
 CpuClass = Literal["plain", "tuned"]
 UNITS = {

@@ -14,8 +14,7 @@ from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published"
-"""Published figures: `fit.json` has all that the calibration may know, and `validation.json` what
-it is judged by. They share no figure."""
+"""`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by."""
 RUNS = 24
 """Decodings that a mean latency is taken over."""
 FITTED_SOC = "SM8750"

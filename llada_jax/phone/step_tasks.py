@@ -99,8 +99,7 @@ def _step_tasks(
 
 
 def _step_in_a_loop(timeline: Timeline, last: str) -> Timeline:
-    """Returns the step in the middle, from 0 on; `last` is the task that ends a step. A transfer of
-    the step to come says so."""
+    """Returns the step in the middle, from 0 on; `last` is the task that ends a step."""
     ends = {event.task.name: event.end for event in timeline.events}
     begin, end = (ends[f"{step}/{last}"] for step in (SHOWN - 1, SHOWN))
     events = []

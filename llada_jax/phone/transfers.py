@@ -59,8 +59,7 @@ class WeightTransfers(NamedTuple):
     resident_mib: float | None = None
     """Weights that stay mapped by the rule; None for a plan, which gives each its address."""
     stretches: tuple[Stretch, ...] = ()
-    """What a plan's transfers wait for and feed, also those for the step to come; by the rule none,
-    as these are the layers."""
+    """What a plan's transfers wait for and feed; by the rule none, as these are the layers."""
 
     @property
     def seconds(self) -> float:

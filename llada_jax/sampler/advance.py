@@ -3,14 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from llada_jax.sampler.canvas import (
-    MASKED,
-    STABLE,
-    VISIBLE,
-    Canvas,
-    blocks_of,
-    masks_left,
-)
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, blocks_of, masks_left
 from llada_jax.sampler.setup import Setup
 
 

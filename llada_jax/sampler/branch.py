@@ -9,14 +9,14 @@ from llada_jax.sampler.advance import advance
 from llada_jax.sampler.canvas import Canvas, Hypothesis, block_start, in_span, masks_left
 from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.record import StepScores
-from llada_jax.sampler.rules.base import accepted
+from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.stop import stop_rows
 
 
 def take_branch(setup: Setup, canvas: Canvas, scores: StepScores) -> Canvas:
-    """Where this step committed just what was expected, the branch is the next step's forward:
-    decides that one, too."""
+    """Decides the next step, too, where this one committed just what was expected: the branch is
+    that step's forward."""
     assert canvas.hypothesis is not None
     expected, rows = canvas.hypothesis
     hit = rows.any(axis=1) & ~canvas.done & (canvas.tokens == expected).all(axis=1)

@@ -101,12 +101,15 @@ def new_canvas(
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
-    branches = config.window.branches or config.rule.branches
-
-    def zeros() -> np.ndarray:  # an array each: loops donate them
-        return np.zeros(batch, np.int32)
-
-    fields = dict(
+    counters = ("block_step", "steady_steps", "accepted", "settled", "nfe", "step")
+    no_scores = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
+    hypothesis = history = None
+    if config.window.branches or config.rule.branches:
+        hypothesis = Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
+    if config.rule.keeps_history:
+        history = History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
+    fields: dict[str, Any] = dict(
+        {name: np.zeros(batch, np.int32) for name in counters},  # one each: loops donate them
         tokens=tokens,
         state=state.astype(np.int8),
         confidence=np.zeros((batch, length), np.float32),
@@ -114,32 +117,13 @@ def new_canvas(
         end=end,
         origin=origin,
         block=block.astype(np.int32),
-        block_step=zeros(),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
-        steady_steps=zeros(),
-        accepted=zeros(),
-        settled=zeros(),
-        nfe=zeros(),
-        step=zeros(),
-        latest=_no_scores(tokens.shape, config),
-        hypothesis=_no_hypothesis(tokens) if branches else None,
-        history=_no_history(tokens) if config.rule.keeps_history else None,
+        latest=Scores(np.full_like(tokens, -1), *no_scores),  # pyright: ignore
+        hypothesis=hypothesis,
+        history=history,
         done=~masked.any(axis=1),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
-
-
-def _no_scores(shape: tuple[int, ...], config: SamplerConfig) -> Scores:
-    zeros = [np.zeros(shape, config.parity.confidence_dtype) for _ in range(3)]
-    return Scores(np.full(shape, -1, np.int32), *zeros)  # pyright: ignore
-
-
-def _no_hypothesis(tokens: np.ndarray) -> Hypothesis:
-    return Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
-
-
-def _no_history(tokens: np.ndarray) -> History:
-    return History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
 
 
 def block_origin(
@@ -190,6 +174,14 @@ def take(array: Array, positions: Int[Array, "B R"]) -> Array:
     return jax.vmap(lambda line, at: jnp.take(line, at, axis=0, mode="clip"))(array, positions)
 
 
+def put(positions: Int[Array, "B R"], values: Array, length: int, nothing: int = 0) -> Array:
+    """Returns [B, length, ...] with values [B, R, ...] at each row's positions, and `nothing`
+    elsewhere; what is from `length` on is dropped."""
+    batch = jnp.arange(positions.shape[0])[:, None]
+    empty = jnp.full((positions.shape[0], length, *values.shape[2:]), nothing, values.dtype)
+    return empty.at[batch, positions].set(values, mode="drop")
+
+
 def in_span(canvas: Canvas, start: Int[Array, " B"], stop: Int[Array, " B"]) -> Bool[Array, "B L"]:
     """Returns the positions from `start` up to, not including, `stop`."""
     position = positions_of(canvas)
@@ -230,6 +222,16 @@ def commit(
         tokens=write(canvas.tokens, tokens),
         state=write(canvas.state, state),
         confidence=write(canvas.confidence, confidence),
+    )
+
+
+def masked_again(canvas: Canvas, where: Bool[Array, "B L"], mask_id: int | None) -> Canvas:
+    """Returns the canvas with masks in place of some tokens."""
+    assert mask_id is not None
+    return canvas._replace(
+        tokens=jnp.where(where, jnp.int32(mask_id), canvas.tokens),
+        state=jnp.where(where, jnp.int8(MASKED), canvas.state),
+        confidence=jnp.where(where, jnp.float32(0), canvas.confidence),
     )
 
 

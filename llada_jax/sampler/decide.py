@@ -12,7 +12,7 @@ from llada_jax.sampler.commit import block_candidates, commit_block
 from llada_jax.sampler.own_decision import decide_by_own_rule
 from llada_jax.sampler.own_state import next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
-from llada_jax.sampler.rules.base import Rescored, accepted
+from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.stop import stop_rows

@@ -18,10 +18,9 @@ from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.rules.own import Sizes
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.trace import Trace, trace_of
-from llada_jax.sampler.windows.base import buckets_for
+from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, Params
 
 
@@ -109,7 +108,7 @@ def decode(
     seeds = check_seeds(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
-    with _precision(config):
+    with jax.enable_x64(True) if config.parity.wide else nullcontext():
         began = time.perf_counter()
         canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
         canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
@@ -119,8 +118,9 @@ def decode(
         seconds = time.perf_counter() - began
     settings = _settings(config, model, seeds, loop, seconds, infill=infill)
     begin = np.zeros_like(lengths) if infill else lengths
+    pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
     return Result(
-        tokens=_left_padded(tokens, end, _pad_id(model, config)),
+        tokens=_left_padded(tokens, end, pad_id),
         prompt_lengths=lengths,
         nfe=nfe,
         tpf=tokens_committed(steps.records.events) / max(1, int(nfe.sum())),
@@ -167,11 +167,6 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         )
 
 
-def _precision(config: SamplerConfig):
-    """float64 where a rule asks for it: JAX has it off by default."""
-    return jax.enable_x64(True) if config.parity.wide else nullcontext()
-
-
 def _start(
     setup: Setup,
     denoiser: Denoiser,
@@ -187,13 +182,7 @@ def _start(
     cached = layout.length if setup.window.caches else 0
     cache = denoiser.empty_cache(params, guided * len(prompts), cached)
     canvas = new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
-    sizes = Sizes(
-        batch=len(prompts),
-        block=setup.config.block_length,
-        canvas=layout.length,
-        vocab=setup.model.vocab_size,
-    )
-    return canvas._replace(rule_state=new_state(setup, sizes))
+    return canvas._replace(rule_state=new_state(setup, len(prompts), layout.length))
 
 
 def _run(
@@ -231,10 +220,6 @@ def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
     """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
     ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
     return tuple(dict.fromkeys(each for each in ids if each is not None))
-
-
-def _pad_id(model: ModelConfig, config: SamplerConfig) -> int:
-    return next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
 
 
 def _settings(

@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
+from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
-from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job, refreshed_states
+from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step import Denoised, absorb, by_position, denoise, run_head, score
+from llada_jax.sampler.step import absorb, by_position, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, Rows, RowsOut, Scores
+from llada_jax.types import Denoiser, Params, RowsOut, Scores
 
 
 class StepView(NamedTuple):
@@ -78,17 +79,25 @@ def _compiled(
     buckets: tuple[int, ...],
     limit: int,
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
-    sizes = jnp.asarray(buckets, jnp.int32)
-    bodies = [partial(denoise, setup, denoiser, n_rows=n_rows) for n_rows in buckets]
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
-    head_sizes = jnp.asarray(head_buckets, jnp.int32)
-    heads = [partial(score, setup, denoiser, length=length, n_heads=n) for n in head_buckets]
+    sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (buckets, head_buckets))
+
+    def forward(params, canvas, plan, n_rows):
+        rows = step_rows(setup, canvas, plan, n_rows)
+        return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
+
+    def score(params, denoised, n_heads):
+        head = run_head(denoiser, params, denoised, n_heads)
+        return by_position(setup, denoised, head, length)
+
+    forwards = [partial(forward, n_rows=n_rows) for n_rows in buckets]
+    heads = [partial(score, n_heads=n_heads) for n_heads in head_buckets]
 
     def one_step(canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
-        canvas, denoised = jax.lax.switch(bucket, bodies, params, canvas, plan)
+        canvas, denoised = jax.lax.switch(bucket, forwards, params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
         scores = jax.lax.switch(head, heads, params, denoised)
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
@@ -104,8 +113,7 @@ def _compiled(
         return step + 1, canvas, records, rows.at[step].set(n_rows)
 
     def unfinished(carry):
-        step, canvas, _, _ = carry
-        return (step < limit) & ~canvas.done.all()
+        return (carry[0] < limit) & ~carry[1].done.all()
 
     start = (jnp.int32(0), canvas, records, jnp.zeros(limit, jnp.int32))
     step, canvas, records, rows = jax.lax.while_loop(unfinished, body, start)
@@ -127,41 +135,21 @@ def compiled_loop(
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
 
 
-class Outlook(NamedTuple):
-    """What the host has to know before it runs a step."""
-
-    finished: Bool[Array, ""]
-    n_rows: Int[Array, ""]  # that the next forward needs
-    refreshes: Bool[Array, ""]
-
-
-def _planned(setup: Setup, canvas: Canvas) -> tuple[StepPlan, Outlook]:
-    plan = plan_step(setup, canvas)
-    return plan, Outlook(canvas.done.all(), plan.n_rows.max(), plan.refreshed.any())
-
-
 def _decide_and_plan(
     setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
-) -> tuple[Canvas, StepRecord, StepPlan, Outlook]:
+) -> tuple[Canvas, StepRecord, StepPlan]:
     """Decides a step, and plans the next one in the same program."""
     canvas, record = decide(setup, canvas, plan, counts, scores)
-    return canvas, record, *_planned(setup, canvas)
+    return canvas, record, plan_step(setup, canvas)
 
 
-def _absorbed(
-    setup: Setup, canvas: Canvas, plan: StepPlan, rows: Rows, out: RowsOut
-) -> tuple[Canvas, Denoised, Int[Array, ""]]:
-    canvas, denoised = absorb(setup, canvas, plan, rows, out)
-    return canvas, denoised, denoised.counts.head_rows.max()
-
-
-_plan = jax.jit(_planned)
+_plan = jax.jit(plan_step)
 _rows = jax.jit(step_rows, static_argnums=3)
 _call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
-_absorb = jax.jit(_absorbed, donate_argnames="canvas")
-_absorb_copy = jax.jit(_absorbed)  # while a worker reads the cache
+_absorb = jax.jit(absorb, donate_argnames="canvas")
+_absorb_copy = jax.jit(absorb)  # while a worker reads the cache
 _refresh_job = jax.jit(refresh_job)
-_refreshed_states = jax.jit(refreshed_states)
+_states_at = jax.jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows))
 _merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
 _by_position = jax.jit(by_position, static_argnames="length")
 _decide = jax.jit(_decide_and_plan, donate_argnames="canvas")
@@ -189,22 +177,23 @@ def host_loop(
     records, rows_run, seconds = [], [], []
     length = canvas.tokens.shape[1]
     head_sizes = setup.head_sizes(length)
-    plan, outlook = _plan(setup, canvas)
-    while len(records) < limit and not bool(outlook.finished):
+    plan = _plan(setup, canvas)
+    while len(records) < limit and not np.asarray(canvas.done).all():
         began = time.perf_counter()
-        n_rows = _holding(buckets, int(outlook.n_rows), "rows")
+        n_rows = _holding(buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None
-        job = _start_refresh(setup, canvas, plan, outlook, refresher)
+        job = _start_refresh(setup, canvas, plan, refresher)
         rows = _rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
         keep = _absorb if job is None else _absorb_copy
-        canvas, denoised, asked = keep(setup, canvas, plan, rows, out)
-        head = run_head(denoiser, params, denoised, _holding(head_sizes, int(asked), "heads"))
+        canvas, denoised = keep(setup, canvas, plan, rows, out)
+        n_heads = _holding(head_sizes, denoised.counts.head_rows, "heads")
+        head = run_head(denoiser, params, denoised, n_heads)
         scores = _by_position(setup, denoised, head, length=length)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
             canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
-        canvas, record, plan, outlook = _decide(setup, canvas, plan, denoised.counts, scores)
+        canvas, record, plan = _decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -215,7 +204,7 @@ def host_loop(
 
 
 def _callable(denoiser: Denoiser) -> Denoiser:
-    """The same functions, compiled where they can be."""
+    """Returns the same functions, compiled where they can be."""
     if not denoiser.traceable:
         return denoiser
     return denoiser._replace(
@@ -225,24 +214,25 @@ def _callable(denoiser: Denoiser) -> Denoiser:
     )
 
 
-def _holding(sizes: Sequence[int], needed: int, what: str) -> int:
-    """Returns the smallest compiled size that holds what a step needs."""
+def _holding(sizes: Sequence[int], needs: Int[Array, " B"], what: str) -> int:
+    """Returns the smallest compiled size that holds what a step needs in each batch row."""
+    needed = np.asarray(needs).max()
     assert needed <= sizes[-1], f"a step needs {needed} {what}; programs for {sizes}"
     return next(size for size in sizes if size >= needed)
 
 
 def _start_refresh(
-    setup: Setup, canvas: Canvas, plan: StepPlan, outlook: Outlook, refresher: Refresher | None
+    setup: Setup, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
 ) -> RefreshJob | None:
     """Gives the worker what is to be refreshed, if anything is."""
-    if refresher is None or not setup.config.has_worker or not bool(outlook.refreshes):
+    if refresher is None or not setup.config.has_worker or not np.asarray(plan.refreshed).any():
         return None
     job, cache = _refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
 
     def refresh() -> tuple[RowsOut, Scores]:
         out = denoiser.forward_rows(params, job.rows, cache)
-        states = _refreshed_states(setup, out.hidden, job)
+        states = _states_at(setup, out.hidden, job.row)
         return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
 
     worker.submit(refresh)

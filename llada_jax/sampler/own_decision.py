@@ -9,11 +9,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from llada_jax.config import require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, commit, positions_of, take
+from llada_jax.sampler.canvas import (
+    MASKED,
+    STABLE,
+    VISIBLE,
+    Canvas,
+    commit,
+    masked_again,
+    positions_of,
+    put,
+    take,
+)
 from llada_jax.sampler.own_needs import seen_of
 from llada_jax.sampler.own_state import RuleState, choose, remembered
 from llada_jax.sampler.record import StepScores
@@ -55,8 +65,7 @@ def decide_by_own_rule(
     states = jnp.where(commits, final, take(canvas.state, positions))
     write = commits | replace
     canvas = commit(canvas, positions, token, full.confidence, write, states, setup.mask_id)
-    mask = jnp.full_like(token, setup.mask_id)
-    canvas = _remasked(canvas, positions, remask, mask)
+    canvas = masked_again(canvas, put(positions, remask, canvas.tokens.shape[1]), setup.mask_id)
     canvas = canvas._replace(rule_state=memory)
     if seen.drafts is not None:
         everywhere = jnp.broadcast_to(positions_of(canvas), canvas.tokens.shape)
@@ -107,21 +116,6 @@ def _require_same_state(rule: OwnRule, old: State, new: State) -> None:
         form(old) == form(new),
         f"rule {type(rule).__name__}: its state was {form(old)} and is {form(new)}; allowed: the "
         "same shapes and types after each step",
-    )
-
-
-def _remasked(
-    canvas: Canvas,
-    positions: Int[Array, "B C"],
-    remask: Bool[Array, "B C"],
-    mask: Int[Array, "B C"],
-) -> Canvas:
-    batch = jnp.arange(mask.shape[0])[:, None]
-    at = jnp.where(remask, positions, canvas.tokens.shape[1])
-    return canvas._replace(
-        tokens=canvas.tokens.at[batch, at].set(mask, mode="drop"),
-        state=canvas.state.at[batch, at].set(jnp.int8(MASKED), mode="drop"),
-        confidence=canvas.confidence.at[batch, at].set(0, mode="drop"),
     )
 
 

@@ -11,6 +11,7 @@ from llada_jax.sampler.canvas import (
     Canvas,
     block_start,
     blocks_of,
+    put,
     take,
 )
 from llada_jax.sampler.commit import block_positions
@@ -73,15 +74,11 @@ def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask
 
 
 def to_block(
-    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"] | None, length: int
+    values: Array, at: Int[Array, "B Q"], start: Int[Array, " B"], length: int
 ) -> Float[Array, "B C ..."]:
     """Returns what stands at positions `at`, [B, Q, ...], by position of a block; else zeros."""
-    assert start is not None  # which is only None where nothing is asked
     offset = at - start[:, None]
-    slots = jnp.where((offset >= 0) & (offset < length), offset, length)
-    batch = jnp.arange(at.shape[0])[:, None]
-    empty = jnp.zeros((at.shape[0], length, *values.shape[2:]), values.dtype)
-    return empty.at[batch, slots].set(values, mode="drop")
+    return put(jnp.where((offset >= 0) & (offset < length), offset, length), values, length)
 
 
 def seen_of(
@@ -91,6 +88,7 @@ def seen_of(
     positions = block_positions(setup, canvas)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
+    ahead = (take(each, positions) for each in (scores.ahead.token, scores.ahead.confidence))
     return Seen(
         position=positions,
         token=tokens,
@@ -106,9 +104,7 @@ def seen_of(
         margin=said.margin if setup.needs("margin") else None,
         hidden=scores.hidden if setup.needs("hidden") else None,
         drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        tried=None
-        if not setup.rule.branches
-        else Tried(take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)),
+        tried=Tried(*ahead) if setup.rule.branches else None,
         **_measured(setup, canvas, scores),
     )
 

@@ -31,27 +31,27 @@ class RuleState(NamedTuple):
     previous: Previous | None  # where the rule needs divergences
 
 
-def new_state(setup: Setup, sizes: Sizes) -> RuleState | None:
+def new_state(setup: Setup, batch: int, length: int) -> RuleState | None:
     """Returns the state of a user's rule; None for others. Raises ValueError for other shapes."""
     rule = setup.own_rule
     if rule is None:
         return None
+    sizes = Sizes(batch, setup.config.block_length, length, setup.model.vocab_size)
     state = rule.init(sizes)
     name = type(rule).__name__
     require(isinstance(state, State), f"rule {name}: init gives {state!r}; allowed: lj.State")
     for leaf in jax.tree.leaves(state):
         shape = np.shape(leaf)
         require(
-            shape[:1] == (sizes.batch,),
+            shape[:1] == (batch,),
             f"rule {name}: init gives an array of shape {shape}; allowed: a first axis of the "
-            f"batch ({sizes.batch})",
+            f"batch ({batch})",
         )
     state = jax.tree.map(jnp.array, state)  # a copy of each: loops donate them
     previous = None
     if setup.needs("divergence"):
-        block = (sizes.batch, sizes.block)
-        hidden = jnp.zeros((*block, setup.model.width), jnp.float32)
-        previous = Previous(hidden, jnp.zeros(block, bool))
+        hidden = jnp.zeros((batch, sizes.block, setup.model.width), jnp.float32)
+        previous = Previous(hidden, jnp.zeros(hidden.shape[:2], bool))
     return RuleState(state, jax.tree.map(jnp.copy, state), previous)
 
 

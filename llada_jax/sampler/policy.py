@@ -22,12 +22,8 @@ def policy(cls: type[T]) -> type[T]:
     `float | None`."""
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     hints = get_type_hints(made)
-    numbers = [
-        each.name
-        for each in fields(made)
-        if hints[each.name] in (float, float | None) and _STATIC not in each.metadata
-    ]
-    _register(made, numbers)
+    numbers = (each.name for each in fields(made) if _STATIC not in each.metadata)
+    _register(made, [name for name in numbers if hints[name] in (float, float | None)])
     return made
 
 
@@ -37,8 +33,8 @@ def static_number(default: float) -> Any:
 
 
 def _register(cls: Any, leaves: Sequence[str]) -> None:
-    """Unlike `jax.tree_util.register_dataclass`, rebuilds values without checking them again: in a
-    program, leaves are no numbers that could be compared."""
+    """Registers a class as `jax.tree_util.register_dataclass` does, but rebuilds values without
+    checking them again: in a program, leaves are no numbers that could be compared."""
     names = [each.name for each in fields(cls)]
     rest = [name for name in names if name not in leaves]
 

@@ -11,7 +11,7 @@ Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 
 def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
-    """The sampler's settings with the model's special ids, where they do not name their own.
+    """Returns the sampler's settings, with the model's special ids where they name no own ones.
 
     Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary.
     """
@@ -43,7 +43,7 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
 def check_prompts(
     prompts: Prompts, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> list[np.ndarray]:
-    """The prompts as int32 arrays, or one clear ValueError."""
+    """Returns the prompts as int32 arrays, or one clear ValueError."""
     require(len(prompts) > 0, "no prompts were given; allowed: 1 or more")
     require(
         all(np.ndim(prompt) == 1 for prompt in prompts),
@@ -92,7 +92,7 @@ def _check_prompt(
 
 
 def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:
-    """(seed, index folded into it) of each row; rows with a seed of their own have index 0."""
+    """Returns (seed, index folded into it) of each row; where it has its own seed, index 0."""
     if isinstance(seed, int | np.integer):
         return [(int(seed), row) for row in range(batch)]
     require(len(seed) == batch, f"{len(seed)} seeds were given; allowed: one, or {batch}")

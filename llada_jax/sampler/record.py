@@ -6,10 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas
-from llada_jax.sampler.rules.base import Rule
+from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
+from llada_jax.sampler.rules.rule import Rule
 from llada_jax.types import Measured, Scores
 
 COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in range(7))
@@ -64,28 +64,17 @@ def record_of(
     committed = was_masked & (after.state >= VISIBLE) & ~filled
     ahead = committed & (decided.state == MASKED)
     sure = (before.state == STABLE) | (committed & ~ahead & rule.stable(after.confidence))
-    return StepRecord(
-        counts=counts,
-        block=before.block,
-        events=_bits(
-            {
-                COMMIT: committed,
-                AHEAD: ahead,
-                PROMOTE: was_visible & (revised.state == STABLE),
-                REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
-                REMASK: was_visible & (revised.state == MASKED),
-                FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
-                REOPEN: sure & (revised.state == VISIBLE),
-            }
-        ),
-        token=after.tokens,
-        confidence=after.confidence,
-    )
-
-
-def _bits(flags: dict[int, Bool[Array, "B L"]]) -> Int[Array, "B L"]:
-    total = sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items())
-    return jnp.asarray(total, jnp.int8)
+    flags = {
+        COMMIT: committed,
+        AHEAD: ahead,
+        PROMOTE: was_visible & (revised.state == STABLE),
+        REPLACE: was_visible & (revised.tokens != before.tokens) & (revised.state > MASKED),
+        REMASK: was_visible & (revised.state == MASKED),
+        FREEZE: (revised.state == VISIBLE) & (after.state == STABLE),
+        REOPEN: sure & (revised.state == VISIBLE),
+    }
+    events = jnp.asarray(sum(bit * flag.astype(jnp.int8) for bit, flag in flags.items()), jnp.int8)
+    return StepRecord(counts, before.block, events, after.tokens, after.confidence)
 
 
 def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
@@ -95,11 +84,4 @@ def tokens_committed(events: Int[np.ndarray, "S B L"]) -> int:
 
 def spread(at: Int[Array, "B Q"], scores: Scores, length: int) -> Scores:
     """Returns scores by position, [B, length]; token -1 where there is none."""
-    batch = at.shape[0]
-    index = jnp.arange(batch)[:, None]
-
-    def spread(array: Array, nothing: int) -> Array:
-        empty = jnp.full((batch, length), nothing, array.dtype)
-        return empty.at[index, at].set(array, mode="drop")
-
-    return Scores(spread(scores.token, -1), *(spread(array, 0) for array in scores[1:]))
+    return Scores(put(at, scores.token, length, -1), *(put(at, x, length) for x in scores[1:]))

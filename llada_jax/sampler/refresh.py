@@ -5,17 +5,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
-from llada_jax.sampler.guidance import guide, with_unconditional
+from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.step_rows import rows_beside
-from llada_jax.sampler.windows.base import Span
+from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows, RowsOut, Scores
 
 
@@ -39,20 +39,8 @@ def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     return RefreshJob(with_unconditional(setup, canvas, rows), at, row)
 
 
-def refreshed_states(
-    setup: Setup, hidden: Float[Array, "BB F D"], job: RefreshJob
-) -> Float[Array, "B F D"]:
-    """Returns the states that score the tokens of a job."""
-    return take(guide(setup, hidden), job.row)
-
-
 def merge(
-    canvas: Canvas,
-    plan: StepPlan,
-    scores: StepScores,
-    job: RefreshJob,
-    out: RowsOut,
-    found: Scores,
+    canvas: Canvas, plan: StepPlan, scores: StepScores, job: RefreshJob, out: RowsOut, found: Scores
 ) -> tuple[Canvas, StepPlan, StepScores]:
     """Merges what a worker found, at the boundary of the step that it ran beside."""
     at = spread(job.at, found, canvas.tokens.shape[1])

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
-from llada_jax.sampler.rules.base import Rule, rule_of
 from llada_jax.sampler.rules.own import Need, OwnRule
-from llada_jax.sampler.windows.base import Window, window_of
+from llada_jax.sampler.rules.rule import Rule
+from llada_jax.sampler.windows.window import Window, doubling
 
 
 @jax.tree_util.register_dataclass
@@ -20,11 +20,11 @@ class Setup:
 
     @property
     def rule(self) -> Rule:
-        return rule_of(self.config)
+        return self.config.rule
 
     @property
     def window(self) -> Window:
-        return window_of(self.config)
+        return self.config.window
 
     @property
     def mask_id(self) -> int:
@@ -82,11 +82,7 @@ class Setup:
         most = self.most_asked(length)
         if not self.config.selective_logits:
             return (most,)
-        sizes, size = [], max(1, self.config.block_length // 4)
-        while size < most:
-            sizes.append(size)
-            size *= 2
-        return (*sizes, most)
+        return doubling(max(1, self.config.block_length // 4), most)
 
     def most_steps(self, n_blocks: int) -> int:
         """Returns how many forwards a canvas of so many blocks may take."""

@@ -19,7 +19,6 @@ from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.step_rows import step_rows
 from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
 
 
@@ -31,7 +30,7 @@ class Denoised(NamedTuple):
     counts: StepCounts
     at: Int[Array, "B Q"]  # as the query has it
     asked: Asked | None  # beside the scores
-    block_start: Int[Array, " B"] | None  # where anything is
+    block_start: Int[Array, " B"]
 
 
 def absorb(
@@ -51,23 +50,13 @@ def absorb(
         step=canvas.step + alive,
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
-    keys = _noise_keys(canvas, plan.query.at) if config.temperature > 0 else None
+    keys, length = None, canvas.tokens.shape[1]
+    if config.temperature > 0:
+        step = canvas.step[:, None] + plan.query.at // length  # the branch is the next step
+        keys = step_keys(canvas, plan.query.at % length, step)
     asked = asked_of(setup, canvas, plan.query)
-    start = block_start(canvas, config.block_length) if setup.own_rule else None
+    start = block_start(canvas, config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
-
-
-def denoise(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    plan: StepPlan,
-    n_rows: int,
-) -> tuple[Canvas, Denoised]:
-    """Returns the canvas after one forward of `n_rows` rows, at least those that are planned."""
-    rows = step_rows(setup, canvas, plan, n_rows)
-    return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
 
 
 def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: int) -> HeadOut:
@@ -79,19 +68,6 @@ def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: in
         return HeadOut(denoiser.score_rows(params, hidden, keys), None)
     assert denoiser.measure_rows is not None
     return denoiser.measure_rows(params, hidden, keys, asked.first(n_heads))
-
-
-def score(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    denoised: Denoised,
-    length: int,
-    n_heads: int,
-) -> StepScores:
-    """Returns the scores of what was asked, from a head of `n_heads` rows."""
-    head = run_head(denoiser, params, denoised, n_heads)
-    return by_position(setup, denoised, head, length)
 
 
 def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
@@ -126,9 +102,3 @@ def _counts(canvas: Canvas, plan: StepPlan, rows: Rows) -> StepCounts:
         head_rows=total(plan.query.at < 2 * canvas.tokens.shape[1]),
         cache_length=total(rows.sees_cache[:batch].any(axis=1)),
     )
-
-
-def _noise_keys(canvas: Canvas, at: Int[Array, "B Q"]) -> Key[Array, "B Q"]:
-    length = canvas.tokens.shape[1]
-    ahead = at // length  # the branch is the next step
-    return step_keys(canvas, at % length, canvas.step[:, None] + ahead)

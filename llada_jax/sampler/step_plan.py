@@ -14,6 +14,7 @@ from llada_jax.sampler.canvas import (
     blocks_of,
     in_span,
     positions_of,
+    put,
     take,
 )
 from llada_jax.sampler.extra_rows import (
@@ -26,7 +27,7 @@ from llada_jax.sampler.extra_rows import (
     packed,
 )
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.windows.base import Span, block_stop
+from llada_jax.sampler.windows.window import Span, block_stop
 
 
 class Query(NamedTuple):
@@ -46,11 +47,7 @@ class StepPlan(NamedTuple):
     refreshed: Bool[Array, "B L"]  # visible tokens outside the window that are recomputed
     draft: Bool[Array, "B L"]  # masks of later blocks
     query: Query
-
-    @property
-    def n_rows(self) -> Int[Array, " B"]:
-        """Rows that each batch row needs."""
-        return self.span.length + self.extra.count
+    n_rows: Int[Array, " B"]  # that each batch row needs
 
 
 def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
@@ -76,14 +73,14 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     later = blocks_of(canvas, config.block_length) > canvas.block[:, None]
     draft = later & (canvas.state == MASKED)
     query = _query(setup, canvas, span, extra, measured)
-    return StepPlan(window, span, extra, refreshed, draft, query)
+    n_rows = span.length + extra.kinds.sum(axis=(1, 2), dtype=jnp.int32)
+    return StepPlan(window, span, extra, refreshed, draft, query, n_rows)
 
 
 def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> Bool[Array, "B L"]:
     doubt = jnp.where(tokens, -canvas.confidence, -jnp.inf)
     best, index = jax.lax.top_k(doubt, min(most, tokens.shape[1]))
-    batch = jnp.arange(tokens.shape[0])[:, None]
-    return jnp.zeros_like(tokens).at[batch, index].set(best > -jnp.inf)
+    return put(index, best > -jnp.inf, tokens.shape[1])
 
 
 def _query(

@@ -1,17 +1,24 @@
 """The rows of a step: what they feed, where they stand, and what they see."""
 
-from functools import partial
-
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from llada_jax.rows import make_rows
 from llada_jax.sampler.canvas import Canvas, block_start, take
-from llada_jax.sampler.extra_rows import ExtraRows, rows_with
+from llada_jax.sampler.extra_rows import (
+    BRANCH,
+    NOTHING,
+    PROBE,
+    REFRESH,
+    SHADOW,
+    WINDOW,
+    ExtraRows,
+    packed,
+)
 from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.windows.base import Span
+from llada_jax.sampler.windows.window import Span
 from llada_jax.types import Rows
 
 
@@ -38,27 +45,65 @@ def _rows_alone(setup: Setup, canvas: Canvas, plan: StepPlan, n_rows: int) -> Ro
     )
 
 
-def rows_beside(
-    setup: Setup,
-    canvas: Canvas,
-    extra: ExtraRows,
-    span: Span,
-    n_rows: int,
-) -> Rows:
-    """Returns the rows of a span, and extra rows behind them, padded to `n_rows`."""
-    hypothesis = canvas.hypothesis
-    return rows_with(
-        extra,
-        span,
-        n_rows,
-        fed=canvas.tokens,
-        branch_fed=canvas.tokens if hypothesis is None else hypothesis.tokens,
-        cached=_cached(canvas)[0],
-        order=partial(_order, setup, canvas),
-        branch_start=block_start(canvas, setup.config.block_length),
-        mask_id=setup.mask_id,
-        order_binds_refresh=setup.model.block_length is not None,
+def rows_beside(setup: Setup, canvas: Canvas, extra: ExtraRows, span: Span, n_rows: int) -> Rows:
+    """Returns the rows of a span, and extra rows behind them, padded to `n_rows`.
+
+    A branch sees the window's rows before it, which will be cached by then. Refreshed tokens see
+    no position of a later order either where the model's attention is causal between blocks.
+    """
+    index = jnp.arange(n_rows, dtype=jnp.int32)[None, :]
+    batch, length = canvas.tokens.shape
+    of_window = index < span.length[:, None]
+    behind = index - span.length[:, None]
+    entry = take(packed(extra.kinds.reshape(batch, -1), n_rows), jnp.maximum(behind, 0))
+    kind = jnp.where(of_window, WINDOW, entry // length)
+    positions = jnp.where(of_window, span.start[:, None] + index, entry % length)
+    shadow = (kind == SHADOW) | (kind == PROBE)
+    tokens = jnp.where(shadow, jnp.int32(setup.mask_id), take(canvas.tokens, positions))
+    if canvas.hypothesis is not None:
+        tokens = jnp.where(kind == BRANCH, take(canvas.hypothesis.tokens, positions), tokens)
+    return Rows(
+        tokens=tokens,
+        positions=positions,
+        live=kind != NOTHING,
+        sees_cache=_sees_cache(setup, canvas, kind, positions, span),
+        sees_rows=_sees_rows(setup, canvas, kind, positions),
+        writes=(kind == WINDOW) | (kind == REFRESH),
     )
+
+
+def _sees_cache(
+    setup: Setup, canvas: Canvas, kind: Int[Array, "B R"], positions: Int[Array, "B R"], span: Span
+) -> Bool[Array, "B R L"]:
+    cached, slots = _cached(canvas)
+    stands = (slots >= span.start[:, None]) & (slots < span.stop[:, None])
+    refreshes = (kind == REFRESH) | (kind == PROBE)
+    blind = (kind == SHADOW) | refreshes  # to its own position
+    own = (positions[:, :, None] == slots[:, None, :]) & blind[:, :, None]
+    sees = (cached & ~stands)[:, None, :] & ~own & (kind != NOTHING)[:, :, None]
+    row_order, slot_order = _order(setup, canvas, positions), _order(setup, canvas, slots)
+    if row_order is not None and slot_order is not None:
+        free = refreshes & (setup.model.block_length is None)
+        sees &= (slot_order[:, None, :] <= row_order[:, :, None]) | free[:, :, None]
+    return sees
+
+
+def _sees_rows(
+    setup: Setup, canvas: Canvas, kind: Int[Array, "B R"], positions: Int[Array, "B R"]
+) -> Bool[Array, "B R R"]:
+    mine, other = kind[:, :, None], kind[:, None, :]
+    there = positions[:, None, :]
+    elsewhere = there != positions[:, :, None]
+    before_branch = there < block_start(canvas, setup.config.block_length)[:, None, None]
+    sees = (other == WINDOW) & (
+        (mine == WINDOW) | ((mine == SHADOW) & elsewhere) | ((mine == BRANCH) & before_branch)
+    )
+    sees |= (other == BRANCH) & (mine == BRANCH)
+    order = _order(setup, canvas, positions)
+    if order is not None:
+        sees &= order[:, None, :] <= order[:, :, None]
+    itself = jnp.eye(kind.shape[1], dtype=bool)
+    return sees | (itself & (kind != NOTHING)[:, :, None])
 
 
 def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Array, "B R"] | None:

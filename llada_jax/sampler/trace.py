@@ -35,15 +35,7 @@ class Event(IntEnum):
     """A stable token became visible again, because one before it changed."""
 
 
-_BITS = {
-    Event.COMMIT: record.COMMIT,
-    Event.AHEAD: record.AHEAD,
-    Event.PROMOTE: record.PROMOTE,
-    Event.REPLACE: record.REPLACE,
-    Event.REMASK: record.REMASK,
-    Event.FREEZE: record.FREEZE,
-    Event.REOPEN: record.REOPEN,
-}
+_BITS = {kind: getattr(record, kind.name) for kind in Event if kind is not Event.FILL}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,32 +83,32 @@ class Trace:
         return _useful(self.live_rows, self.refreshed).sum(axis=0)
 
     def count(self, kind: Event) -> Int[np.ndarray, "S B"]:
-        """How often something happened in each forward, by row of the batch."""
+        """Counts how often something happened in each forward, by row of the batch."""
         counts = np.zeros(self.live_rows.shape, np.int32)
         chosen = self.event_kind == kind
         np.add.at(counts, (self.event_step[chosen], self.event_row[chosen]), 1)
         return counts
 
     def commit_steps(self) -> Int[np.ndarray, "B L"]:
-        """The forward that last committed each position (0-based); -1 where none did."""
+        """Returns the forward that last committed each position (0-based); -1 where none did."""
         steps = np.full(self.tokens.shape, -1, np.int32)
         commits = self.event_kind == Event.COMMIT
         steps[self.event_row[commits], self.event_position[commits]] = self.event_step[commits]
         return steps
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one .npz file, whole or not at all."""
+        """Writes one .npz file, whole or not at all."""
         arrays = {name: getattr(self, name) for name in _array_names()}
         save_archive(path, arrays, self.settings, FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """Read a file that `save` wrote. Raises ValueError for anything else."""
+        """Reads a file that `save` wrote. Raises ValueError for anything else."""
         arrays, settings = load_archive(path, _array_names(), FORMAT, kind="trace", short="trace")
         return cls(settings=settings, **arrays)
 
     def same_decoding(self, other: "Trace") -> bool:
-        """Whether both did the same, wall time and settings aside."""
+        """Tells whether both did the same, wall time and settings aside."""
         timeless = [f.name for f in fields(self) if f.name not in ("seconds", "settings")]
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless)
 
@@ -132,7 +124,7 @@ def trace_of(
     prompt_lengths: Int[np.ndarray, " B"],
     settings: dict[str, Any],
 ) -> Trace:
-    """Assemble the trace of a finished run; `generated` marks final positions that hold a token."""
+    """Returns the trace of a finished run; `generated` marks final positions that hold a token."""
     records, counts = steps.records, steps.records.counts
     parts = [_events(records, kind, bit) for kind, bit in _BITS.items()]
     committed = parts[0]
@@ -143,13 +135,7 @@ def trace_of(
     dtypes = {"confidence": np.float32, "kind": np.int8}
     return Trace(
         rows=steps.rows,
-        live_rows=counts.live_rows,
-        shadow_rows=counts.shadow_rows,
-        draft_rows=counts.draft_rows,
-        branch_rows=counts.branch_rows,
-        refreshed=counts.refreshed,
-        head_rows=counts.head_rows,
-        cache_length=counts.cache_length,
+        **counts._asdict(),
         block=records.block,
         seconds=steps.seconds,
         **{
@@ -169,15 +155,8 @@ def _useful(
 
 
 def _events(records: Any, kind: Event, bit: int) -> dict[str, np.ndarray]:
-    step, row, position = np.nonzero(records.events & bit)
-    return {
-        "step": step,
-        "row": row,
-        "position": position,
-        "token": records.token[step, row, position],
-        "confidence": records.confidence[step, row, position],
-        "kind": np.full(step.shape, kind),
-    }
+    at = step, row, position = np.nonzero(records.events & bit)
+    return _columns(kind, step, row, position, records.token[at], records.confidence[at])
 
 
 def _fills(
@@ -190,11 +169,10 @@ def _fills(
     by_step = np.zeros_like(generated)
     by_step[committed["row"], committed["position"]] = True
     row, position = np.nonzero(generated & ~by_step)
-    return {
-        "step": last_step[row],
-        "row": row,
-        "position": position,
-        "token": tokens[row, position],
-        "confidence": np.zeros(row.shape),
-        "kind": np.full(row.shape, Event.FILL),
-    }
+    confidence = np.zeros(row.shape)
+    return _columns(Event.FILL, last_step[row], row, position, tokens[row, position], confidence)
+
+
+def _columns(kind: Event, *columns: np.ndarray) -> dict[str, np.ndarray]:
+    names = ("step", "row", "position", "token", "confidence", "kind")
+    return dict(zip(names, (*columns, np.full(columns[0].shape, kind)), strict=True))

@@ -7,7 +7,7 @@ import jax
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.harness.schema import read_config
+from experiments.harness.run import read_config
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import (
@@ -73,7 +73,7 @@ def test_sweeps_are_read_from_files():
     section = {
         "name": "drafts",
         "sampler": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
-        "over": {"fill_buckets": [False, True], "draft_threshold": [None, 1]},
+        "over": {"lookahead_trigger": [0, 4], "draft_threshold": [None, 1]},
     }
     sweep = read_config(Sweep, OmegaConf.create(section))
     assert len(sweep.settings) == 4

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from hydra import compose, initialize_config_dir
 
-from experiments.harness.run import REPOSITORY
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, read_config
 from experiments.train.__main__ import RunConfig, parent_params, with_special_tokens
 from experiments.train.curriculum import example_source
 from llada_jax.text import Tokenizer

@@ -7,8 +7,7 @@ from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.export import ExportRunConfig, export
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 
 
 def composed(*overrides: str):

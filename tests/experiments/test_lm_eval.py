@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.harness.run import REPOSITORY
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, read_config
 from experiments.lm_eval import TASKS, LmEvalConfig, data_files, evaluate, rows_of
 from llada_jax.evaluation.metrics import wilson_interval
 

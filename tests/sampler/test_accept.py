@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.candidates import Candidates, quota, ranks
-from llada_jax.sampler.rules.base import accepted as accepted_by
+from llada_jax.sampler.rules.rule import accepted as accepted_by
 from llada_jax.types import Scores
 
 

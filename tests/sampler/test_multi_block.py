@@ -49,23 +49,22 @@ def test_both_loops_and_any_batch_decode_alike(variant):
 
 
 @pytest.mark.parametrize(
-    ("model", "trigger", "fills"),
+    ("model", "trigger"),
     [
-        pytest.param(CONFIG, 4, True, id="bidirectional"),
-        pytest.param(SHIFTED, 8, False, id="shifted"),
+        pytest.param(CONFIG, 4, id="bidirectional"),
+        pytest.param(SHIFTED, 8, id="shifted"),
         *[
-            pytest.param(model, trigger, fills, marks=pytest.mark.slow)
+            pytest.param(model, trigger, marks=pytest.mark.slow)
             for model in (CONFIG, BLOCK_CAUSAL, SHIFTED)
             for trigger in (0, 4, 8)
-            for fills in (True, False)
         ],
     ],
 )
 @settings(max_examples=5)
 @given(salt=st.integers(0, 200))
-def test_a_position_leaves_once_its_final_token_was_fed(model, trigger, fills, salt):
+def test_a_position_leaves_once_its_final_token_was_fed(model, trigger, salt):
     """And nothing of a draft is ever read: all that rows see in the cache is final."""
-    config = SLIDING.replace(lookahead_trigger=trigger, fill_buckets=fills)
+    config = SLIDING.replace(lookahead_trigger=trigger)
     result, forwards = recorded_decode(PROMPTS[:1], config, model, salt)
     (final,) = result.tokens
     written = np.full(len(final), -1)
@@ -202,18 +201,6 @@ def test_drafts_of_several_blocks_cascade():
     config = with_ids(config, CONFIG)
     result = decode(scripted.denoiser(), None, CONFIG, [[1]], config, loop="host", trace=True)
     assert result.nfe.tolist() == [1] and result.tpf == 18
-
-
-@pytest.mark.parametrize(("fills", "rows"), [(False, 9), (True, 12)])
-def test_a_bucket_that_is_needed_anyway_is_filled(fills, rows):
-    """Behind a prompt of five, the first block's rows need the bucket of twelve."""
-    config = SLIDING.replace(
-        gen_length=8, block_length=4, steps=8, fill_buckets=fills, lookahead_trigger=0,
-        latency_table=table((4, 12, 32), (1.0, 1.5, 4.0)),
-    )  # fmt: skip
-    trace, _ = scripted_decode(two_in_each_forward, config, prompt=[1, 2, 3, 4, 5])
-    assert trace.live_rows[:2, 0].tolist() == [rows, 4]
-    assert trace.draft_rows[0, 0] == rows - 9
 
 
 def two_in_each_forward(forward, position, masked):

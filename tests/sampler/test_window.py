@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llada_jax.config import LatencyTable, SamplerConfig
 from llada_jax.sampler.canvas import layout_of
-from llada_jax.sampler.windows.base import buckets_for
+from llada_jax.sampler.windows.window import buckets_for
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
 

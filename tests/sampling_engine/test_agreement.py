@@ -9,7 +9,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.rules.base import accepted
+from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampling_engine.agreement import count_flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.host import store_logits

@@ -61,8 +61,7 @@ class Emulator:
     """A context of one graph on QNN's emulator of the NPU: an `Executable`."""
 
     def __init__(self, context: Context) -> None:
-        """Loads the graph. Raises ValueError for several graphs: QNN 2.50 ends the process where
-        they share their weights."""
+        """Loads the graph. Raises ValueError for several, with which QNN 2.50 ends the process."""
         count = len(context.graphs)
         require(count == 1, f"the context has {count} graphs; allowed: one")
         (self.graph,) = context.graphs

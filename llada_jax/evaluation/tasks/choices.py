@@ -63,8 +63,7 @@ def within(rng: Random, difficulty: int) -> Puzzle:
 def _numbers_with_ranges(
     rng: Random, largest: int
 ) -> tuple[list[int], list[list[tuple[int, int]]]]:
-    """Returns four numbers in order, and for each the ranges that hold it and none of the
-    others."""
+    """Returns four numbers in order, and for each the ranges that hold it and no other."""
     while True:
         numbers = sorted(rng.sample(range(2, largest + 1), 4))
         edges = [0, *numbers, largest + 1]
@@ -82,8 +81,7 @@ def _numbers_with_ranges(
 
 
 def sequence(rng: Random, difficulty: int) -> Puzzle:
-    """Asks for the next number of a sequence with equal steps; any of four neighbours, by their
-    order."""
+    """Asks for the next number of a sequence with equal steps; any of four, by their order."""
     step = rng.randint(2, 5 + 2 * difficulty)
     first = rng.randint(SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES[difficulty] - 3 * step)
     numbers = [first + place * step for place in range(4)]

@@ -41,8 +41,7 @@ class Term(NamedTuple):
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether the expression after `####` uses every number once and has the value asked
-    for."""
+    """Tells whether the expression after `####` uses each number once and has the value wanted."""
     expression = final_answer(text).removesuffix(".").partition("=")[0].strip()
     if len(expression) > LONGEST_EXPRESSION:
         return False
@@ -81,8 +80,7 @@ GOAL = " to make "
 
 
 def _joined(left: Term, symbol: str, right: Term) -> Term | None:
-    """Returns the operation, with brackets only where they are needed; None unless a positive
-    integer."""
+    """Returns the operation, with brackets where needed; None unless a positive integer."""
     if symbol == "/" and left.value % right.value:
         return None
     a, b = left.value, right.value
@@ -97,8 +95,7 @@ def _joined(left: Term, symbol: str, right: Term) -> Term | None:
 
 
 def _evaluate(node: ast.expr) -> tuple[Fraction, list[int]]:
-    """Returns value of an expression of whole numbers, and the numbers; ValueError if it is
-    another."""
+    """Returns the value and the numbers of an expression of whole numbers, or raises ValueError."""
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return Fraction(number), [number]

@@ -24,8 +24,7 @@ WORDS = {"people": PEOPLE, "places": PLACES, "days": DAYS, **_FILE["words"]}
 
 
 class Story(NamedTuple):
-    """What is told, the start of the last sentence, and its four ends with the right one first;
-    `reasons` are the facts that tell which."""
+    """What is told, the start of the last sentence, its ends, the right one first, and why."""
 
     facts: list[str]
     stem: str

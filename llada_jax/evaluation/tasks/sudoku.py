@@ -27,8 +27,7 @@ Grid = list[int]  # row by row; 0 is empty
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether the grid after `####` keeps all given cells and every row, column and box is
-    full."""
+    """Tells whether the grid after `####` keeps all given cells and all units are full."""
     rows = item.question.removeprefix(INTRODUCTION).split("\n")
     size = len(rows)
     _, mark, tail = text.rpartition(ANSWER_MARK)
@@ -85,8 +84,7 @@ PEERS = {
 
 
 def _random_grid(rng: Random, box: int) -> Grid:
-    """Mixes the plainest grid with its digits, bands, stacks and the lines of each in random
-    order."""
+    """Mixes the plainest grid: digits, bands, stacks and the lines of each in random order."""
     size = box * box
 
     def mixed() -> list[int]:

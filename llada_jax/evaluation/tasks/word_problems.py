@@ -65,8 +65,7 @@ class Draft:
 
 
 def verify(item: Item, text: str) -> bool:
-    """Tells whether a generated solution ends in the problem's number; words after it do not
-    matter."""
+    """Tells whether a solution ends in the problem's number; words after it do not matter."""
     number = re.match(r"\$?(-?[0-9]+)(?![.,]?[0-9]|\s*[-+*/=]\s*[0-9])", final_answer(text))
     return number is not None and int(number[1]) == int(item.target)
 
@@ -125,8 +124,7 @@ def _retell(told: Sequence[Sentence], words: Mapping[str, str]) -> str:
 
 
 def _operand(rng: Random, symbol: str, count: int, limit: int) -> int | None:
-    """Returns what may follow `count` and the symbol with a result in range, or None if nothing
-    may."""
+    """Returns what may follow `count` and the symbol with a result in range, or None."""
     if symbol == "/":
         fits = [n for n in range(2, 10) if count % n == 0 and 2 <= count // n <= LARGEST_FACTOR]
         return rng.choice(fits) if fits else None
@@ -149,8 +147,7 @@ def _opening_numbers(rng: Random, symbol: str, limit: int) -> tuple[int, int]:
 def _next_event(
     rng: Random, story: CountStory, count: int, limit: int, *, is_last: bool, previous: Happening
 ) -> tuple[Happening, int] | None:
-    """Returns an event that the count allows and its number, never the previous event if others
-    exist."""
+    """Returns an event that the count allows and its number; the previous one if no other."""
     choices = [story.gains, story.losses] if rng.random() < 0.5 else [story.losses, story.gains]
     if is_last and rng.random() < 0.5:
         choices.insert(0, story.endings)

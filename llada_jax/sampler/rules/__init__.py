@@ -1,10 +1,10 @@
 """Rules: which predictions are committed, and what becomes of them. One file a rule."""
 
 from llada_jax.config.policies import register
-from llada_jax.sampler.rules.base import RevisingRule, Rule
 from llada_jax.sampler.rules.entropy_bound import EntropyBound
 from llada_jax.sampler.rules.factor import Factor
 from llada_jax.sampler.rules.quota import Quota
+from llada_jax.sampler.rules.rule import RevisingRule, Rule
 from llada_jax.sampler.rules.staged import Staged
 from llada_jax.sampler.rules.threshold import Threshold
 from llada_jax.sampler.rules.token_edit import TokenEdit

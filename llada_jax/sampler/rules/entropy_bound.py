@@ -7,7 +7,7 @@ from llada_jax.config import require
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rule
+from llada_jax.sampler.rules.rule import Rule
 
 
 @policy

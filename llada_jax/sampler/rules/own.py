@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rule, require_for_revision
+from llada_jax.sampler.rules.rule import Rule, require_for_revision
 
 HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "classes", "divergence"]
 Need = Literal["confidence", "entropy", "margin", HeadNeed, "hidden", "drafts"]
@@ -238,7 +238,7 @@ class OwnRule(Rule):
             require_for_revision(config, f"rule {name} revises")
 
     def block_steps(self, config: SamplerConfig) -> int:
-        """Every forward commits a token at the least, and each position at most so often."""
+        """Counts that a forward commits a token at least, and a position is so often committed."""
         return config.block_length * (1 + self.revises * self.most_remasks)
 
 

@@ -5,18 +5,26 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config import SamplerConfig, require, require_choice, require_counts
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import STABLE, VISIBLE, Canvas, blocks_of, masks_left, take
+from llada_jax.sampler.canvas import (
+    STABLE,
+    VISIBLE,
+    Canvas,
+    blocks_of,
+    masked_again,
+    masks_left,
+    take,
+)
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import (
+from llada_jax.sampler.rules.rule import (
     Refresh,
     Rescore,
     Rescored,
     RevisingRule,
     Rule,
-    require_probability,
+    require_probabilities,
 )
 from llada_jax.sampler.rules.threshold import Threshold
 
@@ -64,8 +72,7 @@ class Staged(RevisingRule):
     end_steps: int = 4
 
     def __post_init__(self) -> None:
-        require_probability("theta_visible", self.theta_visible)
-        require_probability("theta_stable", self.theta_stable)
+        require_probabilities(self, "theta_visible", "theta_stable")
         require(
             self.theta_visible <= self.theta_stable,
             f"theta_visible is {self.theta_visible}; allowed: up to theta_stable "
@@ -74,12 +81,8 @@ class Staged(RevisingRule):
         choices = {"rescore": Rescore, "refresh": Refresh}
         for name, choice in {**choices, "on_doubt": OnDoubt, "on_change": OnChange}.items():
             require_choice(name, getattr(self, name), choice)
-        for name, least in (("refresh_rows", 1), ("end_steps", 0)):
-            value = getattr(self, name)
-            require(
-                isinstance(value, int) and value >= least,
-                f"{name} is {value!r}; allowed: {least} or more",
-            )
+        require_counts(self, "refresh_rows")
+        require_counts(self, "end_steps", least=0)
 
     def check(self, config: SamplerConfig) -> None:
         super().check(config)
@@ -102,14 +105,14 @@ class Staged(RevisingRule):
         return self.on_doubt == "remask" or self.on_change == "reopen"
 
     def measures(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, "B L"]:
-        """An EOS behind another one becomes stable with that one."""
+        """Leaves out an EOS behind another one: it becomes stable with that one."""
         return super().measures(canvas, config) & ~_repeated_eos(canvas, config, VISIBLE)
 
     def block_steps(self, config: SamplerConfig) -> int:
         return config.block_length * (1 + MOST_REMASKS * (self.on_doubt == "remask"))
 
     def revise(self, canvas: Canvas, rescored: Rescored) -> Canvas:
-        """Another token whose confidence reaches `theta_visible` takes a token's place.
+        """Replaces tokens by others whose confidence reaches `theta_visible`.
 
         Where the window has passed, the cache has keys and values of the token that was fed, so a
         new one there stays visible until it has been fed itself.
@@ -137,7 +140,7 @@ class Staged(RevisingRule):
         again = doubted & here & (canvas.history.remasks < MOST_REMASKS)
         masks = masks_left(canvas, config.block_length) + again.sum(axis=1)
         room = canvas.block_step + 1 + masks <= self.block_steps(config)  # to fill them all
-        return rescored.masked_again(canvas, again & room[:, None])
+        return masked_again(canvas, again & room[:, None], config.mask_id)
 
     def may_end(self, canvas: Canvas, steady: Int[Array, " B"]) -> Bool[Array, " B"]:
         visible = (canvas.state == VISIBLE).any(axis=1)

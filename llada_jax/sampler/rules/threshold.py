@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rule, require_probability
+from llada_jax.sampler.rules.rule import Rule, require_probabilities
 
 
 @policy
@@ -22,7 +22,7 @@ class Threshold(Rule):
     threshold: float
 
     def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
+        require_probabilities(self, "threshold")
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         return candidates.reach(self.threshold)

@@ -2,12 +2,12 @@
 
 from jaxtyping import Array, Bool, Int
 
-from llada_jax.config import SamplerConfig, require, require_choice
+from llada_jax.config import SamplerConfig, require_choice, require_counts
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import Canvas
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rescore, Rescored, RevisingRule, require_probability
+from llada_jax.sampler.rules.rule import Rescore, Rescored, RevisingRule, require_probabilities
 
 
 @policy
@@ -31,13 +31,9 @@ class TokenEdit(RevisingRule):
     rescore: Rescore = "shadow"
 
     def __post_init__(self) -> None:
-        require_probability("edit_unmask", self.edit_unmask)
-        require_probability("edit_replace", self.edit_replace)
+        require_probabilities(self, "edit_unmask", "edit_replace")
         require_choice("rescore", self.rescore, Rescore)
-        steps = self.edit_steps
-        require(
-            isinstance(steps, int) and steps >= 0, f"edit_steps is {steps!r}; allowed: 0 or more"
-        )
+        require_counts(self, "edit_steps", least=0)
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         return candidates.reach(self.edit_unmask)
@@ -51,5 +47,5 @@ class TokenEdit(RevisingRule):
         return config.block_length + self.edit_steps
 
     def quiet(self, steady: Int[Array, " B"], edited: Bool[Array, " B"]) -> Bool[Array, " B"]:
-        """A block is over after a forward without edits."""
+        """Ends a block after a forward without edits."""
         return ((steady > 1) & ~edited) | (steady > self.edit_steps)

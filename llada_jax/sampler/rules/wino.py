@@ -6,9 +6,9 @@ from jaxtyping import Array, Bool
 from llada_jax.config import require
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates, ranks
-from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.canvas import Canvas, masked_again
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.rules.base import Rescored, RevisingRule, require_probability
+from llada_jax.sampler.rules.rule import Rescored, RevisingRule, require_probabilities
 
 FIRST_COMMITTED = 30
 """What WINO takes for the commits before a block's first step."""
@@ -31,8 +31,7 @@ class Wino(RevisingRule):
     wino_verify: float = 0.9
 
     def __post_init__(self) -> None:
-        require_probability("wino_accept", self.wino_accept)
-        require_probability("wino_verify", self.wino_verify)
+        require_probabilities(self, "wino_accept", "wino_verify")
         require(
             self.wino_verify > 0.5,
             f"wino_verify is {self.wino_verify}; allowed: above 0.5, so that a token fails where "
@@ -64,4 +63,4 @@ class Wino(RevisingRule):
         too_many = failed.sum(axis=1, keepdims=True) >= last
         rank = ranks(-probability, failed, rescored.config.parity.tie_break)
         masked = failed & (~too_many | (rank < last - 1))
-        return rescored.masked_again(canvas, masked)
+        return masked_again(canvas, masked, rescored.config.mask_id)

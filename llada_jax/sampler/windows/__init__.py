@@ -1,13 +1,13 @@
 """Windows: which rows a forward runs, and what it reads from the cache. One file a window."""
 
 from llada_jax.config.policies import register
-from llada_jax.sampler.windows.base import Span, Window
 from llada_jax.sampler.windows.blockwise import Blockwise
 from llada_jax.sampler.windows.dual import DualCache
 from llada_jax.sampler.windows.lossless import Lossless
 from llada_jax.sampler.windows.multi_block import MultiBlock
 from llada_jax.sampler.windows.prefix import PrefixCache
 from llada_jax.sampler.windows.whole_canvas import WholeCanvas
+from llada_jax.sampler.windows.window import Span, Window
 
 __all__ = [
     "Blockwise",

@@ -13,8 +13,7 @@ class Lossless(Blockwise):
     stage: the step after, as if this one committed what is expected of it.
 
     Attributes:
-      lookahead_trigger: Masks left in the current block at which the window grows into later
-        blocks, or a branch is computed; 0 for never.
+      lookahead_trigger: As in `MultiBlock`.
     """
 
     chosen_by = flat_choice("window", window="multi_block", cache="blockwise", lossless=True)

@@ -14,31 +14,26 @@ from llada_jax.sampler.canvas import (
     VISIBLE,
     Canvas,
     CanvasLayout,
-    block_of,
     block_start,
+    blocks_of,
     in_span,
+    masks_left,
     positions_of,
 )
 from llada_jax.sampler.policy import policy, static_number
-from llada_jax.sampler.rules.base import require_probability, rule_of
-from llada_jax.sampler.windows.base import Span, Window, block_stop
+from llada_jax.sampler.rules.rule import require_probabilities
+from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
 
 
 class Growth(NamedTuple):
-    """How far a window grows.
+    """How far a window grows."""
 
-    Attributes:
-      buckets: numbers of rows, ascending.
-      grown: what rows that fill each bucket grow to.
-      budget: the most rows that a window grows to.
-    """
-
-    buckets: tuple[int, ...]
-    grown: tuple[int, ...]
-    budget: int
+    buckets: tuple[int, ...]  # numbers of rows, ascending
+    grown: tuple[int, ...]  # what rows that fill each bucket grow to
+    budget: int  # the most rows that a window grows to
 
 
 @policy
@@ -63,8 +58,6 @@ class MultiBlock(Window):
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current;
         None: those that the accept rule takes, without the progress that it forces.
-      fill_buckets: Whether the window also fills a bucket that its rows need anyway, however many
-        masks are left.
     """
 
     chosen_by = flat_choice("window", window="multi_block", cache="blockwise")
@@ -76,7 +69,6 @@ class MultiBlock(Window):
     latency_allowance: float = static_number(2.0)
     row_budget: int | None = None
     draft_threshold: float | None = None
-    fill_buckets: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -84,7 +76,7 @@ class MultiBlock(Window):
             f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
         )
         if self.draft_threshold is not None:
-            require_probability("draft_threshold", self.draft_threshold)
+            require_probabilities(self, "draft_threshold")
 
     def check(self, config: SamplerConfig) -> None:
         budget, table, block = self.row_budget, config.latency_table, config.block_length
@@ -104,7 +96,7 @@ class MultiBlock(Window):
             f"latency_table.rows is {table and list(table.rows)}; allowed: up to block_length "
             f"({block}) at the least, which every window has",
         )
-        reason = rule_of(config).no_drafts
+        reason = config.rule.no_drafts
         require(
             not reason or self.draft_threshold is not None,
             f"window is 'multi_block' and accept is {config.accept!r}, which {reason}; allowed: "
@@ -115,7 +107,7 @@ class MultiBlock(Window):
         stop = self._stop(canvas, config)
         rows = stop - jnp.maximum(canvas.settled - shift, 0)
         rows += _rows_beside(canvas, stop, config)
-        growth = self._growth(rows, self._late(canvas, config), config, shift)
+        growth = jnp.where(self._late(canvas, config), self._growth(rows, config, shift), 0)
         return Span(canvas.settled, jnp.minimum(stop + growth, canvas.end))
 
     def _stop(self, canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
@@ -126,21 +118,18 @@ class MultiBlock(Window):
         return jnp.minimum(jnp.where(holds, slid, whole), canvas.end)
 
     def _late(self, canvas: Canvas, config: SamplerConfig) -> Bool[Array, " B"]:
-        start = block_start(canvas, config.block_length)
-        in_block = in_span(canvas, start, start + config.block_length)
-        left = (in_block & (canvas.state == MASKED)).sum(axis=1)
+        left = masks_left(canvas, config.block_length)
         return (left > 0) & (left <= self.lookahead_trigger)
 
     def _growth(
-        self, rows: Int[Array, " B"], late: Bool[Array, " B"], config: SamplerConfig, shift: int
+        self, rows: Int[Array, " B"], config: SamplerConfig, shift: int
     ) -> Int[Array, " B"]:
         """Returns how many positions are added to a forward of so many rows."""
         growth = self.growth(config, shift)
         buckets = jnp.asarray((*growth.buckets, 0), rows.dtype)  # 0: no bucket holds them
         grown = jnp.asarray((*growth.grown, 0), rows.dtype)
         bucket = jnp.searchsorted(buckets[:-1], rows)
-        filled = jnp.where(late | self.fill_buckets, buckets[bucket], rows)
-        reached = jnp.where(late & (rows == buckets[bucket]), grown[bucket], filled)
+        reached = jnp.where(rows == buckets[bucket], grown[bucket], buckets[bucket])
         return jnp.maximum(jnp.minimum(reached, growth.budget) - rows, 0)
 
     def growth(self, config: SamplerConfig, shift: int) -> Growth:
@@ -158,8 +147,7 @@ class MultiBlock(Window):
         return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
 
     def settled(self, canvas: Canvas, config: SamplerConfig, span: Span) -> Int[Array, " B"]:
-        block = block_of(canvas, positions_of(canvas)[None], config.block_length)
-        finished = block < canvas.block[:, None]
+        finished = blocks_of(canvas, config.block_length) < canvas.block[:, None]
         final = (canvas.state == PROMPT) | (canvas.state == STABLE)
         final |= (canvas.state == VISIBLE) & finished
         waits = in_span(canvas, *span) & ~final
@@ -167,8 +155,8 @@ class MultiBlock(Window):
         return jnp.where(waits.any(axis=1), first, span.stop)
 
     def most_rows(self, config: SamplerConfig, length: int) -> int:
-        """After the first forward: a window that grew and was accepted whole, whose tokens are all
-        to be fed, and the rest of its last block."""
+        """Counts, after the first forward, a window that grew and was accepted whole, whose tokens
+        are all to be fed, and the rest of its last block."""
         block = config.block_length
         budget = self.growth(config, shift=0).budget
         return (budget if self.lookahead_trigger else block) + block
@@ -192,18 +180,14 @@ class MultiBlock(Window):
 def require_trigger(trigger: int, config: SamplerConfig) -> None:
     """Raises ValueError unless `lookahead_trigger` is a number of masks that a block may have."""
     require(
-        isinstance(trigger, int) and trigger >= 0,
-        f"lookahead_trigger is {trigger!r}; allowed: 0 or more",
-    )
-    require(
-        trigger <= config.block_length,
-        f"lookahead_trigger is {trigger}; allowed: 0 to block_length ({config.block_length})",
+        isinstance(trigger, int) and 0 <= trigger <= config.block_length,
+        f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({config.block_length})",
     )
 
 
 def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     """Returns one past the current block's last token, and the masks that a step has to commit."""
-    due = rule_of(config).most_due(config)
+    due = config.rule.most_due(config)
     in_block = in_span(canvas, block_start(canvas, config.block_length), block_stop(canvas, config))
     masked = in_block & (canvas.state == MASKED)
     held = in_block & (~masked | (jnp.cumsum(masked, axis=1) <= due))
@@ -217,7 +201,7 @@ def _rows_beside(canvas: Canvas, stop: Int[Array, " B"], config: SamplerConfig) 
     Refreshed tokens take room where a worker refreshes them, too: where that happens changes no
     window, so it changes no token.
     """
-    rule = rule_of(config)
+    rule = config.rule
     measured = rule.measures(canvas, config)
     inside = measured & in_span(canvas, canvas.settled, stop)
     left = measured & (positions_of(canvas) < canvas.settled[:, None])

@@ -6,7 +6,7 @@ from llada_jax.config import SamplerConfig
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_start
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.windows.base import Span, Window, doubling
+from llada_jax.sampler.windows.window import Span, Window, doubling
 
 
 @policy

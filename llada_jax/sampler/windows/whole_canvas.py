@@ -7,7 +7,7 @@ from llada_jax.config import SamplerConfig
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout
 from llada_jax.sampler.policy import policy
-from llada_jax.sampler.windows.base import Span, Window
+from llada_jax.sampler.windows.window import Span, Window
 
 
 @policy

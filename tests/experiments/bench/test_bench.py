@@ -12,8 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from experiments.bench.__main__ import BenchConfig, bench
 from experiments.bench.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.harness.timers import best_times
 
 SMALL = [

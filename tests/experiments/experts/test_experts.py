@@ -10,8 +10,7 @@ from experiments.experts.__main__ import ExpertsConfig, experts
 from experiments.experts.expert_pictures import draw_pictures
 from experiments.experts.hybrimoe_tables import PUBLISHED
 from experiments.harness.results import ResultRow
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.experts.routing import RoutingTrace
 
 SMALL = [

@@ -8,8 +8,7 @@ from hydra import compose, initialize_config_dir
 from experiments import latency_table, lm_eval, reliability
 from experiments.evaluate import __main__ as evaluate
 from experiments.generate import __main__ as generate
-from experiments.harness.run import REPOSITORY
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, read_config
 from experiments.thresholds import __main__ as thresholds
 from experiments.train import __main__ as train
 from llada_jax.config import ModelConfig, SamplerConfig

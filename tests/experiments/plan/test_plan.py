@@ -5,8 +5,7 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.plan import __main__ as plan
 from experiments.plan import plan_config
 

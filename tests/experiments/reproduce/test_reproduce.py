@@ -8,8 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from experiments.harness.results import ResultRow
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.reproduce import __main__ as reproduce
 from experiments.reproduce import chapter_pictures, fig11, fig13, table6
 from experiments.reproduce.chapter import LENGTHS, TASKS

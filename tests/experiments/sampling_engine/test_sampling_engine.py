@@ -7,8 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness import pictures
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.sampling_engine import hardware as sampling_engine_hardware
 from experiments.sampling_engine.__main__ import sampling_engine
 from experiments.sampling_engine.modelled import SamplingEngineConfig, latency_rows

@@ -8,8 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.simulate import __main__ as simulate
 from llada_jax.experts.synthetic import RoutingStatistics, denoising_trace
 from llada_jax.phone.published_tasks import PublishedTasks

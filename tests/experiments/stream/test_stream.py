@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.harness.run import REPOSITORY, Run
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.stream import __main__ as stream
 from experiments.stream.streamed_share import ShareOutcome
 from llada_jax.backend.layer_file import PAGE, StoredLayer

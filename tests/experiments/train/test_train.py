@@ -10,8 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import llada_jax as lj
-from experiments.harness.run import REPOSITORY
-from experiments.harness.schema import read_config
+from experiments.harness.run import REPOSITORY, read_config
 from experiments.train import __main__ as entry
 from experiments.train.curriculum import TaskShare
 from llada_jax.evaluation.tasks import load_task

@@ -5,7 +5,7 @@ forward: rows beyond a span are padding, and the number of rows is rounded up to
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -78,11 +78,6 @@ class Window:
         return jnp.maximum(block_of(canvas, positions, config.block_length), -1)
 
 
-def window_of(config: SamplerConfig) -> Window:
-    """Returns the window of a configuration, with its type."""
-    return cast(Window, config.window)
-
-
 def block_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
     """Returns one past the current block's last position."""
     stop = block_start(canvas, config.block_length) + config.block_length
@@ -108,7 +103,7 @@ def buckets_for(
     Args:
       extra_rows: the most rows that stand beside the window.
     """
-    sizes = window_of(config).sizes(layout, config, shift)
+    sizes = config.window.sizes(layout, config, shift)
     buckets = {min(size + shift, layout.length) for size in sizes}
     if extra_rows:
         buckets |= set(doubling(config.block_length, max(buckets) + extra_rows))

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.candidates import Candidates
-from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas
+from llada_jax.sampler.canvas import VISIBLE, Canvas
 from llada_jax.types import Scores
 
 Rescore = Literal["shadow", "token"]
@@ -49,15 +49,6 @@ class Rescored:
         return canvas._replace(
             tokens=jnp.where(replaced, self.scores.token, canvas.tokens),
             confidence=jnp.where(self.at, confidence, canvas.confidence),
-        )
-
-    def masked_again(self, canvas: Canvas, where: Bool[Array, "B L"]) -> Canvas:
-        """Returns the canvas with masks in place of some tokens."""
-        assert self.config.mask_id is not None
-        return canvas._replace(
-            tokens=jnp.where(where, jnp.int32(self.config.mask_id), canvas.tokens),
-            state=jnp.where(where, jnp.int8(MASKED), canvas.state),
-            confidence=jnp.where(where, jnp.float32(0), canvas.confidence),
         )
 
 
@@ -174,11 +165,6 @@ def require_for_revision(config: SamplerConfig, rule: str) -> None:
     require(not config.parity.predict_mask, f"predict_mask is True and {rule}; allowed: False")
 
 
-def rule_of(config: SamplerConfig) -> Rule:
-    """Returns the rule of a configuration, with its type."""
-    return cast(Rule, config.rule)
-
-
 def scheduled(config: SamplerConfig) -> int:
     """Returns the most tokens that LLaDA's schedule commits in one step."""
     return -(-config.block_length // config.steps_per_block)
@@ -197,6 +183,8 @@ def accepted(rule: Rule, candidates: Candidates) -> Bool[Array, "B C"]:
     return taken | (candidates.open & (rank < least[:, None]))
 
 
-def require_probability(name: str, value: float) -> None:
-    """Raises ValueError unless a number is above 0 and at most 1."""
-    require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
+def require_probabilities(owner: object, *names: str) -> None:
+    """Raises ValueError unless each of these fields is above 0 and at most 1."""
+    for name in names:
+        value = getattr(owner, name)
+        require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")

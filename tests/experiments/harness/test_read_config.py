@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.harness.schema import read_config
+from experiments.harness.run import read_config
 from llada_jax.config import require
 
 
