@@ -64,7 +64,7 @@ def test_the_score_is_that_of_the_library(finished):
     prompts = [
         model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
     ]
-    found = [lj.generate(model, some, lj.SamplerConfig(threshold=0.9), trace=True)
+    found = [lj.generate(model, some, lj.SamplerConfig.preset("threshold"))
              for some in (prompts[:3], prompts[3:])]  # fmt: skip
     said = [model.tokenizer.decode(ids) for batch in found for ids in batch.generated]
     right = sum(map(task.verify, items, said))
