@@ -25,6 +25,10 @@ def stated(cheapest: bool = False):
             yield pytest.param(name, score, id=f"{name}-{score.task}-{score.name}", marks=marks)
 
 
+def slow_but_for(name: str, case: str) -> list:
+    return [] if case.startswith(name) else [pytest.mark.slow]
+
+
 @pytest.mark.parametrize("name", bundled_names())
 def test_it_is_small_and_says_how_it_was_made(name):
     folder = model_path(name)
@@ -47,7 +51,13 @@ def test_models_that_people_measure_with_are_scored_on_tasks_of_today(name):
     assert not outdated_tasks(model_path(name))
 
 
-@pytest.mark.parametrize(("name", "score"), list(stated(cheapest=True)))
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        pytest.param(*each.values, id=each.id, marks=[*each.marks, *slow_but_for("tiny", each.id)])
+        for each in stated(cheapest=True)
+    ],
+)
 def test_it_solves_problems_of_the_test_split(name, score):
     """Of a few of the items that were scored, not fewer than chance would leave."""
     assert right(name, score, FEW) >= binom.ppf(UNLIKELY, FEW, score.share)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import llada_jax as lj
 
+QUESTION = "Anna had 4 apples. She bought 5 more apples. How many apples does Anna have?"
 model = lj.load("tiny")
-prompt = model.tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])
+prompt = model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
 sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=32, steps=32)
 result = lj.generate(model, [prompt], sampler, trace=True)
 
@@ -35,7 +36,7 @@ Path("my_phone.yaml").write_text(profile.replace("soc: SM8750", "soc: mine"))
 mine = lj.phone("my_phone.yaml").time(result.trace, shape="llada_8b")
 
 scored = lj.evaluate(
-    model, task="yes_no", sampler=sampler, items=2, seed=1, folder="answers", progress=False
+    model, task="yes_no", sampler=sampler, items=1, seed=0, folder="answers", progress=False
 )
 print(json.dumps({
     "package": str(package),
@@ -147,5 +148,5 @@ def test_a_phone_of_ones_own_is_a_yaml_file(found):
 
 def test_a_decoder_is_scored(found):
     score, low, high, generations = found["scored"]
-    assert 0 <= low <= score <= high <= 1 and generations == 2
+    assert 0 <= low <= score <= high <= 1 and generations == 1
     assert found["stored"] == ["generations"]
