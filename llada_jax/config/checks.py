@@ -23,8 +23,9 @@ def require_counts(owner: object, *names: str, least: int = 1) -> None:
     where that is its default."""
     for name in names:
         value, unset = getattr(owner, name), getattr(type(owner), name, least)
+        counts = isinstance(value, Integral) and int(value) >= least
         require(
-            (value is None and unset is None) or (isinstance(value, Integral) and value >= least),
+            counts or (value is None and unset is None),
             f"{name} is {value!r}; allowed: {least} or more",
         )
 

@@ -64,8 +64,8 @@ def test_the_score_is_that_of_the_library(finished):
     prompts = [
         model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
     ]
-    found = [lj.generate(model, some, lj.SamplerConfig.preset("threshold"))
-             for some in (prompts[:3], prompts[3:])]  # fmt: skip
+    sampler = lj.SamplerConfig.preset("threshold")
+    found = [lj.generate(model, some, sampler, trace=True) for some in (prompts[:3], prompts[3:])]
     said = [model.tokenizer.decode(ids) for batch in found for ids in batch.generated]
     right = sum(map(task.verify, items, said))
     row = results(finished)["word_problems/threshold/exact_match"]

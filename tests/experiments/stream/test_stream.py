@@ -43,7 +43,8 @@ def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
         memory = rows[f"stream/{share}/memory"]
         assert memory["value"] == memory["reference"]
         if (peak := rows.get(f"stream/{share}/peak")) is not None:
-            assert peak["reference"] == memory["value"]
+            # Pages of an allocator hide half a megabyte; test_streamed_memory measures more.
+            assert peak["value"] >= 0 and peak["reference"] == memory["value"]
     assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
     assert rows["stream/copy"]["value"] < 21
     assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
