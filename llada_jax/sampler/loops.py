@@ -85,7 +85,10 @@ def _compiled(
 
     def forward(params, canvas, plan, n_rows):
         rows = step_rows(setup, canvas, plan, n_rows)
-        return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
+        out = denoiser.forward_rows(params, rows, canvas.cache)
+        # Every layer has read the cache before the first one writes: else XLA copies it whole.
+        cache, out = jax.lax.optimization_barrier((canvas.cache, out))
+        return absorb(setup, canvas._replace(cache=cache), plan, rows, out)
 
     def score(params, denoised, n_heads):
         head = run_head(denoiser, params, denoised, n_heads)
