@@ -1,8 +1,9 @@
 """Checks that every configuration makes when it is built: one clear `ValueError`, or nothing."""
 
 import itertools
+import math
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, get_args
 
 
@@ -28,6 +29,34 @@ def require_counts(owner: object, *names: str, least: int = 1) -> None:
             counts or (value is None and unset is None),
             f"{name} is {value!r}; allowed: {least} or more",
         )
+
+
+def require_numbers(
+    owner: object,
+    *names: str,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> None:
+    """Raises `ValueError` unless each of these fields is a finite number within the bounds."""
+    low = f"{least} or more" if least > above else f"above {above}"
+    allowed = f"{low}, and finite" if math.isinf(most) else f"{low}, up to {most}"
+    for name in names:
+        value = getattr(owner, name)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        require(
+            is_number and math.isfinite(value) and least <= value <= most and value > above,
+            f"{name} is {value!r}; allowed: {allowed}",
+        )
+
+
+def require_seed(name: str, value: object) -> None:
+    """Raises `ValueError` unless the value is a whole number that a random key takes."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(
+        whole and -(2**63) <= int(value) < 2**63,
+        f"{name} is {value!r}; allowed: a whole number from -2**63 to 2**63 - 1",
+    )
 
 
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
