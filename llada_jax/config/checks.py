@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -43,18 +44,17 @@ def require_numbers(
     allowed = f"{low}, and finite" if math.isinf(most) else f"{low}, up to {most}"
     for name in names:
         value = getattr(owner, name)
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        finite = _is(Real, value) and abs(value) <= sys.float_info.max
         require(
-            is_number and math.isfinite(value) and least <= value <= most and value > above,
+            finite and least <= value <= most and value > above,
             f"{name} is {value!r}; allowed: {allowed}",
         )
 
 
-def require_seed(name: str, value: object) -> None:
+def require_seed(name: str, value: Any) -> None:
     """Raises `ValueError` unless the value is a whole number that a random key takes."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(
-        whole and -(2**63) <= int(value) < 2**63,
+        _is(Integral, value) and -(2**63) <= value < 2**63,
         f"{name} is {value!r}; allowed: a whole number from -2**63 to 2**63 - 1",
     )
 
@@ -71,3 +71,7 @@ def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
         f"from {least} on, at least one whole number",
     )
     return tuple(int(count) for count in counts)
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

@@ -106,10 +106,11 @@ def _check_prompt(
 
 def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:
     """Returns (seed, index folded into it) of each row; where it has its own seed, index 0."""
-    if isinstance(seed, str) or not isinstance(seed, Sequence | np.ndarray | jax.Array):
-        require_seed("seed", seed)
-        return [(int(seed), row) for row in range(batch)]
-    require(len(seed) == batch, f"{len(seed)} seeds were given; allowed: one, or {batch}")
-    for each in seed:
+    given = np.asarray(seed).tolist()
+    if not isinstance(given, list):
+        require_seed("seed", given)
+        return [(given, row) for row in range(batch)]
+    require(len(given) == batch, f"{len(given)} seeds were given; allowed: one, or {batch}")
+    for each in given:
         require_seed("a seed", each)
-    return [(int(each), 0) for each in seed]
+    return [(each, 0) for each in given]
