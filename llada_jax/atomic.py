@@ -92,9 +92,12 @@ def sync(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what killed writers left in a folder that nobody else writes to now."""
-    for path in folder.glob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}"):
-        path.unlink()
+    """Removes what killed writers left anywhere in a folder that nobody else writes to now."""
+    for path in list(folder.rglob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -116,12 +116,14 @@ def test_many_writers_of_a_folder_do_not_clash(tmp_path):
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     writer = atomic.new_file(tmp_path / "a.txt")
     writer.__enter__().write_text("half of the n")  # and it is never left
+    folder = atomic.new_folder(tmp_path / "deep" / "b", replace=True)
+    (folder.__enter__() / "file").write_text("half of it")
     kept = [tmp_path / "a.txt", tmp_path / ".model.partial"]
     for path in kept:
         path.write_text("")
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.rglob("*"))) == 6
     atomic.remove_temporaries(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert sorted(tmp_path.rglob("*")) == sorted([*kept, tmp_path / "deep"])
 
 
 @pytest.fixture

@@ -175,8 +175,10 @@ class Run:
         )
 
     def begin(self) -> None:
-        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run."""
+        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run, and what
+        it left half-written."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.remove_temporaries(self.folder)
         (self.folder / "results.json").unlink(missing_ok=True)
         self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))
