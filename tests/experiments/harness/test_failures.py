@@ -88,8 +88,16 @@ def test_bad_input_has_no_command_that_goes_on(reason, line, stopped):
     assert stopped(raising(REASONS[reason])) == (1, line)
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as a terminal's programs take it: those in the background of a shell ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal(number, code, stopped, tmp_path):
+def test_a_signal(number, code, interruptible, stopped, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     line = f"error: stopped by {number.name}\n"
     assert stopped(lambda: signal.raise_signal(number)) == (code, line + GOES_ON)

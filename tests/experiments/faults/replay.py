@@ -1,6 +1,6 @@
 """Runs a verb again and again, a fault later each time; a program, under `faults.c`.
 
-    LD_PRELOAD=faults.so python -m tests.faults.replay VERB MODEL FOLDER FIRST STRIDE
+    LD_PRELOAD=faults.so python -m tests.experiments.faults.replay VERB MODEL FOLDER FIRST STRIDE
 
 Fault number n is the n-th write, rename or fsync below the folder; its kind follows from n, or all
 three kinds are tried where the stride is 0. After each fault what has its name is whole, and the
@@ -38,15 +38,23 @@ EVALUATE = "task=countdown task.items=2 task.difficulty=0 batch_size=1 sampler=t
 EXPORT = "rows=[8] caches=[32] quant=int8".split()
 
 
+MAINS = {"train": train.main, "evaluate": evaluate.main, "export": export.main}
+
+
+def arguments(verb: str, model: str, folder: Path) -> list[str]:
+    """The command line of a verb in short form."""
+    settings = {
+        "train": TRAIN,
+        "evaluate": [*EVALUATE, f"model={model}"],
+        "export": [*EXPORT, f"model={model}", f"out={folder}/out"],
+    }[verb]
+    return [*settings, f"hydra.run.dir={folder}/run"]
+
+
 def command(verb: str, model: str, folder: Path) -> None:
     """Runs a verb as its command does; SystemExit where it fails."""
-    main, arguments = {
-        "train": (train.main, TRAIN),
-        "evaluate": (evaluate.main, [*EVALUATE, f"model={model}"]),
-        "export": (export.main, [*EXPORT, f"model={model}", f"out={folder}/out"]),
-    }[verb]
     with contextlib.redirect_stderr(io.StringIO()):
-        run_experiment(main, [*arguments, f"hydra.run.dir={folder}/run"])
+        run_experiment(MAINS[verb], arguments(verb, model, folder))
 
 
 def snapshot(verb: str, folder: Path) -> dict[str, object]:
