@@ -14,7 +14,6 @@ ROOT = Path(__file__).parent.parent
 MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
 
-MAX_MAPPINGS = 20_000
 LOOK_EVERY = 16  # tests: a look at twenty thousand lines takes as long as a small test
 
 
@@ -39,6 +38,8 @@ os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
 
 import jax  # noqa: E402
 
+from llada_jax.programs import drop_old_programs  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 settings.register_profile("local", deadline=None)
@@ -55,18 +56,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
         outcome = yield
     if next(finished_tests) % LOOK_EVERY == 0:
-        _forget_programs()
+        drop_old_programs()
     return outcome
-
-
-def _forget_programs() -> None:
-    """Drop compiled programs before their memory mappings run out, which crashes the process.
-
-    Linux allows 65,530 of them, and each program that XLA compiles for the CPU takes some hundred.
-    """
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
-        jax.clear_caches()
 
 
 @pytest.fixture

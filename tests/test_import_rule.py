@@ -18,6 +18,7 @@ EVERYTHING = {
         "config_files",
         "text",
         "archive",
+        "programs",
         "model",
         "checkpoint",
         "sampler",
@@ -42,6 +43,7 @@ EVERYTHING = {
 
 ALLOWED = {
     "atomic": set(),
+    "programs": set(),
     "config": set(),
     "config_files": {"config"},
     "architecture": {"config_files", "config"},
@@ -51,7 +53,7 @@ ALLOWED = {
     "archive": {"config"},
     "model": {"config_files", *DATA},
     "checkpoint": {"model", "config_files", *DATA},
-    "sampler": {"archive", *DATA},
+    "sampler": {"archive", "programs", *DATA},
     "revision": {"model", *DATA},
     "lowered": set(),
     "backend": {"lowered", "model", "config_files", *DATA},
