@@ -3,7 +3,7 @@
 Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +16,7 @@ from llada_jax.config import require, require_choice
 
 T = TypeVar("T")
 
+_MOST_BYTES, _DEEPEST, _LONGEST = 1 << 20, 32, 10_000
 _ALLOWED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 
 
@@ -37,12 +38,15 @@ def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Pat
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Reads a mapping. Raises ValueError that names the file where it holds something else."""
+    """Reads a mapping. Raises ValueError that names the file where it holds something else, or is
+    larger or deeper than settings are."""
     try:
+        size = path.stat().st_size
+        require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
         content = _parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    require(isinstance(content, Mapping), f"{path} is {content!r}; allowed: a mapping")
+    require(isinstance(content, Mapping), f"{path} is {content!r:.60}; allowed: a mapping")
     return content
 
 
@@ -50,11 +54,25 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 def _parsed(text: str) -> Any:
     import yaml
 
+    # The loader in C takes a tenth of the time, where it was built.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        # The loader in C takes a tenth of the time, where it was built.
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _check_events(yaml.parse(text, loader))
+        return yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """Raises ValueError for what a loader may take for ever, or all memory, to build."""
+    depth = 0
+    for event in events:
+        kind, line = type(event).__name__, event.start_mark.line + 1
+        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+        require(kind != "AliasEvent", f"line {line} has an alias; allowed: values, written out")
+        require(depth <= _DEEPEST, f"line {line} is {depth} deep; allowed: up to {_DEEPEST}")
+        length = len(getattr(event, "value", ""))
+        require(length <= _LONGEST, f"line {line}: {length:,} characters; allowed: {_LONGEST:,}")
 
 
 def checked_dataclass(schema: type[T], values: Any) -> T:

@@ -17,6 +17,7 @@ EVERYTHING = {
     *(
         "config_files",
         "text",
+        "chat_template",
         "archive",
         "programs",
         "model",
@@ -49,7 +50,8 @@ ALLOWED = {
     "architecture": {"config_files", "config"},
     "types": {"config"},
     "rows": {"types", "config"},
-    "text": {"config"},
+    "chat_template": set(),
+    "text": {"chat_template", "config"},
     "archive": {"config"},
     "model": {"config_files", *DATA},
     "checkpoint": {"model", "config_files", *DATA},
@@ -73,6 +75,7 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "atomic": set(),
+    "chat_template": {"jinja2"},
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),
