@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic"}
+EVERYONES = {"atomic", "cache_folder"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
@@ -44,6 +44,7 @@ EVERYTHING = {
 
 ALLOWED = {
     "atomic": set(),
+    "cache_folder": set(),
     "programs": set(),
     "config": set(),
     "config_files": {"config"},
@@ -75,6 +76,7 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "atomic": set(),
+    "cache_folder": set(),
     "chat_template": {"jinja2"},
     "config": set(),
     "config_files": {"yaml"},

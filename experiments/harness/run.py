@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.harness.compiled_programs import keep_compiled_programs
 from experiments.harness.results import ResultRow, table
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
@@ -75,6 +76,7 @@ def entry_point(
 
     def main() -> None:
         ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
+        keep_compiled_programs()
         command()
 
     if experiment.__module__ == "__main__":
