@@ -16,7 +16,7 @@ from llada_jax.config import require, require_choice
 
 T = TypeVar("T")
 
-_MOST_BYTES, _DEEPEST, _LONGEST = 1 << 20, 32, 10_000
+_MOST_BYTES, _MOST = 1 << 20, (100_000, 32, 10_000)
 _ALLOWED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 
 
@@ -64,15 +64,27 @@ def _parsed(text: str) -> Any:
 
 
 def _check_events(events: Iterable[Any]) -> None:
-    """Raises ValueError for what a loader may take for ever, or all memory, to build."""
-    depth = 0
+    """Raises ValueError for what may take a loader, or a reader, for ever or all memory: aliases
+    count as what they stand for."""
+    known: dict[str | None, tuple[int, int]] = {}
+    within: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # anchor, values and levels so far
     for event in events:
-        kind, line = type(event).__name__, event.start_mark.line + 1
-        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
-        require(kind != "AliasEvent", f"line {line} has an alias; allowed: values, written out")
-        require(depth <= _DEEPEST, f"line {line} is {depth} deep; allowed: up to {_DEEPEST}")
-        length = len(getattr(event, "value", ""))
-        require(length <= _LONGEST, f"line {line}: {length:,} characters; allowed: {_LONGEST:,}")
+        kind, line = type(event).__name__, f"line {event.start_mark.line + 1}"
+        anchor, values, levels = getattr(event, "anchor", None), 1, 1
+        if kind.endswith("StartEvent"):
+            within.append((anchor, 1, 1))
+        elif kind == "AliasEvent":
+            require(anchor in known, f"{line} has an alias of what it is in; allowed: other values")
+            values, levels = known[anchor]
+        elif kind.endswith("EndEvent"):
+            anchor, values, levels = within.pop()
+        if not kind.endswith("StartEvent"):
+            known[anchor] = values, levels
+            above, others, deepest = within[-1]
+            within[-1] = above, others + values, max(deepest, levels + 1)
+        found = within[-1][1], len(within) + levels, len(getattr(event, "value", ""))
+        for name, count, most in zip(("values", "levels", "characters"), found, _MOST, strict=True):
+            require(count <= most, f"{line} makes {count:,} {name}; allowed: up to {most:,}")
 
 
 def checked_dataclass(schema: type[T], values: Any) -> T:
