@@ -25,6 +25,8 @@ from tests.fuzz.judge import BAD, CRASH, GOOD, HANG, LAX, OTHER, Verdict, Watch,
 from tests.fuzz.kinds import KINDS, Safetensors
 
 WALL_SECONDS = 60
+BROKEN = 86
+"""How a process ends where the fuzzer itself fails."""
 
 
 class Case(NamedTuple):
@@ -61,8 +63,8 @@ def _run_kind(kind: str, root: Path, count: int, seed: int) -> list[Case]:
         if os.WIFEXITED(end) and os.WEXITSTATUS(end) == 0:
             break
         begun = [line for line in lines if line[0] == "begin"]
-        if not begun:
-            raise RuntimeError(f"{kind}: no case began: {(root / 'stderr').read_text()[-2000:]}")
+        if (os.WIFEXITED(end) and os.WEXITSTATUS(end) == BROKEN) or not begun:
+            raise RuntimeError(f"{kind}: {(root / 'stderr').read_text()[-2000:]}")
         hung = os.WIFSIGNALED(end) and os.WTERMSIG(end) == signal.SIGKILL
         found.append(Case(*begun[-1][1:], HANG if hung else CRASH, f"wait status {end}"))
     return found
@@ -84,7 +86,7 @@ def _wait(child: int, log: Path) -> int:
 
 
 def _child(kind: str, root: Path, indices: Sequence[int], seed: int) -> None:
-    end = 1
+    end = BROKEN
     try:
         _quiet(root)
         _run_cases(kind, root, indices, seed)

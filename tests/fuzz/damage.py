@@ -39,7 +39,7 @@ def damage_bytes(rng: Random, path: Path) -> str:
     """Flips, cuts, grows, zeroes, repeats or replaces; returns what it did."""
     data = path.read_bytes()
     kinds: dict[str, Callable[[], bytes]] = {
-        "cut": lambda: data[: rng.randrange(len(data))],
+        "cut": lambda: data[: rng.randrange(len(data) + 1)],
         "grow": lambda: data + rng.randbytes(rng.randrange(1, 99)),
         "zero": lambda: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
         "empty": lambda: b"",
@@ -47,7 +47,7 @@ def damage_bytes(rng: Random, path: Path) -> str:
         "swap": lambda: data[len(data) // 2 :] + data[: len(data) // 2],
         "drop the first byte": lambda: data[1:],
     }
-    kind = rng.choice(["flip", "flip", *kinds])
+    kind = rng.choice(["flip", "flip", *kinds]) if data else "grow"
     if kind == "flip":
         return flip_bits(rng, path)
     path.write_bytes(kinds[kind]())
@@ -76,7 +76,7 @@ def damage_json(rng: Random, content: Any, name: str) -> tuple[Any, Damage]:
         del target[path[-1]]
         return content, Damage(f"{name}: delete {where}", states_other=isinstance(target, list))
     if kind == "nest":
-        target[path[-1]] = _nested(rng.choice([3, 500]), old)
+        target[path[-1]] = _nested(rng.choice([3, 200]), old)
         return content, Damage(f"{name}: nest {where}")
     if kind == "name":
         new: Any = rng.choice(HOSTILE_NAMES)

@@ -68,6 +68,8 @@ class Watch:
 
     def _touched(self, path: Any, writes: bool) -> None:
         assert self.folder is not None
+        if os.fsdecode(path).startswith("<"):  # where a traceback looks for a source
+            return
         full = Path(os.path.abspath(os.fsdecode(path)))
         harmless = not writes and not full.is_relative_to(self.root)
         if not full.is_relative_to(self.folder) and not harmless and str(full) != os.devnull:

@@ -1,5 +1,6 @@
 """The kinds of files that come from elsewhere: each a valid one, damage to it, and its loading."""
 
+import contextlib
 import io
 import json
 import os
@@ -497,7 +498,8 @@ class Overrides:
         ]
         content = rng.choice(runs if kind == "hydra" else others)
         base = {"defaults": ["generate", "_self_"]}
-        return rng.choice([json.dumps(base | dict(content)), BOMB, "[" * 5000, "\0", "- a"])
+        text = json.dumps(base | dict(content))
+        return rng.choice([text, text, text, text, BOMB, "[" * 5000, "\0", "- a"])
 
     def load(self, folder: Path) -> Any:
         from experiments.generate.__main__ import GenerateConfig
@@ -510,7 +512,14 @@ class Overrides:
 
         arguments = json.loads((folder / "arguments.json").read_text())
         sys.argv = ["generate", *arguments, f"hydra.run.dir={folder}/run"]
-        entry_point("generate", keep, GenerateConfig)()
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(told):
+                entry_point("generate", keep, GenerateConfig)()
+        except SystemExit as end:
+            if isinstance(end.code, str) or "Traceback" in told.getvalue():
+                raise
+            raise SystemExit(f"error: {told.getvalue()}") from end  # Hydra has said it
         return found
 
 
