@@ -38,16 +38,21 @@ def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Pat
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Reads a mapping. Raises ValueError that names the file where it holds something else, or is
-    larger or deeper than settings are."""
+    """Reads a mapping. Raises ValueError that names the file where it holds something else."""
+    content = parse_yaml(path)
+    require(isinstance(content, Mapping), f"{path} is {content!r:.60}; allowed: a mapping")
+    return content
+
+
+def parse_yaml(path: Path) -> Any:
+    """Reads what a file holds. Raises ValueError that names it where that is no YAML, or is larger
+    or deeper than settings are."""
     try:
         size = path.stat().st_size
         require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
-        content = _parsed(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    require(isinstance(content, Mapping), f"{path} is {content!r:.60}; allowed: a mapping")
-    return content
 
 
 @cache

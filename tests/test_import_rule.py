@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic", "cache_folder"}
+EVERYONES = {"atomic", "cache_folder", "locked"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
@@ -45,6 +45,7 @@ EVERYTHING = {
 ALLOWED = {
     "atomic": set(),
     "cache_folder": set(),
+    "locked": {"config"},
     "programs": set(),
     "config": set(),
     "config_files": {"config"},
@@ -77,6 +78,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "atomic": set(),
     "cache_folder": set(),
+    "locked": set(),
     "chat_template": {"jinja2"},
     "config": set(),
     "config_files": {"yaml"},

@@ -87,6 +87,7 @@ def train(
                 recent.clear()
             if _due(step, config.checkpoint_every, config.steps):
                 checkpointer.save(step, arrays_of(state))
+                atomic.sync(folder / CHECKPOINT_FOLDER / str(step))
     return state
 
 

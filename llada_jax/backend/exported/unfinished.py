@@ -80,7 +80,7 @@ class UnfinishedExport:
         self._save()
 
     def finish(self) -> None:
-        self.folder.rename(self._target)
+        atomic.rename(self.folder, self._target)
         (self._target / _RECORD).unlink()
 
     def _save(self) -> None:
