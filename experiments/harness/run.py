@@ -32,6 +32,8 @@ from llada_jax.evaluation.stored import stored_text
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
+ONE_LINE = (ValueError, FloatingPointError, FileNotFoundError, ImportError)
+"""What an experiment may end with, told in one line."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
@@ -54,9 +56,9 @@ def entry_point(
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 
     Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`.
-    Bad input (ValueError, FileNotFoundError, a broken interpolation) and an extra that is not
-    installed (ImportError) end in one line and exit code 1; with HYDRA_FULL_ERROR=1, as in Hydra
-    itself, in a traceback.
+    Bad input (ValueError, FileNotFoundError, a broken interpolation), a model that gives no numbers
+    (FloatingPointError) and an extra that is not installed (ImportError) end in one line and exit
+    code 1; with HYDRA_FULL_ERROR=1, as in Hydra itself, in a traceback.
     """
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
@@ -68,7 +70,7 @@ def entry_point(
             run = Run(Path(HydraConfig.get().runtime.output_dir), config)
             run.require_own_folder()
             experiment(settings, run)
-        except (ValueError, FileNotFoundError, ImportError, OmegaConfBaseException) as error:
+        except (*ONE_LINE, OmegaConfBaseException) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 raise
             raise SystemExit(f"error: {' '.join(str(error).split())}") from error

@@ -41,7 +41,8 @@ def load_params(
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
       where it has no `tokenizer.json`.
 
-    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong.
+    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong; and
+    ValueError for a tensor with NaN or infinity, which is found as it is read.
     """
     require_choice("dtype", dtype, Dtype)
     path = model_path(source)

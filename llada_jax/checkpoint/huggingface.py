@@ -108,6 +108,7 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> Store
         )
     rows = shape[0] if shape else 1
     return StoredTensor(
+        name,
         file,
         offset=data + begin,
         shape=shape,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
+from llada_jax.checkpoint.finite import require_finite_tree
 from llada_jax.checkpoint.huggingface import read_json
 from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import checked_dataclass
@@ -49,7 +50,8 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
 def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
     """Loads what `save_orbax` wrote, in the dtypes it was saved with.
 
-    Raises FileNotFoundError or ValueError for a folder whose content is damaged.
+    Raises FileNotFoundError or ValueError for a folder whose content is damaged; NaN and infinity
+    are damage.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -63,7 +65,9 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
     dtypes: Any = description.get("dtypes")
     require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
-    return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+    params = ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+    require_finite_tree(str(folder), params)
+    return config, params
 
 
 def _dtype_name(leaf: Any) -> str:
