@@ -29,7 +29,7 @@ def decide(
     if setup.own_rule is not None:
         revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
     else:
-        revised = _commit_and_revise(setup, canvas, candidates, plan, scores.here)
+        revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
     canvas = next_for_own_rule(setup, canvas, canvas.block != before.block)
@@ -46,13 +46,15 @@ def decide(
 
 
 def _commit_and_revise(
-    setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: Scores
+    setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: StepScores
 ) -> Canvas:
     before = canvas.state
     canvas = commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
     fresh = (before == MASKED) & (canvas.state != MASKED)
+    standing = scores.here.confidence if scores.standing is None else scores.standing
     rescored = Rescored(
-        scores=scores,
+        scores=scores.here,
+        standing=standing,
         at=plan.query.rescored,
         passed=positions_of(canvas) < canvas.settled[:, None],
         fresh=fresh,

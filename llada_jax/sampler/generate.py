@@ -105,7 +105,7 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config)
+    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))

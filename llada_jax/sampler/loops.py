@@ -19,10 +19,10 @@ from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step import absorb, by_position, run_head
+from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, RowsOut, Scores
+from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
 class StepView(NamedTuple):
@@ -85,7 +85,10 @@ def _compiled(
 
     def forward(params, canvas, plan, n_rows):
         rows = step_rows(setup, canvas, plan, n_rows)
-        return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
+        out = denoiser.forward_rows(params, rows, canvas.cache)
+        # Every layer has read the cache before the first one writes: else XLA copies it whole.
+        cache, out = jax.lax.optimization_barrier((canvas.cache, out))
+        return absorb(setup, canvas._replace(cache=cache), plan, rows, out)
 
     def score(params, denoised, n_heads):
         head = run_head(denoiser, params, denoised, n_heads)
@@ -230,10 +233,11 @@ def _start_refresh(
     job, cache = _refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
 
-    def refresh() -> tuple[RowsOut, Scores]:
+    def refresh() -> tuple[RowsOut, HeadOut]:
         out = denoiser.forward_rows(params, job.rows, cache)
         states = _states_at(setup, out.hidden, job.row)
-        return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
+        asked = job.asked if denoiser.measure_rows else None
+        return jax.block_until_ready((out, head_out(denoiser, params, states, None, asked)))
 
     worker.submit(refresh)
     return job

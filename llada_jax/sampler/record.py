@@ -35,6 +35,7 @@ class StepScores(NamedTuple):
     ahead: Scores  # in the branch
     measured: Measured | None = None  # of the block, where the rule asks for it
     hidden: Float[Array, "B C D"] | None = None  # so are the states
+    standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
