@@ -35,7 +35,7 @@ def content_hash(folder: Path, files: Iterable[Path]) -> str:
 def file_hash(path: str | os.PathLike[str]) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
     path = Path(path).resolve()
-    state, key = _state(path), str(path)
+    state, key = file_state(path), str(path)
     if state[0] < REMEMBERED_BYTES:
         return _sha256(path)
     known = _remembered()
@@ -43,12 +43,13 @@ def file_hash(path: str | os.PathLike[str]) -> str:
     if seen == state:
         return found
     found = _sha256(path)
-    if state == _state(path):
+    if state == file_state(path):
         _remember({**known, key: [*state, found]})
     return found
 
 
-def _state(path: Path) -> list[int]:
+def file_state(path: Path) -> list[int]:
+    """Returns size and times of a file; once it is written or replaced they are others."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 

@@ -65,10 +65,11 @@ class StoredTensor:
 
     def decode_int4(self, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows of raw bytes as int4 and scales. Raises ValueError as `decode`."""
-        assert self.int4 is not None
-        integers, scale = self.int4(raw)
+        int4 = self.int4
+        assert int4 is not None
+        integers, scale = int4(raw)
         if not all_finite(scale):
-            self._refuse(lambda rows: self.int4(rows)[1])
+            self._refuse(lambda rows: int4(rows)[1])
         return integers, scale
 
     def _floats(self, raw: np.ndarray) -> np.ndarray:
