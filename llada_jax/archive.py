@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -40,6 +40,8 @@ def load_archive(
     it is called in `short`), for anything else.
     """
     with Path(path).open("rb") as file:
+        require(is_zipfile(file), f"{path} is no {kind} of llada_jax; allowed: a whole .npz file")
+        file.seek(0)
         try:
             archive = np.load(file, allow_pickle=False)
             settings = json.loads(str(archive["settings"]))

@@ -5,9 +5,8 @@ replaces in one step once it is complete: a reader finds the old content or the 
 once do not disturb each other (the last one wins), and a failure leaves the old content and no
 temporary behind. Only a process that is killed leaves one (`remove_temporaries`).
 
-Nothing waits for the disk (no fsync): this guards against processes that die and full disks, not
-against a power failure. Every file here can be made again, those that take hours have checksums,
-and a wait for each of thousands of small files would cost more than they do.
+The disk has the content before the name, and the name before a writer returns (fsync), so that all
+of this also holds where the power fails.
 """
 
 import errno
@@ -40,7 +39,9 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     part = _temporary(target)
     try:
         yield part
+        sync(part)
         part.replace(target)
+        _sync(target.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -60,23 +61,51 @@ def new_folder(path: str | os.PathLike[str], *, replace: bool) -> Iterator[Path]
     part.mkdir()
     try:
         yield part
+        sync(part)
         while not _renamed(part, target):
             if not replace:
                 for file in part.iterdir():
                     file.replace(target / file.name)
+                _sync(target)
                 break
             old = _temporary(target)
             with suppress(FileNotFoundError):  # another writer has just done the same
                 target.rename(old)
             shutil.rmtree(old, ignore_errors=True)
+        _sync(target.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def rename(part: Path, target: Path) -> None:
+    """Gives a complete folder its name."""
+    sync(part)
+    part.rename(target)
+    _sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file, or a folder with all that is in it."""
+    for inner in path.rglob("*") if path.is_dir() else ():
+        _sync(inner)
+    _sync(path)
+
+
 def remove_temporaries(folder: Path) -> None:
-    """Removes what killed writers left in a folder that nobody else writes to now."""
-    for path in folder.glob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}"):
-        path.unlink()
+    """Removes what killed writers left anywhere in a folder that nobody else writes to now."""
+    for path in list(folder.rglob(f".*.{'[0-9a-f]' * 32}{_SUFFIX}")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _temporary(target: Path) -> Path:

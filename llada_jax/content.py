@@ -1,8 +1,8 @@
 """A file's content as one SHA-256. A large file is read once: then its size and times answer.
 
-What is remembered lies in `$XDG_CACHE_HOME/llada_jax/hashes.json` (`~/.cache` where that is not
-set), by path. A file that was written, replaced or touched has another time of change, which no
-program can set, and is read again. Where the folder cannot be written, the process alone remembers.
+What is remembered lies in `hashes.json` of `cache_folder()`, by path. A file that was written,
+replaced or touched has another time of change, which no program can set, and is read again. Where
+the folder cannot be written, the process alone remembers.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from llada_jax import atomic
+from llada_jax.cache_folder import cache_folder
 
 REMEMBERED_BYTES = 1 << 26
 """Smaller files are read each time, which takes less than 0.05 s."""
@@ -84,5 +85,4 @@ def _remember(known: dict[str, list[Any]]) -> None:
 
 
 def _cache_file() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "llada_jax" / "hashes.json"
+    return cache_folder() / "hashes.json"

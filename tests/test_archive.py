@@ -8,6 +8,13 @@ from llada_jax.archive import load_archive, save_archive
 ARRAYS = {"counts": np.arange(20)}
 
 
+def test_a_picture_is_no_record(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    with pytest.raises(ValueError, match=r"a\.png is no record of llada_jax; allowed: .*\.npz"):
+        load_archive(path, ARRAYS, 2, kind="record", short="record")
+
+
 @pytest.mark.parametrize("flipped", [0x01, 0x80])
 def test_a_damaged_byte_is_refused_or_changes_nothing(flipped, tmp_path):
     path = tmp_path / "a.npz"

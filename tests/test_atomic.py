@@ -1,5 +1,6 @@
 """What is written atomically is there whole or not at all, whoever else writes."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -115,9 +116,54 @@ def test_many_writers_of_a_folder_do_not_clash(tmp_path):
 def test_what_a_killed_writer_left_is_removed(tmp_path):
     writer = atomic.new_file(tmp_path / "a.txt")
     writer.__enter__().write_text("half of the n")  # and it is never left
+    folder = atomic.new_folder(tmp_path / "deep" / "b", replace=True)
+    (folder.__enter__() / "file").write_text("half of it")
     kept = [tmp_path / "a.txt", tmp_path / ".model.partial"]
     for path in kept:
         path.write_text("")
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.rglob("*"))) == 6
     atomic.remove_temporaries(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert sorted(tmp_path.rglob("*")) == sorted([*kept, tmp_path / "deep"])
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What writers ask the disk for, in its order."""
+    asked, fsync, rename = [], os.fsync, os.rename
+
+    def synced(descriptor):
+        asked.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name[:7]))
+        fsync(descriptor)
+
+    def renamed(old, new, **options):
+        asked.append(("rename", Path(new).name))
+        rename(old, new, **options)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, renamed)
+    return asked
+
+
+def test_the_disk_has_a_file_before_its_name_and_then_the_name(steps, tmp_path):
+    atomic.write_text(tmp_path / "a.txt", "new")
+    assert steps == [("sync", ".a.txt."), ("rename", "a.txt"), ("sync", tmp_path.name[:7])]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_the_disk_has_all_of_a_folder_before_its_name(replace, steps, tmp_path):
+    with atomic.new_folder(tmp_path / "a", replace=replace) as part:
+        (part / "deep").mkdir()
+        (part / "deep" / "file").write_text("new")
+    assert [what for what, _ in steps] == ["sync"] * 3 + ["rename", "sync"]
+    assert sorted(name for _, name in steps[:2]) == ["deep", "file"]
+    assert steps[3:] == [("rename", "a"), ("sync", tmp_path.name[:7])]
+
+
+def test_the_disk_has_files_that_join_others(steps, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "other").touch()
+    with atomic.new_folder(tmp_path / "a", replace=False) as part:
+        (part / "file").write_text("new")
+    assert steps[-3:] == [("rename", "file"), ("sync", "a"), ("sync", tmp_path.name[:7])]
+    assert ("sync", "file") in steps[:2]

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic"}
+EVERYONES = {"atomic", "cache_folder", "locked"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
@@ -43,6 +43,8 @@ EVERYTHING = {
 
 ALLOWED = {
     "atomic": set(),
+    "cache_folder": set(),
+    "locked": {"config"},
     "config": set(),
     "config_files": {"config"},
     "architecture": {"config_files", "config"},
@@ -73,6 +75,8 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "atomic": set(),
+    "cache_folder": set(),
+    "locked": set(),
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),

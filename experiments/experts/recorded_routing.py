@@ -81,7 +81,6 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     """
     model, shape, prompt = trained_model(config.trained, seed)
     result, routing = record_routing(model, prompt, config.sampler, seed=seed)
-    assert result.trace is not None
     result.trace.save(run.folder / f"trace_{shape.name}.npz")
     routing.save(run.folder / f"routing_{shape.name}.npz")
     name = f"recorded/{shape.name}"

@@ -115,8 +115,8 @@ def generate(config: GenerateConfig, run: Run) -> None:
     rows = [*_counts(result), *speed]
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
-            rows += plain_sampler_here(model, int(_trace(result).prompt_lengths[0]), config.sampler)
-        rows += on_phones(_trace(result), config.phones)
+            rows += plain_sampler_here(model, int(result.trace.prompt_lengths[0]), config.sampler)
+        rows += on_phones(result.trace, config.phones)
     _write(run, result, rows)
 
 
@@ -136,7 +136,7 @@ def encode_prompt(tokenizer: Tokenizer, config: GenerateConfig) -> list[int]:
 
 def host_speed(result: lj.Result) -> list[ResultRow]:
     """Returns wall time of a watched run, and the speed of its steps that compiled nothing."""
-    trace = _trace(result)
+    trace = result.trace
     rows = [ResultRow("host_loop_with_compilation", trace.seconds.sum(), "s")]
     first_of_bucket = np.unique(trace.rows, return_index=True)[1]
     warm = np.delete(np.arange(len(trace.rows)), first_of_bucket)
@@ -176,26 +176,21 @@ def _counts(result: lj.Result) -> list[ResultRow]:
         ResultRow("tokens", _tokens(result), "tokens"),
         ResultRow("answer_tokens", len(result.answers[0]), "tokens"),
         ResultRow("tokens_per_forward", result.tpf, "tokens/forward"),
-        ResultRow("rows_per_forward", _trace(result).rows.mean(), "rows/forward"),
+        ResultRow("rows_per_forward", result.trace.rows.mean(), "rows/forward"),
     ]
 
 
 def _tokens(result: lj.Result) -> int:
     """Returns tokens that forwards committed; those after the answer's end are among them."""
-    return int((_trace(result).event_kind == Event.COMMIT).sum())
-
-
-def _trace(result: lj.Result) -> lj.Trace:
-    assert result.trace is not None
-    return result.trace
+    return int((result.trace.event_kind == Event.COMMIT).sum())
 
 
 def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     (answer,) = result.text
     run.begin()
-    for line in step_metrics(_trace(result)):
+    for line in step_metrics(result.trace):
         run.record(line)
-    _trace(result).save(run.folder / "trace.npz")
+    result.trace.save(run.folder / "trace.npz")
     run.write("answer.txt", answer + "\n")
     print(f"\n{printable(answer)}\n")
     here = [row for row in rows if not row.name.startswith("phone/")]

@@ -9,20 +9,31 @@ one is there exactly when the run finished.
 import json
 import logging
 import os
+import re
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 import hydra
+from hydra._internal import hydra as hydra_main
+from hydra._internal import utils as hydra_utils
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import llada_jax as lj
+from experiments.harness.compiled_programs import keep_compiled_programs
+from experiments.harness.data_only import DataOnlyLoader
+from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
@@ -30,11 +41,10 @@ from llada_jax.config.sampler import PRESETS
 from llada_jax.config_files import checked_dataclass
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
+from llada_jax.locked import locked
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG = "config.yaml"
-ONE_LINE = (ValueError, FloatingPointError, FileNotFoundError, ImportError)
-"""What an experiment may end with, told in one line."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
@@ -56,33 +66,64 @@ def entry_point(
 ) -> Callable[[], None]:
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 
-    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`.
-    Bad input (ValueError, FileNotFoundError, a broken interpolation), a model that gives no numbers
-    (FloatingPointError) and an extra that is not installed (ImportError) end in one line and exit
-    code 1; with HYDRA_FULL_ERROR=1, as in Hydra itself, in a traceback.
+    Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. They are
+    composed and checked for what would run code (`data_only`) before anything else happens. What
+    ends a run before its end is one line and an exit code (`failures`). A folder that another run
+    writes to is refused.
     """
+
+    def resume() -> str:
+        return _command_that_goes_on(verb)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
         for name in ("jax", "absl"):  # they report absent devices, and each file of a checkpoint
             logging.getLogger(name).setLevel(logging.WARNING)
-        try:
+        with told_in_a_line(resume):
             settings = read_config(schema, config)
             run = Run(Path(HydraConfig.get().runtime.output_dir), config)
-            run.require_own_folder()
-            experiment(settings, run)
-        except (*ONE_LINE, OmegaConfBaseException) as error:
-            if os.environ.get("HYDRA_FULL_ERROR") == "1":
-                raise
-            raise SystemExit(f"error: {' '.join(str(error).split())}") from error
+            with locked(run.folder):
+                run.require_own_folder()
+                experiment(settings, run)
+
+    def reported(body: Callable[[], Any]) -> Any:
+        """Tells in a line what Hydra would show as a traceback of its own."""
+        with told_in_a_line(resume):
+            return body()
 
     def main() -> None:
         ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
-        command()
+        keep_compiled_programs()
+        pickled = hydra_utils.get_args_parser().parse_args().experimental_rerun
+        with (
+            patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
+            patch.object(hydra_utils, "run_and_report", reported),
+            told_in_a_line(resume),
+            terminable(),
+        ):
+            require(not pickled, f"--experimental-rerun is {pickled!r}; allowed: none, since a "
+                    "pickle runs code")  # fmt: skip
+            command()
 
     if experiment.__module__ == "__main__":
         main()
     return main
+
+
+def _command_that_goes_on(verb: str) -> str:
+    """Returns the command line, with the folder of the run or the sweep that is under way."""
+    arguments = sys.argv[1:]
+    if HydraConfig.initialized():
+        hydra = HydraConfig.get()
+        is_sweep = hydra.mode == RunMode.MULTIRUN
+        key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
+        folder = os.path.relpath(hydra.sweep.dir if is_sweep else hydra.runtime.output_dir)
+        if re.search(r"[^\w./-]", folder):
+            folder = QuotedString(folder, Quote.single).with_quotes()
+        if not any(each.startswith(f"{key}=") for each in arguments):
+            settings = [i for i, each in enumerate(arguments) if re.match(r"[^-]\S*=", each)]
+            arguments.insert(min(settings, default=len(arguments)), f"{key}={folder}")
+    return shlex.join(["python", "-m", f"experiments.{verb}", *arguments])
 
 
 def _hydra_settings(verb: str) -> HydraConf:
@@ -144,8 +185,10 @@ class Run:
         )
 
     def begin(self) -> None:
-        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run."""
+        """Writes `config.yaml` and `env.json`; takes away the results of an earlier run, and what
+        it left half-written."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.remove_temporaries(self.folder)
         (self.folder / "results.json").unlink(missing_ok=True)
         self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))

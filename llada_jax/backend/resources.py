@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+from tqdm import tqdm
+
 from llada_jax.config import require
 
 _MEMINFO = Path("/proc/meminfo")
@@ -17,7 +19,7 @@ def require_disk(folder: Path, size: int, what: str) -> None:
     free = shutil.disk_usage(existing).free
     require(
         size <= free,
-        f"{what} takes {size / 1e9:.1f} GB, but the disk of {folder} has {free / 1e9:.1f} GB left",
+        f"{what} takes {_readable(size)}, but the disk of {folder} has {_readable(free)} left",
     )
 
 
@@ -26,8 +28,12 @@ def require_memory(size: int, what: str) -> None:
     available = available_memory()
     require(
         available is None or size <= available,
-        f"{what} takes {size / 1e9:.1f} GB of memory, but {(available or 0) / 1e9:.1f} GB are left",
+        f"{what} takes {_readable(size)} of memory, but {_readable(available or 0)} are left",
     )
+
+
+def _readable(size: int) -> str:
+    return tqdm.format_sizeof(size, "B")
 
 
 def available_cores() -> int:

@@ -1,5 +1,6 @@
 """Loading and saving models: Hugging Face folders, GGUF files, Orbax folders, bundled models."""
 
+import re
 from os import PathLike
 from pathlib import Path
 
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _TOKENIZER_FILE = "tokenizer.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def load_params(
@@ -82,7 +84,14 @@ def _opened(path: Path) -> Checkpoint:
         f"{CONFIG_FILE} or {DESCRIPTION_FILE}, or a .gguf file"
     )
     if not path.exists():
-        raise FileNotFoundError(f"no model at {str(path)!r}; {allowed}")
+        is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path)) is not None
+        hint = f" (of the hub: download it first, hf download {path} --local-dir FOLDER)"
+        raise FileNotFoundError(f"no model at {str(path)!r}; {allowed}{hint if is_hub_id else ''}")
+    require(
+        path.suffix not in _PICKLED,
+        f"{str(path)!r} has pickled weights; allowed: safetensors (convert it first: "
+        "save_pretrained of transformers writes them)",
+    )
     require(path.is_dir(), f"{str(path)!r} is no model; {allowed}")
     if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")

@@ -63,6 +63,12 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        require(
+            not pickled,
+            f"{folder} has its weights in {', '.join(pickled[:2])}; allowed: {_SINGLE_FILE} "
+            "(convert it first: save_pretrained of transformers writes it)",
+        )
         raise FileNotFoundError(f"no {_SINGLE_FILE} and no {INDEX_FILE} in {folder}")
     shards = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(shards, dict):

@@ -4,7 +4,14 @@ A configuration that exists is valid: each class checks itself when it is built 
 value and what is allowed. All of them are hashable, so they pass to `jax.jit` as static arguments.
 """
 
-from llada_jax.config.checks import ascending_counts, require, require_choice, require_counts
+from llada_jax.config.checks import (
+    ascending_counts,
+    require,
+    require_choice,
+    require_counts,
+    require_numbers,
+    require_seed,
+)
 from llada_jax.config.export_settings import (
     STATIC_PRECISIONS,
     ExportConfig,
@@ -46,4 +53,6 @@ __all__ = [
     "require",
     "require_choice",
     "require_counts",
+    "require_numbers",
+    "require_seed",
 ]

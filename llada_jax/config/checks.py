@@ -1,8 +1,10 @@
 """Checks that every configuration makes when it is built: one clear `ValueError`, or nothing."""
 
 import itertools
+import math
+import sys
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, get_args
 
 
@@ -30,6 +32,33 @@ def require_counts(owner: object, *names: str, least: int = 1) -> None:
         )
 
 
+def require_numbers(
+    owner: object,
+    *names: str,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> None:
+    """Raises `ValueError` unless each of these fields is a finite number within the bounds."""
+    low = f"{least} or more" if least > above else f"above {above}"
+    allowed = f"{low}, and finite" if math.isinf(most) else f"{low}, up to {most}"
+    for name in names:
+        value = getattr(owner, name)
+        finite = _is(Real, value) and abs(value) <= sys.float_info.max
+        require(
+            finite and least <= value <= most and value > above,
+            f"{name} is {value!r}; allowed: {allowed}",
+        )
+
+
+def require_seed(name: str, value: Any) -> None:
+    """Raises `ValueError` unless the value is a whole number that a random key takes."""
+    require(
+        _is(Integral, value) and -(2**63) <= value < 2**63,
+        f"{name} is {value!r}; allowed: a whole number from -2**63 to 2**63 - 1",
+    )
+
+
 def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
     """Returns the values as a tuple. Raises `ValueError` unless they are whole and ascend."""
     counts = list(values) if isinstance(values, Iterable) else []
@@ -42,3 +71,7 @@ def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
         f"from {least} on, at least one whole number",
     )
     return tuple(int(count) for count in counts)
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

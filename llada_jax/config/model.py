@@ -4,9 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import require, require_choice, require_counts
+from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
 
 Router = Literal["softmax", "sigmoid"]
+_IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,10 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         require_choice("router", self.router, Router)
+        require_counts(self, "n_experts", "experts_per_token", "expert_width", "n_groups",
+                       "groups_per_token")  # fmt: skip
+        require_counts(self, "first_layer", "shared_width", least=0)
+        require_numbers(self, "weight_scale", above=0)
         require(
             0 < self.experts_per_token <= self.n_experts,
             f"experts_per_token is {self.experts_per_token}; allowed: 1 to n_experts "
@@ -80,6 +85,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_counts(self, "vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
                        "ffn_width", "max_length")  # fmt: skip
+        require_numbers(self, "rope_theta", above=0)
+        require_numbers(self, "norm_eps", least=0, most=0.1)
+        require_counts(self, *_IDS, least=0)
         require(
             self.n_heads % self.n_kv_heads == 0,
             f"n_kv_heads is {self.n_kv_heads}; allowed: a divisor of n_heads ({self.n_heads})",
@@ -90,7 +98,7 @@ class ModelConfig:
             self.rotary_dims % 2 == 0 and 0 < self.rotary_dims <= self.head_dim,
             f"rotary_dims is {self.rotary_dims}; allowed: even, up to head_dim ({self.head_dim})",
         )
-        for name in ("mask_id", "eos_id", "eot_id", "pad_id"):
+        for name in _IDS:
             value = getattr(self, name)
             require(
                 value is None or 0 <= value < self.vocab_size,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_type_hints
 
-from llada_jax.config.checks import require, require_choice, require_counts
+from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
 from llada_jax.config.parity import HOUSE, Parity
 from llada_jax.config.policies import (
     chosen_by_number,
@@ -107,6 +107,7 @@ class SamplerConfig:
 
     def _check(self) -> None:
         require_counts(self, "gen_length", "block_length", "steps")
+        require_counts(self, "mask_id", "eos_id", "eot_id", least=0)
         require(
             self.gen_length % self.block_length == 0,
             f"gen_length is {self.gen_length}; allowed: a multiple of block_length "
@@ -122,9 +123,7 @@ class SamplerConfig:
             table is None or isinstance(table, LatencyTable),
             f"latency_table is {table!r}; allowed: a LatencyTable, a phone's name, or None",
         )
-        for name in ("temperature", "cfg_scale"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+        require_numbers(self, "temperature", "cfg_scale", least=0)
         self.rule.check(self)
         self.window.check(self)
 

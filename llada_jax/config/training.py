@@ -4,7 +4,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llada_jax.config.checks import require, require_choice, require_counts
+from llada_jax.config.checks import (
+    require,
+    require_choice,
+    require_counts,
+    require_numbers,
+    require_seed,
+)
 
 MatmulDtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
@@ -86,18 +92,15 @@ class TrainConfig:
         require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
                        "length_multiple", "group_steps", "log_every", "checkpoint_every",
                        "keep_checkpoints")  # fmt: skip
-        for name in ("seed", "warmup_steps", "decay_steps", "evaluate_every", "weight_decay",
-                     "balance_weight", "router_z_weight"):  # fmt: skip
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+        require_counts(self, "seed", "warmup_steps", "decay_steps", "evaluate_every", least=0)
+        require_seed("seed", self.seed)
+        require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)
 
     def _check_fractions(self) -> None:
         for name in ("block_share", "cut_share"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
-        for name in ("peak_lr", "clip_norm"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} is {value}; allowed: above 0")
+        require_numbers(self, "peak_lr", "clip_norm", above=0)
         require(
             0 < self.min_mask_probability < 1,
             f"min_mask_probability is {self.min_mask_probability}; allowed: between 0 and 1",

@@ -185,7 +185,6 @@ class Trial:
             loop=self.loop,
             refresh_on=self.refresh_on,
         )
-        assert found.trace is not None
         columns = (places, items, found.text, found.generated, found.answers, found.nfe)
         generations = [  # the length of an answer counts the token that ends it
             Generation(place, item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))

@@ -40,11 +40,19 @@ class Result:
     """Wall time of the decoding, compilation included where it was needed."""
     generated: list[Int[np.ndarray, " G"]]
     """Each row's generation alone; for infilling, its whole canvas."""
-    trace: Trace | None
+    recorded: Trace | None
+    """What every forward did; None unless it was asked for."""
     ends: tuple[int, ...] = ()
     """Ids that end a text or a turn; empty for infilling."""
     to_text: Callable[[Int[np.ndarray, " G"]], str] | None = field(default=None, repr=False)
     """The tokenizer's decoding of ids; None where the model has no tokenizer."""
+
+    @property
+    def trace(self) -> Trace:
+        """Returns what every forward did. Raises ValueError where the run did not keep it."""
+        if self.recorded is None:
+            raise ValueError("the run kept no trace; allowed: the trace of a run with trace=True")
+        return self.recorded
 
     @property
     def answers(self) -> list[Int[np.ndarray, " G"]]:
@@ -130,7 +138,7 @@ def decode(
         tpf=tokens_committed(steps.records.events) / max(1, int(nfe.sum())),
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
-        trace=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
+        recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else _end_ids(config, model),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from llada_jax.config import ModelConfig, SamplerConfig, require
+from llada_jax.config import ModelConfig, SamplerConfig, require, require_seed
 
 Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
 
@@ -13,8 +13,13 @@ Prompts = Sequence[Sequence[int]] | np.ndarray | jax.Array
 def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     """Returns the sampler's settings, with the model's special ids where they name no own ones.
 
-    Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary.
+    Raises ValueError where an id is needed and nobody names it, or is outside the vocabulary, and
+    for other records than a SamplerConfig.
     """
+    require(
+        isinstance(config, SamplerConfig),
+        f"config is {config!r}; allowed: a SamplerConfig, as SamplerConfig(gen_length=64)",
+    )
     ids = {}
     for name in ("mask_id", "eos_id", "eot_id"):
         own = getattr(config, name)
@@ -44,6 +49,14 @@ def check_prompts(
     prompts: Prompts, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> list[np.ndarray]:
     """Returns the prompts as int32 arrays, or one clear ValueError."""
+    is_batch = isinstance(prompts, Sequence | np.ndarray | jax.Array) and not any(
+        isinstance(each, str | bytes) for each in (prompts, *prompts)
+    )
+    require(
+        is_batch,
+        f"prompts is {repr(prompts)[:60]}; allowed: lists of ids (text is tokenized first: "
+        "model.tokenizer.encode or encode_chat)",
+    )
     require(len(prompts) > 0, "no prompts were given; allowed: 1 or more")
     require(
         all(np.ndim(prompt) == 1 for prompt in prompts),
@@ -93,7 +106,11 @@ def _check_prompt(
 
 def check_seeds(seed: int | Sequence[int], batch: int) -> list[tuple[int, int]]:
     """Returns (seed, index folded into it) of each row; where it has its own seed, index 0."""
-    if isinstance(seed, int | np.integer):
-        return [(int(seed), row) for row in range(batch)]
-    require(len(seed) == batch, f"{len(seed)} seeds were given; allowed: one, or {batch}")
-    return [(int(each), 0) for each in seed]
+    given = np.asarray(seed).tolist()
+    if not isinstance(given, list):
+        require_seed("seed", given)
+        return [(given, row) for row in range(batch)]
+    require(len(given) == batch, f"{len(given)} seeds were given; allowed: one, or {batch}")
+    for each in given:
+        require_seed("a seed", each)
+    return [(each, 0) for each in given]

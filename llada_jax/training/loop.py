@@ -95,6 +95,7 @@ def train(
             if saved:
                 require_finite_tree(f"after step {step}", state.params)
                 checkpointer.save(step, arrays_of(state))
+                atomic.sync(folder / CHECKPOINT_FOLDER / str(step))
     return state
 
 

@@ -31,7 +31,7 @@ def test_the_disk_of_a_folder_that_does_not_exist_yet(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     require_disk(tmp_path / "deep" / "er", 5_000_000_000, "the export")
     assert asked == [tmp_path]
-    message = r"the export takes 5\.1 GB, but the disk of .*er has 5\.0 GB left"
+    message = r"the export takes 5\.10GB, but the disk of .*er has 5\.00GB left"
     with pytest.raises(ValueError, match=message):
         require_disk(tmp_path / "deep" / "er", 5_100_000_000, "the export")
 
@@ -40,14 +40,14 @@ def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     for folder in (Path("new") / "folder", Path("")):
         require_disk(folder, 1, "the export")
-        with pytest.raises(ValueError, match=r"the export takes .* GB left"):
+        with pytest.raises(ValueError, match=r"the export takes 1\.15EB, .* left"):
             require_disk(folder, 1 << 60, "the export")
 
 
 def test_memory_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "available_memory", lambda: 3_000_000_000)
     require_memory(3_000_000_000, "running it")
-    message = r"running it takes 8\.5 GB of memory, but 3\.0 GB are left"
+    message = r"running it takes 8\.50GB of memory, but 3\.00GB are left"
     with pytest.raises(ValueError, match=message):
         require_memory(8_500_000_000, "running it")
 

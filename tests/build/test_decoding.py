@@ -28,7 +28,9 @@ def test_result(model):
     assert result.tokens[1, :2].tolist() == [318, 318], "padded on the left with the pad id"
     assert result.prompt_lengths.tolist() == [3, 1]
     assert result.nfe.tolist() == [4, 4] and result.tpf == 2.0
-    assert result.trace is None and result.seconds > 0
+    assert result.recorded is None and result.seconds > 0
+    with pytest.raises(ValueError, match=r"kept no trace; allowed: .* trace=True"):
+        result.trace.save("a.npz")
     for row in range(2):
         np.testing.assert_array_equal(result.tokens[row, 3:], result.generated[row])
 

@@ -51,6 +51,28 @@ def test_no_folder(tmp_path: Path) -> None:
         loaded(tmp_path / "absent")
 
 
+def test_a_model_of_the_hub_is_downloaded_first() -> None:
+    with pytest.raises(FileNotFoundError, match="download it first, hf download absent/LLaDA-8B "):
+        loaded(Path("absent/LLaDA-8B"))
+
+
+def test_pickled_weights_are_converted_first(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"weights in pytorch_model\.bin; allowed: .*convert"):
+        loaded(folder)
+    with pytest.raises(
+        ValueError, match=r"pytorch_model\.bin' has pickled weights; allowed: .*conv"
+    ):
+        loaded(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("share", [0.0, float("nan"), "half"])
+def test_a_share_of_rotated_dimensions(folder: Path, share: Any) -> None:
+    rewrite_config(folder, partial_rotary_factor=share)
+    with pytest.raises(ValueError, match=f"partial_rotary_factor is {share!r}; allowed: above 0"):
+        loaded(folder)
+
+
 def test_no_configuration(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"no config\.json in .*model"):

@@ -90,9 +90,9 @@ def test_a_source_that_is_nothing(tmp_path: Path) -> None:
         load_params("GSAI/LLaDA")
     with pytest.raises(FileNotFoundError, match=rf"no config\.json in .*; {allowed}"):
         load_params(tmp_path)
-    (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"model\.bin' is no model; {allowed}"):
-        load_params(tmp_path / "model.bin")
+    (tmp_path / "model.zip").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"model\.zip' is no model; {allowed}"):
+        load_params(tmp_path / "model.zip")
     with pytest.raises(FileNotFoundError, match=r"no file .*absent\.gguf"):
         load_params(tmp_path / "absent.gguf")
 

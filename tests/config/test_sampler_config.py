@@ -1,6 +1,7 @@
 """Settings check themselves."""
 
 import json
+import math
 import pydoc
 import re
 
@@ -28,6 +29,9 @@ from llada_jax.sampler.windows import DualCache, MultiBlock
         ({"entropy_bound": -0.1}, "entropy_bound is -0.1; allowed: 0 or more"),
         ({"threshold": 0.9, "factor": 1.0}, "allowed: at most one of them"),
         ({"temperature": -1.0}, "temperature is -1.0; allowed: 0 or more"),
+        ({"temperature": math.inf}, "temperature is inf; allowed: 0 or more, and finite"),
+        ({"temperature": "1"}, "temperature is '1'; allowed: 0 or more"),
+        ({"entropy_bound": math.inf}, "entropy_bound is inf; allowed: 0 or more, and finite"),
         ({"cfg_scale": -1.0}, "cfg_scale is -1.0; allowed: 0 or more"),
         ({"cache": "full"}, "cache is 'full'; allowed: 'none', 'prefix', 'dual', 'blockwise'"),
         ({"remasking": "best"}, "remasking is 'best'; allowed: 'low_confidence', 'random'"),

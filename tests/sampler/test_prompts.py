@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from llada_jax.config import SamplerConfig
+from llada_jax.sampler.prompts import with_ids
 from tests.sampler.toy import CONFIG, MASK, toy_decode
 
 SMALL = SamplerConfig(gen_length=8, block_length=4, steps=4)
@@ -30,12 +31,22 @@ def no_computation(monkeypatch):
         ([[1, MASK]], r"prompt 0 contains \[MASK\] \(23\) at position \[1\]; allowed: only in inf"),
         ([[0.5]], "prompt 0 has dtype float64; allowed: integers"),
         ([1, 2], "prompts have 1 dimensions; allowed: 2"),
+        (None, "prompts is None; allowed: lists of ids"),
+        ("2+2", "prompts is '2\\+2'; allowed: lists of ids \\(text is tokenized first"),
+        (["2+2"], r"prompts is \['2\+2'\]; allowed: lists of ids \(text is tokenized first"),
         ([list(range(10)) * 9], "prompt 0 has 90 tokens; allowed: up to 88"),
     ],
 )
 def test_bad_prompts(prompts, message):
     with pytest.raises(ValueError, match=message):
         toy_decode(prompts, SMALL)
+
+
+def test_settings_are_a_record_of_their_own():
+    with pytest.raises(
+        ValueError, match=r"config is \{'gen_length': 8\}; allowed: a SamplerConfig"
+    ):
+        with_ids({"gen_length": 8}, CONFIG)
 
 
 def test_infilling_may_use_the_whole_length_and_no_more():
@@ -59,6 +70,10 @@ def test_numpy_batches_are_prompts():
         ({"loop": "scan"}, "loop is 'scan'; allowed: 'compiled', 'host'"),
         ({"on_step": print, "loop": "compiled"}, "on_step needs loop='host'"),
         ({"seed": [1, 2]}, "2 seeds were given; allowed: one, or 1"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; allowed: a whole number from"),
+        ({"seed": "1"}, "seed is '1'; allowed: a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; allowed: a whole number"),
+        ({"seed": [1.5]}, "a seed is 1.5; allowed: a whole number"),
     ],
 )
 def test_bad_options(options, message):

@@ -92,7 +92,7 @@ class UnfinishedExport:
     def finish(self) -> None:
         """Raises ValueError where the weights were replaced since the export began."""
         self._require_same("fingerprint", self.fingerprint, self._fingerprint())
-        self.folder.rename(self._target)
+        atomic.rename(self.folder, self._target)
         (self._target / _RECORD).unlink()
 
     def _save(self) -> None:

@@ -42,7 +42,6 @@ def record_routing(
 
     result = _decode(model, forward_rows, prompts, config, seed)
     trace = result.trace
-    assert trace is not None
     commits = trace.event_step[trace.event_kind == Event.COMMIT]
     routing = trace_of_steps(
         steps,

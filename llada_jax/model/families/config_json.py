@@ -28,7 +28,12 @@ def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None
     for flag, tensor in family.presence.items():
         found.setdefault(flag, tensors is None or tensor in tensors)
     head_dim = found.get("head_dim", found["width"] // found["n_heads"])
-    found["rotary_dims"] = round(head_dim * hf.get("partial_rotary_factor", 1.0))
+    rotated = hf.get("partial_rotary_factor", 1.0)
+    require(
+        isinstance(rotated, int | float) and 0 < rotated <= 1,
+        f"partial_rotary_factor is {rotated!r}; allowed: above 0, up to 1",
+    )
+    found["rotary_dims"] = round(head_dim * rotated)
     if family.moe_facts is not None:
         moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
         _require_fields(moe, _REQUIRED_MOE, family)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from llada_jax.config import require
+from llada_jax.config import require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
@@ -29,8 +29,7 @@ class EntropyBound(Rule):
     entropy_bound: float
 
     def __post_init__(self) -> None:
-        bound = self.entropy_bound
-        require(bound >= 0, f"entropy_bound is {bound}; allowed: 0 or more")
+        require_numbers(self, "entropy_bound", least=0)
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         entropy = candidates.scores.entropy

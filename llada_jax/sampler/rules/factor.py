@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from llada_jax.config import require
+from llada_jax.config import require_numbers
 from llada_jax.config.policies import flat_choice
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.policy import policy
@@ -26,7 +26,7 @@ class Factor(Rule):
     factor: float
 
     def __post_init__(self) -> None:
-        require(self.factor >= 0, f"factor is {self.factor}; allowed: 0 or more")
+        require_numbers(self, "factor", least=0)
 
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         confidence = candidates.scores.confidence

@@ -135,7 +135,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeyp
 
     answer = harness.Trial.answer
     monkeypatch.setattr(harness.Trial, "answer", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
     decoded.clear()

@@ -171,7 +171,7 @@ def test_a_worker_that_reads_tiles_skips_the_compiled_loop_and_says_so(random_mo
         trace=True,
         refresh_on=lj.tiled(model),
     )
-    assert expected.trace is not None and expected.trace.refreshed.sum() > 0
+    assert expected.trace.refreshed.sum() > 0
     assert lj.Trace.load(tmp_path / "trace.npz").same_decoding(expected.trace)
 
 

@@ -1,4 +1,4 @@
-"""The compiled loop writes its cache in place: no program copies a whole cache in a step."""
+"""The compiled loop as a program: it copies no whole cache, and does not grow with the layers."""
 
 import re
 
@@ -25,27 +25,42 @@ WINDOWS = {
 }
 
 
-class Compiled(Exception):
-    """Carries the optimized program of a run that does not take place."""
+class Lowered(Exception):
+    """Carries the program of a run that does not take place."""
 
 
-QUICK = ("dual", "llada_cpp")
+@pytest.fixture
+def lowered(monkeypatch):
+    def lower_only(*args):
+        raise Lowered(loops._compiled.lower(*args))
+
+    def of(window: str, n_layers: int = 2) -> jax.stages.Lowered:
+        shape = SHAPE.replace(n_layers=n_layers)
+        model = lj.Model(shape, init_params(shape, jax.random.key(0)), None)
+        config = lj.SamplerConfig(gen_length=16, block_length=8, **WINDOWS[window])
+        with pytest.raises(Lowered) as stopped:
+            lj.generate(model, [list(range(8))], config)
+        return stopped.value.args[0]
+
+    monkeypatch.setattr(generate, "compiled_loop", lower_only)
+    return of
+
+
+QUICK = ("dual",)
 
 
 CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS]
 
 
 @pytest.mark.parametrize("window", CASES)
-def test_no_step_copies_a_whole_cache(window, monkeypatch):
-    def compile_only(*args):
-        raise Compiled(loops._compiled.lower(*args).compile().as_text())
-
-    monkeypatch.setattr(generate, "compiled_loop", compile_only)
-    model = lj.Model(SHAPE, init_params(SHAPE, jax.random.key(0)), None)
-    config = lj.SamplerConfig(gen_length=16, block_length=8, **WINDOWS[window])
-    with pytest.raises(Compiled) as compiled:
-        lj.generate(model, [list(range(8))], config)
-    (program,) = compiled.value.args
+def test_no_step_copies_a_whole_cache(window, lowered):
+    program = lowered(window).compile().as_text()
     whole = r"= f32\[2,1,32,2,8\]\S* "
     assert re.search(whole + r"parameter\(", program) or window == "none", "a cache of 32 positions"
     assert not re.findall(whole + r"copy(?:-start)?\(", program)
+
+
+def test_sixteen_layers_are_a_program_hardly_longer_than_two(lowered):
+    """Of equal layers, each is a call of one function."""
+    short, long = (lowered("llada_cpp", n).as_text().count("\n") for n in (2, 16))
+    assert short < long < 1.2 * short

@@ -1,0 +1,67 @@
+"""A folder that one process writes to at a time, which a file in it names.
+
+The system frees the lock when its process ends, however it ends: a file that was left locks nobody.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from llada_jax.config import require
+
+LOCK_FILE = ".lock"
+_UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, which is made where it lacks.
+
+    Raises ValueError that names who holds it. Warns where the folder's file system has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK_FILE
+    with _taken(path) as file:
+        file.truncate(0)
+        now = datetime.now().astimezone().isoformat(" ", "seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _taken(path: Path) -> IO[str]:
+    """Opens the file and locks it, unless its last owner has removed it in between."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            _lock(file, path)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read() or "another process"
+        require(False, f"{path.parent} is in use by {holder}; allowed: another folder, or later")
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        warnings.warn(f"{path.parent} has no locks ({error.strerror})", stacklevel=2)
