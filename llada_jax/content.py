@@ -13,15 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from llada_jax import atomic
 from llada_jax.cache_folder import cache_folder
 
 REMEMBERED_BYTES = 1 << 26
 """Smaller files are read each time, which takes less than 0.05 s."""
-_PROGRESS_BYTES = 1 << 30
-_PIECE = 1 << 20
 _read_here: dict[str, list[Any]] = {}
 
 
@@ -56,14 +52,8 @@ def file_state(path: Path) -> list[int]:
 
 
 def _sha256(path: Path) -> str:
-    size, digest = path.stat().st_size, hashlib.sha256()
-    bar = tqdm(total=size, unit="B", unit_scale=True, desc=f"hash {path.name}", mininterval=1,
-               disable=size < _PROGRESS_BYTES)  # fmt: skip
-    with bar, path.open("rb", buffering=0) as stream:
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
-            bar.update(len(piece))
-    return digest.hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _remembered() -> dict[str, list[Any]]:

@@ -80,7 +80,7 @@ THIRD_PARTY = {
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),
-    "content": {"tqdm"},
+    "content": set(),
     "lowered": set(),
     "tasks": {"numpy"},
     "swap": {"numpy"},

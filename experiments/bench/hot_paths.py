@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -73,17 +73,13 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
     comparisons.append(Comparison("import", "jax", imports))
     with TemporaryDirectory() as folder:
         comparisons.append(loading(model, Path(folder)))
-        yield from _timed(comparisons, config.repeats)
-
-
-def _timed(comparisons: Sequence[Comparison], repeats: int) -> Iterator[ResultRow]:
-    for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
-        times = best_times(candidates, repeats)
-        for candidate, seconds in times.items():
-            yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
-            if candidate != baseline:
-                ratio = times[baseline] / seconds
-                yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
+        for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
+            times = best_times(candidates, config.repeats)
+            for candidate, seconds in times.items():
+                yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
+                if candidate != baseline:
+                    ratio = times[baseline] / seconds
+                    yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
 
 
 def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[Comparison]:

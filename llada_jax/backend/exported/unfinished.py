@@ -29,14 +29,16 @@ class UnfinishedExport:
         self.folder = target.with_name(f".{target.name}.partial")
         self._target = target
         self._record = self.folder / _RECORD
+        self._fingerprint = export.fingerprint
+        self.fingerprint = export.fingerprint()
+        """Names the weights that it is made of, as `Export` has it."""
         made_with = {
             "source": export.source,
-            "fingerprint": export.fingerprint(),
+            "fingerprint": self.fingerprint,
             "model": asdict(export.model),
             "settings": asdict(export.settings),
             "versions": package_versions(),
         }
-        self._fingerprint = export.fingerprint
         self._made_with = json.loads(json.dumps(made_with))  # tuples become lists
         self._files: dict[str, File] = {}
         self.contexts: dict[str, dict[str, Any]] = {}
@@ -58,11 +60,6 @@ class UnfinishedExport:
             f"{self.folder} is an interrupted export with other {part}: "
             f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
         )
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Names the weights that it is made of."""
-        return self._made_with["fingerprint"]
 
     @property
     def bytes(self) -> int:
