@@ -73,8 +73,8 @@ def generate(
             infill=holes,
             refresher=Refresher(worker, *refreshing),
         )
-    if result.trace is not None:
-        result.trace.settings["fingerprint"] = model.fingerprint
+    if result.recorded is not None:
+        result.recorded.settings["fingerprint"] = model.fingerprint
     return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
 
 

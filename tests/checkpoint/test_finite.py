@@ -11,7 +11,7 @@ import pytest
 
 from llada_jax.checkpoint import save_huggingface, save_orbax, stream_params
 from llada_jax.checkpoint.finite import all_finite
-from llada_jax.model.quantize import is_quantized
+from llada_jax.model.quantize import QuantArray
 from tests.checkpoint.folders import (
     GOLDENS,
     golden_config,
@@ -82,7 +82,7 @@ def test_shards_and_a_stream(tmp_path: Path) -> None:
 def test_orbax_and_its_scales(dtype: str, value: float, tmp_path: Path) -> None:
     config, params = loaded(GOLDENS / MODEL, dtype)
     query = params.layers[1].attention.query
-    if is_quantized(query):
+    if isinstance(query, QuantArray):
         bad = query._replace(scale=query.scale.at[2, 0].set(value))
     else:
         bad = query.at[2, 0].set(value)
