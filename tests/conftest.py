@@ -12,7 +12,6 @@ ROOT = Path(__file__).parent.parent
 MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
 
-MAX_MAPPINGS = 20_000
 LOOK_EVERY = 16  # tests: a look at twenty thousand lines takes as long as a small test
 
 
@@ -26,6 +25,7 @@ os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
 import jax  # noqa: E402
 
 from experiments.harness.compiled_programs import keep_compiled_programs  # noqa: E402
+from llada_jax.programs import drop_old_programs  # noqa: E402
 
 keep_compiled_programs(ROOT / ".jax_cache")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -44,18 +44,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
         outcome = yield
     if next(finished_tests) % LOOK_EVERY == 0:
-        _forget_programs()
+        drop_old_programs()
     return outcome
-
-
-def _forget_programs() -> None:
-    """Drop compiled programs before their memory mappings run out, which crashes the process.
-
-    Linux allows 65,530 of them, and each program that XLA compiles for the CPU takes some hundred.
-    """
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
-        jax.clear_caches()
 
 
 @pytest.fixture

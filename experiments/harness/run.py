@@ -38,7 +38,7 @@ from experiments.harness.results import ResultRow, table
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.config.sampler import PRESETS
-from llada_jax.config_files import checked_dataclass
+from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.locked import locked
@@ -94,13 +94,17 @@ def entry_point(
     def main() -> None:
         ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
         keep_compiled_programs()
-        pickled = hydra_utils.get_args_parser().parse_args().experimental_rerun
+        arguments = hydra_utils.get_args_parser().parse_args()
+        pickled = arguments.experimental_rerun
         with (
             patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
             patch.object(hydra_utils, "run_and_report", reported),
             told_in_a_line(resume),
             terminable(),
         ):
+            for folder in filter(None, (arguments.config_dir, arguments.config_path)):
+                for file in Path(folder).rglob("*.yaml"):  # OmegaConf would expand all aliases
+                    parse_yaml(file)
             require(not pickled, f"--experimental-rerun is {pickled!r}; allowed: none, since a "
                     "pickle runs code")  # fmt: skip
             command()

@@ -1,12 +1,11 @@
 """A model from wherever it is, and what is done with it as a whole: export, tiles, logits."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -21,6 +20,7 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
+from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.text import Tokenizer
@@ -167,10 +167,12 @@ def forward(
         f"block_length is {block_length}; allowed: 1 or more",
     )
     config = model.config.replace(block_length=block_length or model.config.block_length)
-    return _forward(model.params, config, array.astype(jnp.int32))
+    return _forward(array.shape)(model.params, config, array.astype(jnp.int32))
 
 
-_forward = jax.jit(model_forward.forward, static_argnums=1)
+@kept
+def _forward(*shape: Any) -> Callable[..., Array]:
+    return own_jit(model_forward.forward, static_argnums=1)
 
 
 def tiled(model: Model, kind: Kind = "q4_0") -> Model:

@@ -21,6 +21,7 @@ from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 
 DESCRIPTION_FILE = "llada_jax.json"
 TREE_FOLDER = "params"
+_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
 def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelParams) -> None:
@@ -84,6 +85,7 @@ def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path)
         name = parameter_name(path)
         require(name in dtypes, f"{folder / DESCRIPTION_FILE} lacks {name}")
         dtype = dtypes[name]
+        require(dtype in _DTYPES, f"{name} is {dtype!r}; allowed: {', '.join(_DTYPES)}")
         if dtype not in ("int8", "int4"):
             return abstract(spec.shape, dtype)
         groups = 1 if dtype == "int8" else spec.shape[-1] // INT4_GROUP

@@ -32,7 +32,7 @@ class Lowered(Exception):
 @pytest.fixture
 def lowered(monkeypatch):
     def lower_only(*args):
-        raise Lowered(loops._compiled.lower(*args))
+        raise Lowered(loops._compiled().lower(*args))
 
     def of(window: str, n_layers: int = 2) -> jax.stages.Lowered:
         shape = SHAPE.replace(n_layers=n_layers)
