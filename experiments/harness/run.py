@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+import llada_jax as lj
 from experiments.harness.compiled_programs import keep_compiled_programs
 from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.failures import terminable, told_in_a_line
@@ -164,6 +165,13 @@ class Run:
         self.folder = folder
         self._config = config
         self._recorded = 0
+        self.fingerprint: str | None = None
+        """Of the model, whose content `results.json` then names in each row."""
+
+    def of(self, model: lj.Model) -> lj.Model:
+        """Returns the model that the results are of."""
+        self.fingerprint = model.fingerprint
+        return model
 
     def require_own_folder(self) -> None:
         """Raises ValueError where the folder holds a run of another experiment, which shows in
@@ -206,7 +214,8 @@ class Run:
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
-        self.write("results.json", _json([row.as_dict() for row in results], indent=2))
+        named = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
+        self.write("results.json", _json([row.as_dict() | named for row in results], indent=2))
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:

@@ -79,6 +79,7 @@ def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
     shape = tuple(int(length) for length in reversed(tensor.shape))
     kind = tensor.tensor_type.name
     return StoredTensor(
+        tensor.name,
         path,
         offset=int(tensor.data_offset),
         shape=shape,

@@ -29,7 +29,7 @@ from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
 
@@ -62,21 +62,21 @@ def read_json(file: Path) -> dict[str, Any]:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
-    if not (folder / _INDEX_FILE).is_file():
+    if not (folder / INDEX_FILE).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         require(
             not pickled,
             f"{folder} has its weights in {', '.join(pickled[:2])}; allowed: {_SINGLE_FILE} "
             "(convert it first: save_pretrained of transformers writes it)",
         )
-        raise FileNotFoundError(f"no {_SINGLE_FILE} and no {_INDEX_FILE} in {folder}")
-    shards = read_json(folder / _INDEX_FILE).get("weight_map")
+        raise FileNotFoundError(f"no {_SINGLE_FILE} and no {INDEX_FILE} in {folder}")
+    shards = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(shards, dict):
-        raise ValueError(f"{folder / _INDEX_FILE} lacks 'weight_map'")
+        raise ValueError(f"{folder / INDEX_FILE} lacks 'weight_map'")
     files = [folder / name for name in sorted(set(shards.values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, named by {_INDEX_FILE}")
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, named by {INDEX_FILE}")
     return files
 
 
@@ -114,6 +114,7 @@ def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int) -> Store
         )
     rows = shape[0] if shape else 1
     return StoredTensor(
+        name,
         file,
         offset=data + begin,
         shape=shape,

@@ -15,7 +15,7 @@ from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.stop import stop_rows
+from llada_jax.sampler.stop import stop_faulty, stop_rows
 from llada_jax.types import Scores
 
 
@@ -41,7 +41,8 @@ def decide(
         canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
     if canvas.history is not None:
         canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
-    return canvas, record_of(setup.rule, counts, before, revised, decided, canvas)
+    record = record_of(setup.rule, counts, before, revised, decided, canvas)
+    return stop_faulty(canvas, scores.faults & ~before.done[:, None]), record
 
 
 def _commit_and_revise(

@@ -87,7 +87,10 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     block."""
     n_heads = head.scores.token.shape[1]
     at = denoised.at[:, :n_heads]
-    whole = spread(at, head.scores, 2 * length)
+    # A head that rounds its inputs to integers may make numbers of a NaN.
+    finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
+    confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
+    whole = spread(at, head.scores._replace(confidence=confidence), 2 * length)
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
     standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None

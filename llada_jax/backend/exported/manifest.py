@@ -1,6 +1,5 @@
 """What lies in an exported folder: one JSON file that says all a host must know."""
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 from llada_jax import atomic
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.config_files import checked_dataclass
+from llada_jax.content import file_hash
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -26,9 +26,7 @@ class File:
 
     @classmethod
     def of(cls, path: Path) -> "File":
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return cls(path.name, path.stat().st_size, digest)
+        return cls(path.name, path.stat().st_size, file_hash(path))
 
     def check(self, folder: Path) -> Path:
         """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
@@ -80,6 +78,8 @@ class Manifest:
     versions: dict = field(default_factory=dict)
     """Of the packages that made the files, by name."""
     contract: tuple[str, ...] = CONTRACT
+    fingerprint: str | None = None
+    """Names the content of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
 
     @property
     def files(self) -> tuple[File, ...]:

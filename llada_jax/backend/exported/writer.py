@@ -81,6 +81,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
         model=export.model,
         settings=export.settings,
         source=export.source,
+        fingerprint=unfinished.fingerprint,
         shards=tuple(bodies),
         head=head,
         head_chunk=steps.HEAD_CHUNK,
