@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,29 +116,29 @@ class Tokenizer:
           tokens_in_messages: encode it as the token, as families' own code does; then who writes a
             message can end it and begin a turn of any role.
         """
-        spelled = {} if tokens_in_messages else self._stand_ins(messages)
-        text = self.apply_chat_template(_replaced(messages, spelled), add_generation_prompt)
-        if not spelled:
-            return self.encode(text)
-        tokens = {stand_in: token for token, stand_in in spelled.items()}
-        pieces = re.split(f"([{''.join(tokens)}])", text)
-        encoded = (
-            self._without_control.encode(tokens[piece], add_special_tokens=False).ids
-            if piece in tokens
-            else self.encode(piece)
-            for piece in pieces
-        )
-        return [i for ids in encoded for i in ids]
+        stand_ins = {} if tokens_in_messages else self._stand_ins(messages)
+        if not stand_ins:
+            return self.encode(self.apply_chat_template(messages, add_generation_prompt))
+        messages = _each_text(messages, partial(_replaced, stand_ins))
+        text = self.apply_chat_template(messages, add_generation_prompt)
+        spelled = {stand_in: token for token, stand_in in stand_ins.items()}
+        ids = []
+        for piece in re.split(f"([{''.join(spelled)}])", text):
+            backend = self._without_control if piece in spelled else self.backend
+            ids += backend.encode(spelled.get(piece, piece), add_special_tokens=False).ids
+        return ids
 
     def _stand_ins(self, messages: Messages) -> dict[str, str]:
         """Returns what messages spell control tokens with, the longest first, each with a character
         (of private use, as far as they reach) that stands nowhere else."""
-        texts = list(_strings(messages))
+        texts: list[str] = []
+        _each_text(messages, texts.append)
         spelled = set()
         for text in texts:
             found = self.backend.encode(text, add_special_tokens=False)
             places = zip(found.ids, found.offsets, strict=True)
             spelled |= {text[slice(*place)] for i, place in places if i in self._control}
+        spelled.discard("")
         taken = {*(self.chat_template or ""), *"".join(texts)}
         free = (chr(code) for code in range(0xE000, 0x110000) if chr(code) not in taken)
         return {each: next(free) for each in sorted(spelled, key=len, reverse=True)}
@@ -176,27 +176,21 @@ def _backend(description: str) -> tokenizers.Tokenizer:
     return backend
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yields every text in what JSON can hold, names of keys apart."""
+def _each_text(value: Any, change: Callable[[str], Any]) -> Any:
+    """Returns what JSON can hold with every text changed, names of keys apart."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _strings(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _strings(each)
-
-
-def _replaced(value: Any, replacements: Mapping[str, str]) -> Any:
-    """Returns the value with texts replaced in its texts, one after another."""
-    if isinstance(value, str):
-        for old, new in replacements.items():
-            value = value.replace(old, new)
-    elif isinstance(value, Mapping):
-        return {key: _replaced(each, replacements) for key, each in value.items()}
-    elif isinstance(value, list | tuple):
-        return [_replaced(each, replacements) for each in value]
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _each_text(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(each, change) for each in value]
     return value
+
+
+def _replaced(replacements: Mapping[str, str], text: str) -> str:
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:

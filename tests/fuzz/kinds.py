@@ -77,10 +77,12 @@ class Safetensors:
             content["weight_map"][name] = other
             index.write_text(json.dumps(content))
             return Damage(f"index: {name} in {other[:40]!r}", states_other=same)
-        if kind == "bytes":
-            return Damage(damage_bytes(rng, file))
         data = file.read_bytes()
         length = int.from_bytes(data[:8], "little")
+        if kind == "bytes":
+            label, now = damage_bytes(rng, file), file.read_bytes()
+            same = len(now) == len(data) and now[: 8 + length] == data[: 8 + length]
+            return Damage(label, raw_weights=same)
         if kind == "data":
             return Damage(flip_bits(rng, file, 8 + length), raw_weights=True)
         if kind == "length":
@@ -136,7 +138,8 @@ class ConfigJson(Safetensors):
     """What describes a checkpoint."""
 
     def damage(self, rng: Random, folder: Path) -> Damage:
-        return damage_json_file(rng, folder / "config.json")
+        done = damage_json_file(rng, folder / "config.json")
+        return done._replace(states_other=done.states_other or ": delete " in done.label)
 
 
 class TokenizerFiles:
@@ -174,16 +177,33 @@ class Gguf:
         import gguf
 
         path = folder / "model.gguf"
-        data_offset = int(gguf.GGUFReader(path).data_offset)
+        before, size = gguf.GGUFReader(path), path.stat().st_size
+        header = path.read_bytes()[: before.data_offset]
         kind = rng.choice(["header", "header", "header", "bytes", "data"])
         if kind == "header":
-            return Damage(flip_bits(rng, path, 0, data_offset))
+            label = flip_bits(rng, path, 0, len(header))
+            return Damage(label, states_other=_tensors(path) == _tensors(before))
         if kind == "data":
-            return Damage(flip_bits(rng, path, data_offset), raw_weights=True)
-        return Damage(damage_bytes(rng, path))
+            return Damage(flip_bits(rng, path, len(header)), raw_weights=True)
+        label, now = damage_bytes(rng, path), path.read_bytes()
+        return Damage(label, raw_weights=len(now) == size and now.startswith(header))
 
     def load(self, folder: Path) -> Any:
         return load_params(folder / "model.gguf")[:2]
+
+
+def _tensors(source: Any) -> Any:
+    """What a GGUF file says of its tensors, as the field's own library reads it."""
+    import gguf
+
+    try:
+        found = gguf.GGUFReader(source) if isinstance(source, Path) else source
+    except Exception:
+        return None
+    return [
+        (each.name, each.shape.tolist(), each.tensor_type, int(each.data_offset))
+        for each in found.tensors
+    ]
 
 
 class Traces:
