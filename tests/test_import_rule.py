@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic"}
+EVERYONES = {"atomic", "inside"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
@@ -42,6 +42,7 @@ EVERYTHING = {
 
 ALLOWED = {
     "atomic": set(),
+    "inside": set(),
     "config": set(),
     "config_files": {"config"},
     "architecture": {"config_files", "config"},
@@ -71,6 +72,7 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "atomic": set(),
+    "inside": set(),
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),
