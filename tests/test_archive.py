@@ -122,9 +122,7 @@ def zeros_announced_as(path: Path, n_zeros: int, announced: int) -> None:
 )
 def test_members_that_are_none(members: dict[str, bytes], message: str, path: Path) -> None:
     rewritten(path, **members)
-    with pytest.raises(
-        ValueError, match=rf"a\.npz is no record of llada_jax: .*{message}"
-    ):
+    with pytest.raises(ValueError, match=rf"a\.npz is no record of llada_jax: .*{message}"):
         loaded(path)
 
 
