@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic", "cache_folder", "locked"}
+EVERYONES = {"atomic", "cache_folder", "inside", "locked"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
@@ -48,6 +48,7 @@ ALLOWED = {
     "cache_folder": set(),
     "locked": {"config"},
     "programs": set(),
+    "inside": set(),
     "config": set(),
     "config_files": {"config"},
     "architecture": {"config_files", "config"},
@@ -82,6 +83,7 @@ THIRD_PARTY = {
     "cache_folder": set(),
     "locked": set(),
     "chat_template": {"jinja2"},
+    "inside": set(),
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),

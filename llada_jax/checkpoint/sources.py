@@ -157,22 +157,23 @@ def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
     location, stored = checkpoint.location, checkpoint.stored
     shapes = tensor_shapes(checkpoint.sources)
     missing = [name for name in shapes if name not in stored]
-    require(not missing, f"{location} lacks {_listed(missing)}")
+    require(not missing, f"{location} lacks {listed(missing)}")
     wrong = [
         f"{name} is {list(stored[name].shape)}, expected {list(shape)}"
         for name, shape in shapes.items()
         if stored[name].shape != shape
     ]
-    require(not wrong, f"{location} has tensors of a wrong shape: {_listed(wrong)}")
+    require(not wrong, f"{location} has tensors of a wrong shape: {listed(wrong)}")
     other = [f"{name} is {stored[name].kind}" for name in shapes if stored[name].kind not in kinds]
-    require(not other, f"{location}: {_listed(other)}; allowed: {', '.join(kinds)}")
+    require(not other, f"{location}: {listed(other)}; allowed: {', '.join(kinds)}")
     unread = [name for name in stored if name not in shapes and not name.endswith("inv_freq")]
     if unread:
-        warnings.warn(f"{location} holds tensors that no parameter reads: {_listed(unread)}",
+        warnings.warn(f"{location} holds tensors that no parameter reads: {listed(unread)}",
                       stacklevel=3)  # fmt: skip
     return checkpoint
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """Returns the first items, and how many more there are."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more

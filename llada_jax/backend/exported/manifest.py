@@ -4,11 +4,13 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from llada_jax import atomic
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.config_files import checked_dataclass
 from llada_jax.content import file_hash
+from llada_jax.inside import inside
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -30,7 +32,7 @@ class File:
 
     def check(self, folder: Path) -> Path:
         """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
-        path = folder / self.name
+        path = inside(folder, self.name)
         if not path.is_file():
             raise FileNotFoundError(f"{folder} lacks {self.name}, which its {MANIFEST} names")
         size = path.stat().st_size
@@ -67,7 +69,7 @@ class Manifest:
     head_chunk: int
     """Entries of the vocabulary in a chunk of the head."""
     embedding: File
-    embedding_dtype: str
+    embedding_dtype: Literal["float32", "bfloat16", "float16"]
     """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
     """Tokenizer, instructions, and what else lies in the folder."""
