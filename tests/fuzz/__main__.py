@@ -21,8 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tests.fuzz.judge import BAD, CRASH, GOOD, HANG, LAX, OTHER, Verdict, Watch, digest, judge
-from tests.fuzz.kinds import KINDS, Safetensors
+from llada_jax.checkpoint.identity import fingerprint
+from llada_jax.content import content_hash
+from tests.fuzz.judge import BAD, CRASH, GOOD, HANG, LAX, OTHER, RAW, Verdict, Watch, digest, judge
+from tests.fuzz.kinds import KINDS, Kind, Safetensors
 
 WALL_SECONDS = 60
 BROKEN = 86
@@ -127,7 +129,18 @@ def _run_cases(kind: str, root: Path, indices: Sequence[int], seed: int) -> None
             if isinstance(made, Safetensors) and verdict.outcome in (*GOOD[1:], OTHER):
                 if made.refuses(case):
                     verdict = Verdict(LAX)
+            if verdict.outcome == RAW:
+                before, now = (_identity(made, folder)[:12] for folder in (valid, case))
+                verdict = Verdict(OTHER if before == now else RAW, f"content {before} is {now}")
             print(json.dumps(["end", *about, *verdict]), file=log, flush=True)
+
+
+def _identity(made: Kind, folder: Path) -> str:
+    """Returns the content hash by which the package tells weights apart, where they are some."""
+    weights = getattr(made, "weights", None)
+    if weights is None:
+        return content_hash(folder, folder.iterdir())
+    return fingerprint(folder / weights)
 
 
 def _fresh(valid: Path, case: Path) -> None:

@@ -56,6 +56,8 @@ def _hostile_name(rng: Random, folder: Path, name: str) -> str:
 class Safetensors:
     """Headers, data and the index of shards."""
 
+    weights = ""
+
     def build(self, folder: Path) -> None:
         save_huggingface(folder, MODEL, random_params(MODEL), "float32")
         with safe_open(folder / "model.safetensors", "numpy") as file:
@@ -166,6 +168,8 @@ class TokenizerFiles:
 
 class Gguf:
     """Files of llama.cpp."""
+
+    weights = "model.gguf"
 
     def build(self, folder: Path) -> None:
         from tests.checkpoint.test_gguf import write_gguf
@@ -356,6 +360,8 @@ class Export:
 
 class Orbax:
     """Checkpoints of training."""
+
+    weights = ""
 
     def build(self, folder: Path) -> None:
         save_orbax(folder, MODEL, random_params(MODEL))

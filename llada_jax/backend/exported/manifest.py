@@ -105,7 +105,7 @@ class Manifest:
         try:
             record = dict(json.loads(path.read_text()))
             found = record.pop("format")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is no manifest: {error!r}") from error
         require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
         try:
