@@ -1,6 +1,7 @@
 """What ends a run is one line, a code, and the command that goes on in its folder."""
 
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -40,6 +41,8 @@ REASONS = {
 def stopped(tmp_path, monkeypatch, capsys):
     """What a run in a folder prints, and its code, where its work raises something."""
     monkeypatch.chdir(tmp_path)
+    # Logging is set up anew by closing what it had: with absl, pytest's own stderr of before.
+    monkeypatch.setattr(logging, "shutdown", lambda handlers: None)
 
     def run(body, *arguments, folder="a run"):
         main = entry_point("nothing", lambda config, run: body(), Settings)
