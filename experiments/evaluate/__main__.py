@@ -55,7 +55,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
 
 def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
     if config.suite is None:
-        result = rescore_suite(Path(config.rescore or ""), config.phones)
+        result = rescore_suite(Path(config.rescore or ""), config.phones, run)
         run.begin()
         return result
     changes = HydraConfig.get().overrides.task

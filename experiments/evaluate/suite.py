@@ -73,7 +73,7 @@ def evaluate_suite(
     return _result(suite, found, config.phones)
 
 
-def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
+def rescore_suite(folder: Path, socs: Sequence[str], run: Run) -> SuiteResult:
     """Returns the result of a suite that another run decoded, judged anew. Raises ValueError or
     FileNotFoundError where it did not finish, is of another version, or is damaged."""
     path = folder / CONFIG
@@ -97,6 +97,7 @@ def rescore_suite(folder: Path, socs: Sequence[str]) -> SuiteResult:
             have == items,
             f"{_folder(folder, *key)} has {have} of {items} items; allowed: a suite that finished",
         )
+        run.fingerprint = part.settings.get("fingerprint")  # of all of them
     return _result(suite, found, socs)
 
 

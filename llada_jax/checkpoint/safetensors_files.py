@@ -5,6 +5,7 @@ read without the rest.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def _mapped_tensors(folder: Path, file_of: Any) -> dict[str, StoredTensor]:
         f"{folder / INDEX_FILE} lacks 'weight_map', the name of a file for each tensor",
     )
     files = {name: inside(folder, name) for name in dict.fromkeys(file_of.values())}
-    missing = [name for name, file in files.items() if not file.is_file()]
+    missing = [name for name, file in files.items() if not os.path.isfile(file)]
     if missing:
         raise FileNotFoundError(f"{folder} lacks {listed(missing)}, named by {INDEX_FILE}")
     require(  # other files may lie there, as adapters do, but not other whole weights

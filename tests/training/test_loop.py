@@ -216,7 +216,7 @@ def test_a_step_without_numbers_ends_the_run_and_the_checkpoint_before_it_stays(
 
 
 def test_a_checkpoint_has_numbers_only(tmp_path):
-    save = CONFIG.replace(checkpoint_every=1)
+    save = CONFIG.replace(checkpoint_every=1, log_every=1)
     with (
         mock.patch.object(loop, "_require_finite"),
         pytest.raises(ValueError, match=r"after step 1: embedding has .* that are NaN"),

@@ -72,7 +72,7 @@ def test_the_answer_and_the_trace_are_those_of_the_library(finished, random_mode
 def test_results_say_what_they_are(finished):
     folder, printed = finished
     results = json.loads((folder / "results.json").read_text())
-    assert {tuple(row) for row in results} == {("name", "value", "unit", "kind")}
+    assert {tuple(row) for row in results} == {("name", "value", "unit", "kind", "fingerprint")}
     values = {row["name"]: row["value"] for row in results}
     assert list(values) == [
         "forwards",
@@ -206,7 +206,7 @@ def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
         (["sampler.gen_length=12"], "sampler: gen_length is 12; allowed: a multiple of block_l"),
         (["dtype=int3"], "dtype is 'int3'; allowed: "),
         (["infill=true"], f'prompt is "{PROMPT}"; allowed with infill: one that contains <|mask|>'),
-        (["prompt=2+2=<|mask|>"], "prompt 0 contains [MASK]"),
+        (["prompt=2+2=<|mask|>", "chat=false"], "prompt 0 contains [MASK]"),
         ([f"prompt={PROMPT * 20}"], "prompt 0 has "),
         (["+sampler.treshold=1"], "sampler.treshold is no setting; allowed: gen_length, "),
         (["prompt=${seed}", "dtype=${sed}"], "Interpolation key 'sed' not found"),
