@@ -55,7 +55,7 @@ def test_another_format_is_refused(tmp_path):
     trace = small_trace(blocks=1)
     arrays = {name: getattr(trace, name) for name in ARRAYS}
     np.savez(tmp_path / "t.npz", settings=np.array('{"format": 1}'), **arrays)
-    with pytest.raises(ValueError, match="has routing format 1; allowed: 2"):
+    with pytest.raises(ValueError, match="has routing format 1; allowed: 3"):
         RoutingTrace.load(tmp_path / "t.npz")
 
 

@@ -531,7 +531,7 @@ def test_a_checkpoint_that_is_cut_short(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "source")
     shard = sorted((tmp_path / "source").glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    message = rf"{shard.name} is cut short: its tensors end at \d+ bytes, the file has \d+"
+    message = rf"{shard.name} is no safetensors file, or is cut short: "
     assert_refused(tmp_path, tmp_path / "source", SMALL, ValueError, message)
     shard.unlink()
     message = rf"lacks {shard.name}, named by model\.safetensors\.index\.json"
