@@ -86,7 +86,13 @@ class GenerationStore:
         path = folder / SETTINGS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {SETTINGS}; allowed: a folder of generations")
-        return cls(folder, stored_in_format(path, FORMAT, {"settings": dict})["settings"])
+        stored = stored_in_format(path, FORMAT, {"settings": dict})
+        digest = _sha256([_json(stored["settings"])])
+        require(
+            stored.get("sha256", digest) == digest,  # versions before did not say it
+            f"{path} is damaged: the hash of its settings is another; allowed: as it was written",
+        )
+        return cls(folder, stored["settings"])
 
     @classmethod
     def begin(cls, folder: Path, settings: Mapping[str, Any]) -> "GenerationStore":
@@ -121,7 +127,8 @@ class GenerationStore:
         self._write_settings(max(self._items(), batch.generations[-1].index + 1))
 
     def _write_settings(self, items: int) -> None:
-        content = {"format": FORMAT, "items": items, "settings": self.settings}
+        digest = _sha256([_json(self.settings)])
+        content = {"format": FORMAT, "items": items, "sha256": digest, "settings": self.settings}
         atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
 
     def _items(self) -> int:

@@ -179,3 +179,12 @@ def test_a_store_that_did_not_say_how_far_it_goes(store):
     path.write_text(json.dumps({**old, "items": "3"}))
     with pytest.raises(ValueError, match=r"settings\.json is damaged: items is '3'"):
         GenerationStore.load(store.folder).batches()
+
+
+def test_settings_that_were_changed_are_named(store):
+    path = store.folder / "settings.json"
+    path.write_text(path.read_text().replace("0.9", "0.8"))
+    with pytest.raises(
+        ValueError, match=r"settings\.json is damaged: the hash of its settings is a"
+    ):
+        GenerationStore.load(store.folder)

@@ -26,7 +26,8 @@ LONGEST_MESSAGE = 2000
 _CLEAR = (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink")
-_RUNS = ("os.system", "os.exec", "os.posix_spawn", "pickle.find_class", "subprocess.Popen")
+_STARTS = ("os.posix_spawn", "subprocess.Popen")
+_RUNS = ("os.system", "os.exec", "pickle.find_class", *_STARTS)
 
 
 class Hang(BaseException):
@@ -58,12 +59,13 @@ class Watch:
         if self.folder is None:
             return
         if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-            self._touched(args[0], bool(args[2] & _WRITING))
+            nameless = os.path.isdir(args[0])  # a temporary file that no folder lists
+            self._touched(args[0], bool(args[2] & _WRITING) and not nameless)
         elif event in _CHANGES:
             for path in args[:2]:
                 if isinstance(path, str | bytes | os.PathLike):
                     self._touched(path, True)
-        elif event in _RUNS and not ("subprocess" in event and _our_own(args)):
+        elif event in _RUNS and not (event in _STARTS and _our_own(args)):
             self.code.append(f"{event} {str(args)[:80]}")
 
     def _touched(self, path: Any, writes: bool) -> None:

@@ -24,7 +24,10 @@ class Planted:
         (folder / "text").write_text("valid")
 
     def damage(self, rng: Random, folder: Path) -> Damage:
-        return Damage(damage_bytes(rng, folder / "text"), **self._states)
+        label = damage_bytes(rng, folder / "text")
+        if (folder / "text").read_bytes() == b"valid":  # a byte gave way to itself
+            (folder / "text").write_bytes(b"other")
+        return Damage(label, **self._states)
 
     def load(self, folder: Path) -> Any:
         text = (folder / "text").read_bytes()

@@ -140,7 +140,7 @@ def _write_embedding(export: Export, bar: tqdm, path: Path) -> None:
             bar.update(rows.nbytes)
 
 
-def _embedding_dtype(export: Export) -> str:
+def _embedding_dtype(export: Export) -> Any:
     """Returns the stored dtype, if it has two bytes; else that of a loaded model of the kind."""
     piece = next(export.weights.rows("embedding", 0, 1))
     if not isinstance(piece, QuantArray) and piece.dtype.itemsize == 2:
