@@ -235,6 +235,7 @@ class TestLiteRT:
         )
         assert (one != other).any()
 
+    @pytest.mark.slow
     def test_fast_dllm_with_nothing_compiled(self, prompts: list[list[int]]) -> None:
         """Its confidences are float64, for which the sampler turns JAX's wide types on."""
         model = lj.load("tiny")

@@ -174,6 +174,7 @@ REFRESHED = lj.SamplerConfig.preset(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_worker_refreshes_from_tiles():
     """Of the model that they stand for, it is the same refresh; of another one, another."""
     tiles, model = tiled_and_plain()

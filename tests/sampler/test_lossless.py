@@ -26,7 +26,7 @@ RULES = {
     "entropy": {"entropy_bound": 2.0},
     "random": {"remasking": "random", "temperature": 0.5},
 }
-QUICK = (("one_a_step", 8), ("random", 2))
+QUICK = (("random", 2),)
 """Rules, and the masks at which branches begin."""
 
 

@@ -266,7 +266,7 @@ def test_both_loops_and_any_batch_decode_alike(config):
 @pytest.mark.parametrize(
     ("refresh_rows", "budget"),
     [
-        pytest.param(rows, budget, marks=[] if (rows, budget) == (2, 20) else pytest.mark.slow)
+        pytest.param(rows, budget, marks=pytest.mark.slow)
         for rows in (1, 2, 4)
         for budget in (None, 20, 40)
     ],

@@ -97,7 +97,11 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
             "staged@block_length:8@refresh:worker/q4_0",
             marks=pytest.mark.slow,
         ),
-        (["sampler=blockwise", "backend=tiles"], "blockwise@block_length:8/tiles/q4_0"),
+        pytest.param(
+            ["sampler=blockwise", "backend=tiles"],
+            "blockwise@block_length:8/tiles/q4_0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, random_model):
