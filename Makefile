@@ -26,7 +26,7 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo test test-quick test-slow lint format typecheck bench which-python clean
+.PHONY: demo test test-quick test-slow fuzz lint format typecheck bench which-python clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
@@ -39,6 +39,9 @@ test-quick: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow $(ARGS)
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check

@@ -64,7 +64,7 @@ class DecodedProblems(NamedTuple):
 
 def emulate(config: EmulateConfig, run: Run) -> None:
     """Emulates every precision on every SoC."""
-    model = lj.load(config.model)
+    model = run.of(lj.load(config.model))
     require(model.tokenizer is not None, f"{config.model} has no tokenizer")
     run.begin()
     problems = config.problems("train", config.recorded_forwards // 4 + 1)

@@ -61,6 +61,7 @@ def export(config: ExportRunConfig, run: Run) -> None:
     manifest = lj.export(
         config.model, config.out, config.settings, verify=config.verify, samples=samples
     )
+    run.fingerprint = manifest.fingerprint
     rows = [ResultRow(f"file/{file.name}", file.bytes / 1e6, "MB") for file in manifest.files]
     errors: dict[str, float] = {}
     for check in manifest.checks:

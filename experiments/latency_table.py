@@ -49,7 +49,7 @@ class LatencyTableConfig:
 def tabulate(config: LatencyTableConfig, run: Run) -> None:
     """Times every bucket, prints the table, and says how to use it."""
     kind: Kind = "measured" if config.phone is None else "modelled"
-    table, budget = timed(config)
+    table, budget = timed(config, run)
     run.begin()
     settings = overrides(table, budget)
     run.write("overrides.txt", settings + "\n")
@@ -71,11 +71,11 @@ def overrides(table: LatencyTable, budget: int | None) -> str:
     return setting if budget is None else f"{setting} sampler.row_budget={budget}"
 
 
-def timed(config: LatencyTableConfig) -> tuple[LatencyTable, int | None]:
+def timed(config: LatencyTableConfig, run: Run) -> tuple[LatencyTable, int | None]:
     """Models the table and the budget of rows of a phone, or measures the table here."""
     rows, canvas = config.rows, config.canvas
     if config.phone is None:
-        model = lj.load(config.model, config.dtype)
+        model = run.of(lj.load(config.model, config.dtype))
         table = lj.latency_table(
             model, rows, canvas=canvas, backend=config.backend, repeats=config.repeats
         )

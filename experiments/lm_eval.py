@@ -76,7 +76,7 @@ def score(config: LmEvalConfig, run: Run) -> None:
     from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
 
     files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
-    model = lj.load(config.model, config.dtype)
+    model = run.of(lj.load(config.model, config.dtype))
     harness_model = LmEvalModel(
         model,
         config.sampler,

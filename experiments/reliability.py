@@ -67,7 +67,7 @@ class Predictions(NamedTuple):
 
 def measure(config: ReliabilityConfig, run: Run) -> None:
     """Measures every task on both kinds of canvases, and all of them together."""
-    model = lj.load(config.model)
+    model = run.of(lj.load(config.model))
     has_tokenizer = model.tokenizer is not None
     require(has_tokenizer, f"{config.model!r} has no tokenizer; allowed: one that has")
     run.begin()

@@ -1,21 +1,32 @@
-"""A record of arrays with its settings: one .npz file, whole or not at all."""
+"""A record of arrays with its settings: one .npz file with a checksum, whole or not at all.
 
+Nothing in a file is believed: what it inflates to is bounded before it is inflated, and an array
+has the bytes that its header says, or the file is refused.
+"""
+
+import hashlib
+import io
 import json
+import math
 import os
+import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 
 from llada_jax import atomic
 from llada_jax.config import require
 
+_LARGEST = 1 << 29
+"""Bytes of a record, inflated: 512 MiB."""
 _DAMAGED = (
     *(EOFError, KeyError, IndexError, ValueError, BadZipFile, zlib.error),
     *(OSError, RuntimeError),  # a zip's directory that names a place or a method which is none
+    *(OverflowError, struct.error),
 )
 
 
@@ -25,10 +36,17 @@ def save_archive(
     settings: Mapping[str, Any],
     version: int,
 ) -> None:
-    """Writes arrays by name, and settings (plain JSON) with the version of the record's format."""
+    """Writes arrays by name, and settings (plain JSON) with the version of the record's format.
+
+    Raises ValueError for more than 512 MiB.
+    """
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    size = sum(array.nbytes for array in arrays.values())
+    require(size <= _LARGEST, f"{path} would hold {size} bytes; allowed: up to {_LARGEST}")
     text = json.dumps({"format": version, **settings}, sort_keys=True)
+    about = {"settings": np.array(text), "sha256": np.array(_sha256(text, arrays))}
     with atomic.new_file(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, settings=np.array(text), **arrays)
+        np.savez_compressed(file, **about, **arrays)
 
 
 def load_archive(
@@ -43,11 +61,48 @@ def load_archive(
         require(is_zipfile(file), f"{path} is no {kind} of llada_jax; allowed: a whole .npz file")
         file.seek(0)
         try:
-            archive = np.load(file, allow_pickle=False)
-            settings = json.loads(str(archive["settings"]))
-            found = settings.pop("format", None)
-            arrays = {name: archive[name] for name in names} if found == version else {}
+            with ZipFile(file) as archive:
+                text, found = _settings(archive)
+                version_found = found.pop("format", None)
+                known = version_found == version
+                arrays = {name: _array(archive, name) for name in names} if known else {}
+                whole = not known or str(_array(archive, "sha256")) == _sha256(text, arrays)
+                require(whole, "its SHA-256 is another")
         except _DAMAGED as error:
             raise ValueError(f"{path} is no {kind} of llada_jax: {error}") from error
-    require(found == version, f"{path} has {short} format {found!r}; allowed: {version}")
-    return arrays, settings
+    require(known, f"{path} has {short} format {version_found!r}; allowed: {version}")
+    return arrays, found
+
+
+def _settings(archive: ZipFile) -> tuple[str, dict[str, Any]]:
+    """Returns the settings as they stand and as an object, once the archive's size is known."""
+    size = sum(info.file_size for info in archive.infolist())
+    require(size <= _LARGEST, f"it would inflate to {size} bytes; allowed: up to {_LARGEST}")
+    text = str(_array(archive, "settings"))
+    found = json.loads(text)
+    require(isinstance(found, dict), "its settings are no object")
+    return text, found
+
+
+def _array(archive: ZipFile, name: str) -> np.ndarray:
+    info = archive.getinfo(f"{name}.npy")
+    method = info.compress_type
+    require(method in (ZIP_STORED, ZIP_DEFLATED), f"{name} is packed by method {method}")
+    with archive.open(info) as member:
+        raw = member.read(info.file_size)  # no more, whatever it would inflate to
+    stream = io.BytesIO(raw)
+    version = np.lib.format.read_magic(stream)
+    require(version == (1, 0), f"{name} has an array of version {version}")
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(stream)
+    size, held = math.prod(shape) * dtype.itemsize, len(raw) - stream.tell()
+    require(size == held, f"{name} would have {size} bytes, and has {held}")
+    numbers = np.frombuffer(raw, dtype, offset=stream.tell())
+    return numbers.reshape(shape, order="F" if by_column else "C").copy()
+
+
+def _sha256(settings: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(settings.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -3,7 +3,7 @@
 Dataclasses are the schema: plain values, choices (`Literal`), tuples and other dataclasses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +16,7 @@ from llada_jax.config import require, require_choice
 
 T = TypeVar("T")
 
+_MOST_BYTES, _MOST = 1 << 20, (100_000, 32, 10_000)
 _ALLOWED = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 
 
@@ -38,23 +39,57 @@ def find_yaml(what: str, folder: Path, name_or_path: str | PathLike[str]) -> Pat
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
     """Reads a mapping. Raises ValueError that names the file where it holds something else."""
+    content = parse_yaml(path)
+    require(isinstance(content, Mapping), f"{path} is {content!r:.60}; allowed: a mapping")
+    return content
+
+
+def parse_yaml(path: Path) -> Any:
+    """Reads what a file holds. Raises ValueError that names it where that is no YAML, or is larger
+    or deeper than settings are."""
     try:
-        content = _parsed(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        require(size <= _MOST_BYTES, f"it has {size:,} bytes; allowed: up to {_MOST_BYTES:,}")
+        return _parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    require(isinstance(content, Mapping), f"{path} is {content!r}; allowed: a mapping")
-    return content
 
 
 @cache
 def _parsed(text: str) -> Any:
     import yaml
 
+    # The loader in C takes a tenth of the time, where it was built.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        # The loader in C takes a tenth of the time, where it was built.
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _check_events(yaml.parse(text, loader))
+        return yaml.load(text, loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """Raises ValueError for what may take a loader, or a reader, for ever or all memory: aliases
+    count as what they stand for."""
+    known: dict[str | None, tuple[int, int]] = {}
+    within: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # anchor, values and levels so far
+    for event in events:
+        kind, line = type(event).__name__, f"line {event.start_mark.line + 1}"
+        anchor, values, levels = getattr(event, "anchor", None), 1, 1
+        if kind.endswith("StartEvent"):
+            within.append((anchor, 1, 1))
+        elif kind == "AliasEvent":
+            require(anchor in known, f"{line} has an alias of what it is in; allowed: other values")
+            values, levels = known[anchor]
+        elif kind.endswith("EndEvent"):
+            anchor, values, levels = within.pop()
+        if not kind.endswith("StartEvent"):
+            known[anchor] = values, levels
+            above, others, deepest = within[-1]
+            within[-1] = above, others + values, max(deepest, levels + 1)
+        found = within[-1][1], len(within) + levels, len(getattr(event, "value", ""))
+        for name, count, most in zip(("values", "levels", "characters"), found, _MOST, strict=True):
+            require(count <= most, f"{line} makes {count:,} {name}; allowed: up to {most:,}")
 
 
 def checked_dataclass(schema: type[T], values: Any) -> T:

@@ -1,14 +1,16 @@
 """Text to token ids and back, and the chat template of a checkpoint."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
+
+from llada_jax.chat_template import render
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
 
@@ -38,13 +40,11 @@ class Tokenizer:
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             config["chat_template"] = _parsed(template_file, str)
-        template = config.get("chat_template")
-        if isinstance(template, list):  # of several the one that is named so
-            template = {each["name"]: each["template"] for each in template}.get("default")
+        template = _default_template(config.get("chat_template"), folder)
         if not (folder / "tokenizer.json").is_file():
             raise FileNotFoundError(f"no tokenizer.json in {folder}")
         return cls(
-            _parsed(folder / "tokenizer.json", tokenizers.Tokenizer.from_str),
+            _parsed(folder / "tokenizer.json", _backend),
             _special_tokens(config),
             template,
         )
@@ -98,37 +98,99 @@ class Tokenizer:
                 "this tokenizer has no chat template: add chat_template.jinja to its folder, "
                 "or encode the prompt as plain text"
             )
-        try:
-            return _renderer(self.chat_template)(
-                {"tools": None, "documents": None, **self.special_tokens},
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except Exception as error:  # a template is foreign code and may raise anything
-            problem = f"{type(error).__name__}: {error}"
-            raise ValueError(f"the chat template failed with {problem}") from error
+        variables = {"tools": None, "documents": None, **self.special_tokens}
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        return render(self.chat_template, variables)
 
-    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """Returns token ids of `apply_chat_template` with the same arguments."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt))
+    def encode_chat(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        *,
+        tokens_in_messages: bool = False,
+    ) -> list[int]:
+        """Returns token ids of `apply_chat_template`, in which the template alone gives control
+        tokens: where a message spells one, that is encoded as the text that it is.
+
+        Args:
+          tokens_in_messages: encode it as the token, as families' own code does; then who writes a
+            message can end it and begin a turn of any role.
+        """
+        stand_ins = {} if tokens_in_messages else self._stand_ins(messages)
+        if not stand_ins:
+            return self.encode(self.apply_chat_template(messages, add_generation_prompt))
+        messages = _each_text(messages, partial(_replaced, stand_ins))
+        text = self.apply_chat_template(messages, add_generation_prompt)
+        spelled = {stand_in: token for token, stand_in in stand_ins.items()}
+        ids = []
+        for piece in re.split(f"([{''.join(spelled)}])", text):
+            backend = self._without_control if piece in spelled else self.backend
+            ids += backend.encode(spelled.get(piece, piece), add_special_tokens=False).ids
+        return ids
+
+    def _stand_ins(self, messages: Messages) -> dict[str, str]:
+        """Returns what messages spell control tokens with, the longest first, each with a character
+        (of private use, as far as they reach) that stands nowhere else."""
+        texts: list[str] = []
+        _each_text(messages, texts.append)
+        spelled = set()
+        for text in texts:
+            found = self.backend.encode(text, add_special_tokens=False)
+            places = zip(found.ids, found.offsets, strict=True)
+            spelled |= {text[slice(*place)] for i, place in places if i in self._control}
+        spelled.discard("")
+        taken = {*(self.chat_template or ""), *"".join(texts)}
+        free = (chr(code) for code in range(0xE000, 0x110000) if chr(code) not in taken)
+        return {each: next(free) for each in sorted(spelled, key=len, reverse=True)}
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        """Ids of special tokens, and of other added ones that the template itself spells."""
+        template = self.chat_template or ""
+        return frozenset(
+            i
+            for i, token in self.backend.get_added_tokens_decoder().items()
+            if token.special or (token.content.strip() and token.content in template)
+        )
+
+    @cached_property
+    def _without_control(self) -> tokenizers.Tokenizer:
+        description = json.loads(self.backend.to_str())
+        added = description["added_tokens"]
+        description["added_tokens"] = [each for each in added if each["id"] not in self._control]
+        return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 
-@cache
-def _renderer(template: str) -> Callable[..., str]:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # slow to import, seldom needed
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    # Unlike Jinja's own, it leaves `<`, `>`, `&` and non-ASCII letters as they are.
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda spelling: datetime.now().strftime(spelling)
-    return environment.from_string(template).render
+def _default_template(found: Any, folder: Path) -> str | None:
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        found = {each.get("name"): each.get("template") for each in found}.get("default")
+    if not isinstance(found, str | None):
+        raise ValueError(f"{folder}: chat_template is {found!r:.60}; allowed: text, or named texts")
+    return found
 
 
-def _raise_exception(message: str) -> None:
-    raise ValueError(message)
+def _backend(description: str) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(description)
+    backend.no_truncation()  # how training cut and filled its batches may be stored with it
+    backend.no_padding()
+    return backend
+
+
+def _each_text(value: Any, change: Callable[[str], Any]) -> Any:
+    """Returns what JSON can hold with every text changed, names of keys apart."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _each_text(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(each, change) for each in value]
+    return value
+
+
+def _replaced(replacements: Mapping[str, str], text: str) -> str:
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -1,8 +1,6 @@
 """What every test relies on: one platform, strict dtypes, repeatable examples, a compile cache."""
 
 import os
-import platform
-import zlib
 from collections.abc import Callable, Generator
 from itertools import count
 from pathlib import Path
@@ -14,24 +12,11 @@ ROOT = Path(__file__).parent.parent
 MIXES_DTYPES = ("training", "experiments")
 """Tests with these words in their path run optax, which adds Python floats to integer arrays."""
 
-MAX_MAPPINGS = 20_000
 LOOK_EVERY = 16  # tests: a look at twenty thousand lines takes as long as a small test
 
 
-def _this_cpu() -> str:
-    """A name of the CPU's instruction set: a program compiled for another one may crash."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return f"{zlib.crc32(repr((platform.platform(), sorted(told))).encode()):08x}"
-
-
-# By environment, so that the programs which tests start have them too. With a size limit, JAX
-# locks its cache, which several workers need.
+# By environment, so that the programs which tests start have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache" / _this_cpu()))
-os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # Most of the suite's time is XLA's, on hundreds of small programs that run once.
 # `XLA_FLAGS= make test` tests what XLA optimizes.
 QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -39,6 +24,10 @@ os.environ.setdefault("XLA_FLAGS", QUICK_COMPILES)
 
 import jax  # noqa: E402
 
+from experiments.harness.compiled_programs import keep_compiled_programs  # noqa: E402
+from llada_jax.programs import drop_old_programs  # noqa: E402
+
+keep_compiled_programs(ROOT / ".jax_cache")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 settings.register_profile("local", deadline=None)
@@ -55,18 +44,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with jax.numpy_dtype_promotion("standard" if mixes else "strict"):
         outcome = yield
     if next(finished_tests) % LOOK_EVERY == 0:
-        _forget_programs()
+        drop_old_programs()
     return outcome
-
-
-def _forget_programs() -> None:
-    """Drop compiled programs before their memory mappings run out, which crashes the process.
-
-    Linux allows 65,530 of them, and each program that XLA compiles for the CPU takes some hundred.
-    """
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAX_MAPPINGS:
-        jax.clear_caches()
 
 
 @pytest.fixture

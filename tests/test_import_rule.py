@@ -10,14 +10,17 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
 DATA = {"config", "architecture", "types", "rows"}
-EVERYONES = {"atomic", "locked"}
+EVERYONES = {"atomic", "cache_folder", "inside", "locked"}
 """Rooms that all others may import."""
 EVERYTHING = {
     *DATA,
     *(
         "config_files",
         "text",
+        "chat_template",
         "archive",
+        "content",
+        "programs",
         "model",
         "checkpoint",
         "sampler",
@@ -42,20 +45,25 @@ EVERYTHING = {
 
 ALLOWED = {
     "atomic": set(),
+    "cache_folder": set(),
     "locked": {"config"},
+    "programs": set(),
+    "inside": set(),
     "config": set(),
     "config_files": {"config"},
     "architecture": {"config_files", "config"},
     "types": {"config"},
     "rows": {"types", "config"},
-    "text": {"config"},
+    "chat_template": set(),
+    "text": {"chat_template", "config"},
     "archive": {"config"},
+    "content": set(),
     "model": {"config_files", *DATA},
-    "checkpoint": {"model", "config_files", *DATA},
-    "sampler": {"archive", *DATA},
+    "checkpoint": {"content", "model", "config_files", *DATA},
+    "sampler": {"archive", "programs", *DATA},
     "revision": {"model", *DATA},
     "lowered": set(),
-    "backend": {"lowered", "model", "config_files", *DATA},
+    "backend": {"content", "lowered", "model", "config_files", *DATA},
     "swap": {"architecture", "config"},
     "phone": {"lowered", "swap", "architecture", "config_files", "config"},
     "sampling_engine": {"config"},
@@ -72,10 +80,14 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "atomic": set(),
+    "cache_folder": set(),
     "locked": set(),
+    "chat_template": {"jinja2"},
+    "inside": set(),
     "config": set(),
     "config_files": {"yaml"},
     "architecture": set(),
+    "content": set(),
     "lowered": set(),
     "tasks": {"numpy"},
     "swap": {"numpy"},

@@ -5,6 +5,7 @@
     python -m experiments.bench suite=llada8b_step
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
+    python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -17,6 +18,7 @@ from typing import Literal
 import jax
 
 import llada_jax as lj
+from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
@@ -26,7 +28,7 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision"]
+Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision", "checkouts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class BenchConfig(HotPathsConfig):
     llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
+    checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -52,6 +55,8 @@ def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
     """Returns the rows of the suite, which times each when it is asked for. Raises ValueError,
     before any work, where the suite needs another model."""
     shape = config.architecture
+    if config.suite == "checkouts":
+        return time_checkouts(config.model, config.checkouts)
     if config.suite == "hot_paths":
         model = lj.load(config.model) if shape is None else random_model(shape, config.seed)
         longest = model.config.max_length

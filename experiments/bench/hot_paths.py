@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,7 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
+from llada_jax.checkpoint import load_params, save_huggingface, sources
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.rows import make_rows
@@ -67,13 +71,15 @@ def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRo
     }
     comparisons = [*decoding(model, config), forwards(model, config)]
     comparisons.append(Comparison("import", "jax", imports))
-    for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
-        times = best_times(candidates, config.repeats)
-        for candidate, seconds in times.items():
-            yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
-            if candidate != baseline:
-                ratio = times[baseline] / seconds
-                yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
+    with TemporaryDirectory() as folder:
+        comparisons.append(loading(model, Path(folder)))
+        for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
+            times = best_times(candidates, config.repeats)
+            for candidate, seconds in times.items():
+                yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
+                if candidate != baseline:
+                    ratio = times[baseline] / seconds
+                    yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
 
 
 def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[Comparison]:
@@ -114,6 +120,18 @@ def forwards(model: lj.Model, config: HotPathsConfig) -> Comparison:
         cached = 0 if size == length else length
         candidates[f"{size} rows"] = forward_of(model, positions, cached)
     return Comparison("forward", f"{length} rows", candidates)
+
+
+def loading(model: lj.Model, folder: Path) -> Comparison:
+    """Compares loading a bfloat16 checkpoint with doing so unseen, NaN and infinity included."""
+    save_huggingface(folder, model.config, model.params)
+    load = partial(load_params, folder)
+
+    def unseen() -> Any:
+        with patch.object(sources, "all_finite", lambda numbers: True):
+            return load()
+
+    return Comparison("load", "unchecked", {"unchecked": unseen, "checked": load})
 
 
 def forward_of(model: lj.Model, positions: Int[Array, " R"], cached: int) -> Callable[[], RowsOut]:

@@ -42,6 +42,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
         return
     baseline = Evaluation.load(config.baseline) if config.baseline else None
     found = Evaluation.load(config.rescore) if config.rescore else _decoded(config, run, baseline)
+    run.fingerprint = found.settings.get("fingerprint")
     rows = decoder_rows(found.name, [found], config.phones)
     rows += comparison_rows(baseline, found) if baseline else []
     if config.rescore:

@@ -52,7 +52,7 @@ def evaluate_suite(
     }
     for decoder in suite.decoders:
         check_tiles(config.tiles, config.backend, decoder.sampler)
-    model = lj.load(config.model, config.dtype)
+    model = run.of(lj.load(config.model, config.dtype))
     if chosen is not None:
         chosen.require_for(fingerprint(model), seed, count)
     trials = {

@@ -78,7 +78,7 @@ class GenerateConfig:
 
 def generate(config: GenerateConfig, run: Run) -> None:
     """Decodes, prints the answer and the results, and fills the run folder."""
-    model = lj.load(config.model, config.dtype)
+    model = run.of(lj.load(config.model, config.dtype))
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")

@@ -1,6 +1,6 @@
 """What ends a run before its end, as one line, an exit code and the command that goes on.
 
-    1    bad input, as the line says
+    1    bad input, as the line says, or a model that gives no numbers
     74   the disk or the folder takes no more: full, broken, read-only (EX_IOERR of sysexits.h)
     130  SIGINT, as Ctrl-C gives it
     143  SIGTERM, as a batch system sends it
@@ -22,8 +22,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-BAD_INPUT = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
-             ImportError, HydraException, OmegaConfBaseException, YAMLError)  # fmt: skip
+BAD_INPUT = (ValueError, FloatingPointError, FileNotFoundError, FileExistsError, ImportError,
+             NotADirectoryError, IsADirectoryError, HydraException, OmegaConfBaseException,
+             YAMLError)  # fmt: skip
 _DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EIO), os.strerror(errno.EROFS),
          os.strerror(errno.EDQUOT), os.strerror(errno.EFBIG))  # fmt: skip
 

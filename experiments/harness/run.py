@@ -30,13 +30,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+import llada_jax as lj
+from experiments.harness.compiled_programs import keep_compiled_programs
 from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.config.sampler import PRESETS
-from llada_jax.config_files import checked_dataclass
+from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
 from llada_jax.locked import locked
@@ -91,13 +93,18 @@ def entry_point(
 
     def main() -> None:
         ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
-        pickled = hydra_utils.get_args_parser().parse_args().experimental_rerun
+        keep_compiled_programs()
+        arguments = hydra_utils.get_args_parser().parse_args()
+        pickled = arguments.experimental_rerun
         with (
             patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
             patch.object(hydra_utils, "run_and_report", reported),
             told_in_a_line(resume),
             terminable(),
         ):
+            for folder in filter(None, (arguments.config_dir, arguments.config_path)):
+                for file in Path(folder).rglob("*.yaml"):  # OmegaConf would expand all aliases
+                    parse_yaml(file)
             require(not pickled, f"--experimental-rerun is {pickled!r}; allowed: none, since a "
                     "pickle runs code")  # fmt: skip
             command()
@@ -158,6 +165,13 @@ class Run:
         self.folder = folder
         self._config = config
         self._recorded = 0
+        self.fingerprint: str | None = None
+        """Of the model, whose content `results.json` then names in each row."""
+
+    def of(self, model: lj.Model) -> lj.Model:
+        """Returns the model that the results are of."""
+        self.fingerprint = model.fingerprint
+        return model
 
     def require_own_folder(self) -> None:
         """Raises ValueError where the folder holds a run of another experiment, which shows in
@@ -200,7 +214,8 @@ class Run:
 
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
-        self.write("results.json", _json([row.as_dict() for row in results], indent=2))
+        named = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
+        self.write("results.json", _json([row.as_dict() | named for row in results], indent=2))
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:

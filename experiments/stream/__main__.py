@@ -75,6 +75,7 @@ class TimedWeights(StreamedWeights):
 def stream(config: StreamConfig, run: Run) -> None:
     """Runs all shares against the model with all layers in memory."""
     subject = config.subject()
+    _ = run.of(subject.model)
     run.begin()
     with TemporaryDirectory(dir=run.folder) as folder:
         path = Path(folder) / "layers.bin"

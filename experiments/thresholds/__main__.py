@@ -100,7 +100,7 @@ class ThresholdsConfig:
 
 def choose_thresholds(config: ThresholdsConfig, run: Run) -> None:
     """Decodes every setting, and chooses."""
-    model = lj.load(config.model, config.dtype)
+    model = run.of(lj.load(config.model, config.dtype))
     run.begin()
     found = {each.setting.name: each for each in _decoded(config, model, run)}
     plain, slowest, *swept = everything = [found[setting.name] for setting in config.settings]

@@ -28,7 +28,7 @@ from experiments.train.resume import TRAINING, Training
 from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.atomic import new_folder
 from llada_jax.build import Model
-from llada_jax.checkpoint import load_params, model_path
+from llada_jax.checkpoint import fingerprint, load_params, model_path
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
@@ -172,6 +172,7 @@ def finish(
     export_model(
         run.folder / "model", model.config, model.params, tokenizer, card, metrics, log_before
     )
+    run.fingerprint = fingerprint(run.folder / "model")
     rows = []
     for score in scores:
         name, share, n = f"{score.task}/{score.name}/exact_match", score.share, score.items

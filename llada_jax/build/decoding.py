@@ -51,6 +51,8 @@ def generate(
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
+      FloatingPointError: the model gave a score that is NaN or infinite: one message that names
+        each such canvas, the forward and the position. Nothing is returned of the others.
     """
     config = with_ids(config or SamplerConfig(), model.config)
     with ExitStack() as threads:
@@ -71,6 +73,8 @@ def generate(
             infill=holes,
             refresher=Refresher(worker, *refreshing),
         )
+    if result.recorded is not None:
+        result.recorded.settings["fingerprint"] = model.fingerprint
     return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
 
 

@@ -1,11 +1,11 @@
 """A model from wherever it is, and what is done with it as a whole: export, tiles, logits."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -15,10 +15,12 @@ from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.exported.writer import write_export
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
+from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Kind, Tiles
 from llada_jax.text import Tokenizer
@@ -37,13 +39,20 @@ class Model(NamedTuple):
     """Folder that the backend runs; None unless the model is an export."""
     source: str | None = None
     """Name or path that `load` was given."""
+    fingerprint: str | None = None
+    """Names the content of the files that it was loaded from; of an export, that of its manifest.
+    None where it was made in memory: who replaces the parameters sets it None as well."""
+
+    @property
+    def stored_as(self) -> str:
+        """Returns the numbers of its layers: a dtype, the kind of its tiles, or `exported`."""
+        return "exported" if self.params is None else _stored_as(self.params)
 
     def __repr__(self) -> str:
         """Names the model in one line, without its arrays."""
-        stored = "exported" if self.params is None else _stored_as(self.params)
         name = "" if self.source is None else f"{self.source!r}, "
         count = param_count(self.config)
-        return f"Model({name}family {self.config.family}, {count:,} parameters, {stored})"
+        return f"Model({name}family {self.config.family}, {count:,} parameters, {self.stored_as})"
 
 
 def _stored_as(params: ModelParams) -> str:
@@ -69,17 +78,24 @@ def load(
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
-        before any tensor is read.
+        before any tensor is read; NaN, infinity, and a file that is written meanwhile are found as
+        they are.
     """
     if family is not None:
         add_family(family)
     if (Path(source) / MANIFEST).is_file():
         return _load_exported(Path(source), dtype)
+    before = checkpoint.file_states(source)
     config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
+    fingerprint = checkpoint.fingerprint(source)
+    require(
+        checkpoint.file_states(source) == before,
+        f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
+    )
     tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
     if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
         config = config.replace(mask_id=tokenizer.mask_id)
-    return Model(config, params, tokenizer, source=str(source))
+    return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
 
 
 def _load_exported(folder: Path, dtype: str | None) -> Model:
@@ -91,7 +107,8 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
     )
     has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
-    return Model(manifest.model, None, tokenizer, folder, str(folder))
+    fingerprint = content_hash(folder, [folder / MANIFEST])
+    return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 
 
 def export(
@@ -121,7 +138,8 @@ def export(
     if config.mask_id is None and tokenizer is not None:
         config = config.replace(mask_id=Tokenizer.from_folder(tokenizer).mask_id)
     settings = settings or ExportConfig()
-    what = Export(config, weights, settings, str(source), tokenizer, verify, samples)
+    fingerprint = partial(checkpoint.fingerprint, source)
+    what = Export(config, weights, settings, str(source), tokenizer, verify, samples, fingerprint)
     return write_export(Path(folder), what)
 
 
@@ -149,10 +167,12 @@ def forward(
         f"block_length is {block_length}; allowed: 1 or more",
     )
     config = model.config.replace(block_length=block_length or model.config.block_length)
-    return _forward(model.params, config, array.astype(jnp.int32))
+    return _forward(array.shape)(model.params, config, array.astype(jnp.int32))
 
 
-_forward = jax.jit(model_forward.forward, static_argnums=1)
+@kept
+def _forward(*shape: Any) -> Callable[..., Array]:
+    return own_jit(model_forward.forward, static_argnums=1)
 
 
 def tiled(model: Model, kind: Kind = "q4_0") -> Model:

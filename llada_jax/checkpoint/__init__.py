@@ -7,6 +7,7 @@ from pathlib import Path
 from llada_jax.checkpoint.bundled import bundled_names, model_path
 from llada_jax.checkpoint.gguf import open_gguf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
+from llada_jax.checkpoint.identity import file_states, fingerprint
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, load_orbax, save_orbax
 from llada_jax.checkpoint.sources import Checkpoint
 from llada_jax.checkpoint.streamed import StreamedParams
@@ -16,6 +17,8 @@ from llada_jax.model.params import ModelParams
 
 __all__ = [
     "bundled_names",
+    "file_states",
+    "fingerprint",
     "load_params",
     "model_path",
     "save_huggingface",
@@ -43,7 +46,8 @@ def load_params(
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
       where it has no `tokenizer.json`.
 
-    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong.
+    Raises FileNotFoundError or ValueError, before anything heavy, that name what is wrong; and
+    ValueError for a tensor with NaN or infinity, which is found as it is read.
     """
     require_choice("dtype", dtype, Dtype)
     path = model_path(source)

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from llada_jax.checkpoint.gguf_header import GgufTensor, read_header
 from llada_jax.checkpoint.sources import (
     FLOATS,
     Checkpoint,
@@ -63,29 +64,23 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     except ImportError as error:
         raise ImportError("GGUF files need the extra 'gguf' of llada_jax") from error
     try:
-        reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        metadata, tensors = read_header(path)
+    except ValueError as error:
         raise ValueError(f"{path} is no GGUF file, or is cut short: {error}") from error
-    require(reader.byte_order == "I", f"{path} is big-endian; allowed: little-endian")
-    metadata = {
-        name: field.contents()
-        for name, field in reader.fields.items()
-        if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
-    }
-    return metadata, {tensor.name: _stored(gguf, path, tensor) for tensor in reader.tensors}
+    return metadata, {tensor.name: _stored(gguf, path, tensor) for tensor in tensors}
 
 
-def _stored(gguf: ModuleType, path: Path, tensor: Any) -> StoredTensor:
-    shape = tuple(int(length) for length in reversed(tensor.shape))
-    kind = tensor.tensor_type.name
+def _stored(gguf: ModuleType, path: Path, tensor: GgufTensor) -> StoredTensor:
+    kind = tensor.kind.name
     return StoredTensor(
+        tensor.name,
         path,
-        offset=int(tensor.data_offset),
-        shape=shape,
-        row_bytes=int(tensor.n_bytes) // shape[0],
+        offset=tensor.offset,
+        shape=tensor.shape,
+        row_bytes=tensor.bytes // tensor.shape[0],
         kind=kind,
         dtype=_KINDS.get(kind),
-        blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.tensor_type),
+        blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.kind),
         int4=_q4_0 if kind == "Q4_0" else None,
     )
 

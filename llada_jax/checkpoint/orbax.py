@@ -12,14 +12,16 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
-from llada_jax.checkpoint.huggingface import read_json
+from llada_jax.checkpoint.finite import require_finite_tree
+from llada_jax.checkpoint.safetensors_files import read_json
 from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import checked_dataclass
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 
 DESCRIPTION_FILE = "llada_jax.json"
-_TREE_FOLDER = "params"
+TREE_FOLDER = "params"
+_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
 def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelParams) -> None:
@@ -42,28 +44,31 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
         "dtypes": {parameter_name(path): _dtype_name(leaf) for path, leaf in leaves},
     }
     with new_folder(folder, replace=True) as part:
-        ocp.save(str(part / _TREE_FOLDER), params)
+        ocp.save(str(part / TREE_FOLDER), params)
         (part / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 
 def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
     """Loads what `save_orbax` wrote, in the dtypes it was saved with.
 
-    Raises FileNotFoundError or ValueError for a folder whose content is damaged.
+    Raises FileNotFoundError or ValueError for a folder whose content is damaged; NaN and infinity
+    are damage.
     """
     from orbax.checkpoint import v1 as ocp
 
     folder = Path(folder).absolute()
     description = read_json(folder / DESCRIPTION_FILE)
-    if not (folder / _TREE_FOLDER).is_dir():
-        raise FileNotFoundError(f"no {_TREE_FOLDER} in {folder}")
+    if not (folder / TREE_FOLDER).is_dir():
+        raise FileNotFoundError(f"no {TREE_FOLDER} in {folder}")
     try:
         config = checked_dataclass(ModelConfig, description.get("config", {}))
     except ValueError as error:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
     dtypes: Any = description.get("dtypes")
     require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
-    return config, ocp.load(str(folder / _TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+    params = ocp.load(str(folder / TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+    require_finite_tree(str(folder), params)
+    return config, params
 
 
 def _dtype_name(leaf: Any) -> str:
@@ -80,6 +85,7 @@ def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path)
         name = parameter_name(path)
         require(name in dtypes, f"{folder / DESCRIPTION_FILE} lacks {name}")
         dtype = dtypes[name]
+        require(dtype in _DTYPES, f"{name} is {dtype!r}; allowed: {', '.join(_DTYPES)}")
         if dtype not in ("int8", "int4"):
             return abstract(spec.shape, dtype)
         groups = 1 if dtype == "int8" else spec.shape[-1] // INT4_GROUP

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from llada_jax.checkpoint.finite import all_finite, require_finite
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import ParamSpec, is_routed, named_specs
 from llada_jax.model.families.family import Names, checkpoint_name
@@ -26,12 +27,14 @@ FLOATS: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _LISTED = 4
+_REFUSED_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
 class StoredTensor:
     """One tensor of a file, of which rows can be read without the rest."""
 
+    name: str
     file: Path
     offset: int
     shape: tuple[int, ...]
@@ -43,7 +46,7 @@ class StoredTensor:
     blocks: Callable[[np.ndarray], np.ndarray] | None = None
     """Rows of raw bytes [rows, row_bytes] to floats [rows, columns]; None where they are floats."""
     int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
-    """Rows of raw bytes to int4 and scales, for kinds that are the int4 of `quantize` already."""
+    """As `blocks`, to int4 and scales, for kinds that are the int4 of `quantize` already."""
 
     def raw(self, start: int, stop: int) -> np.ndarray:
         """Reads rows `start` to `stop`, uint8 [rows, row_bytes]."""
@@ -52,11 +55,33 @@ class StoredTensor:
         return data.reshape(stop - start, self.row_bytes)
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
-        """Returns rows of raw bytes as floats [rows, columns]."""
+        """Returns rows of raw bytes as floats [rows, columns].
+
+        Raises ValueError where one is NaN or infinite, which says how many of the tensor are."""
+        numbers = self._floats(raw)
+        if not all_finite(numbers):
+            self._refuse(self._floats)
+        return numbers
+
+    def decode_int4(self, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows of raw bytes as int4 and scales. Raises ValueError as `decode`."""
+        int4 = self.int4
+        assert int4 is not None
+        integers, scale = int4(raw)
+        if not all_finite(scale):
+            self._refuse(lambda rows: int4(rows)[1])
+        return integers, scale
+
+    def _floats(self, raw: np.ndarray) -> np.ndarray:
         if self.blocks is not None:
-            return self.blocks(raw)
+            with np.errstate(invalid="ignore"):  # which `decode` says better
+                return self.blocks(raw)
         assert self.dtype is not None  # checked before anything is read
         return raw.view(self.dtype)
+
+    def _refuse(self, floats: Callable[[np.ndarray], np.ndarray]) -> None:
+        every = self.pieces(0, self.shape[0], _REFUSED_ELEMENTS)
+        require_finite(f"{self.file}: {self.name}", map(floats, every))
 
     def pieces(self, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         """Reads rows `start` to `stop` as `raw` does, in pieces of about so many numbers."""
@@ -132,22 +157,23 @@ def checked(checkpoint: Checkpoint, kinds: Sequence[str]) -> Checkpoint:
     location, stored = checkpoint.location, checkpoint.stored
     shapes = tensor_shapes(checkpoint.sources)
     missing = [name for name in shapes if name not in stored]
-    require(not missing, f"{location} lacks {_listed(missing)}")
+    require(not missing, f"{location} lacks {listed(missing)}")
     wrong = [
         f"{name} is {list(stored[name].shape)}, expected {list(shape)}"
         for name, shape in shapes.items()
         if stored[name].shape != shape
     ]
-    require(not wrong, f"{location} has tensors of a wrong shape: {_listed(wrong)}")
+    require(not wrong, f"{location} has tensors of a wrong shape: {listed(wrong)}")
     other = [f"{name} is {stored[name].kind}" for name in shapes if stored[name].kind not in kinds]
-    require(not other, f"{location}: {_listed(other)}; allowed: {', '.join(kinds)}")
+    require(not other, f"{location}: {listed(other)}; allowed: {', '.join(kinds)}")
     unread = [name for name in stored if name not in shapes and not name.endswith("inv_freq")]
     if unread:
-        warnings.warn(f"{location} holds tensors that no parameter reads: {_listed(unread)}",
+        warnings.warn(f"{location} holds tensors that no parameter reads: {listed(unread)}",
                       stacklevel=3)  # fmt: skip
     return checkpoint
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """Returns the first items, and how many more there are."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more

@@ -49,4 +49,4 @@ def _pieces(tensor: StoredTensor, start: int, stop: int) -> Iterator[Any]:
         if tensor.int4 is None:
             yield tensor.decode(raw).reshape(len(raw), *tensor.shape[1:])
         else:
-            yield QuantArray(*map(jnp.asarray, tensor.int4(raw)))
+            yield QuantArray(*map(jnp.asarray, tensor.decode_int4(raw)))

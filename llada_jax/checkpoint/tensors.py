@@ -98,7 +98,7 @@ def _read(
 def _decoded(tensor: StoredTensor, raw: np.ndarray, bits: Bits | None) -> Sequence[Any]:
     """Returns rows as floats, or as integers and their scales."""
     if bits == 4 and tensor.int4 is not None:
-        return tensor.int4(raw)
+        return tensor.decode_int4(raw)
     numbers = tensor.decode(raw)
     return [numbers] if bits is None else quantize(numbers, bits)
 

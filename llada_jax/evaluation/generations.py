@@ -21,6 +21,7 @@ from llada_jax.evaluation.stored import (
     require_object,
     stored_in_format,
     stored_lines,
+    stored_object,
 )
 from llada_jax.evaluation.task import Item
 from llada_jax.sampler.trace import Trace
@@ -72,6 +73,8 @@ class GenerationStore:
     folder: Path
     settings: Mapping[str, Any]
     """Everything that the generations depend on, as plain JSON."""
+    goes_on: bool = False
+    """Whether items may lack, since they are then decoded."""
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -100,34 +103,64 @@ class GenerationStore:
                 f"{folder} holds generations with other settings: {difference}; "
                 "allowed: another folder, or the same settings",
             )
-        return cls(folder, settings)
+        return cls(folder, settings, goes_on=True)
 
     def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
-        """Stores a batch, and what decoding it did; the first one also the settings."""
+        """Stores a batch, and what decoding it did; the first one also the settings. They say how
+        far the items go, so that a file which is deleted later is missed."""
         if not (self.folder / SETTINGS).exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            content = {"format": FORMAT, "settings": self.settings}
-            atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
+            self._write_settings(0)
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
         told = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
         header = {"count": len(lines), "sha256": _sha256(lines), **told}
-        path = self.folder / f"{batch.generations[0].index:06d}.jsonl"
+        path = self.folder / _file_of(batch.generations[0].index)
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
         atomic.write_text(path, "".join([_json(header), *lines]))
+        self._write_settings(max(self._items(), batch.generations[-1].index + 1))
+
+    def _write_settings(self, items: int) -> None:
+        content = {"format": FORMAT, "items": items, "settings": self.settings}
+        atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
+
+    def _items(self) -> int:
+        """Returns one more than the last item that was ever stored; 0 in stores that did not say
+        so, and in new ones."""
+        path = self.folder / SETTINGS
+        stored = {"items": 0} | stored_object(path, {}) if path.exists() else {"items": 0}
+        return require_object(stored, path, {"items": int})["items"]
 
     def batches(self) -> list[GenerationBatch]:
         """Reads all batches, in the order of their items. Raises ValueError that names a file
-        which is cut short or was changed."""
-        return [_read(path) for path in sorted(self.folder.glob("*.jsonl"))]
+        which is cut short, was changed or copied, or, in a store that was loaded, was deleted."""
+        return [batch for _, batch in self._files()]
+
+    def _files(self) -> list[tuple[Path, GenerationBatch]]:
+        found = [(path, _read(path)) for path in sorted(self.folder.glob("*.jsonl"))]
+        holder: dict[int, Path] = {}
+        for path, batch in found:
+            for index in (each.index for each in batch.generations):
+                other = holder.setdefault(index, path)
+                require(
+                    other == path,
+                    f"{other} and {path} both have item {index}; allowed: the one that was written",
+                )
+        lacking = set(range(max([self._items(), *(i + 1 for i in holder)]))) - holder.keys()
+        require(
+            self.goes_on or not lacking,
+            f"{self.folder} lacks {_file_of(min(lacking, default=0))}; allowed: all files that "
+            "were written (the run that wrote them decodes its items again where it goes on)",
+        )
+        return found
 
     def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
         """Reads the batches whose trace was stored, in the order of their items; the batch row of a
         generation is its place. Raises ValueError as `batches`, and for no trace of this version.
         """
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path, batch in self._files():
             if path.with_suffix(TRACE).exists():
-                yield _read(path), Trace.load(path.with_suffix(TRACE))
+                yield batch, Trace.load(path.with_suffix(TRACE))
 
     def generations(self) -> list[Generation]:
         """Reads all generations, in the order of their items."""
@@ -152,6 +185,10 @@ class GenerationMemory:
 
     def traces(self) -> Iterator[tuple[GenerationBatch, Trace]]:
         return ((batch, trace) for batch, trace in self._added if trace is not None)
+
+
+def _file_of(first_item: int) -> str:
+    return f"{first_item:06d}.jsonl"
 
 
 def _read(path: Path) -> GenerationBatch:

@@ -7,8 +7,8 @@ found.score, found.interval, found.nfe, found.tpf
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy as np
 from tqdm import tqdm
 
 from llada_jax import build
-from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.build import Model
 from llada_jax.config import Loop, SamplerConfig, require
 from llada_jax.evaluation.environment import environment
@@ -32,6 +31,7 @@ from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.trace import Trace
 
@@ -123,18 +123,25 @@ class Trial:
         """Returns what the model was loaded from."""
         return self.model.source or "model"
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the model by its content."""
+        return fingerprint(self.model)
+
     @property
     def settings(self) -> dict[str, Any]:
         """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
         return {
             "model": self.model_name,
-            "dtype": self.dtype,
-            "fingerprint": fingerprint(self.model),
+            "model_config": asdict(self.model.config),
+            "dtype": self.dtype or self.model.stored_as,
+            "fingerprint": self.fingerprint,
             "task": self.items.settings,
             "sampler_name": self.sampler_name,
             "sampler": self.sampler.as_dict(),
             "backend": self.backend,
             "tiles": _tiles_of([self.model, self.refresh_on]),
+            "refresh_on": None if self.refresh_on is None else fingerprint(self.refresh_on),
             "seed": self.seed,
         }
 
@@ -216,14 +223,15 @@ def _compilations() -> list[str]:
 
 
 def fingerprint(model: Model) -> str:
-    """Tells models apart by what is small in them: no two trainings end with the same norms."""
+    """Names a model by its content: that of its files, or of its arrays where it has none."""
+    if model.fingerprint is not None:
+        return model.fingerprint
     digest = hashlib.sha256(repr(model.config).encode())
-    if model.artifact is not None:
-        digest.update((model.artifact / MANIFEST).read_bytes())
-    for leaf in jax.tree.leaves(model.params):
-        if not isinstance(leaf, Tiles) and leaf.ndim == 1:
-            digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()[:16]
+    for path, leaf in jax.tree.leaves_with_path(model.params):
+        array = np.ascontiguousarray(leaf.blocks if isinstance(leaf, Tiles) else leaf)
+        digest.update(f"{parameter_name(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()[:32]
 
 
 def _tiles_of(models: Iterable[Model | None]) -> str | None:

@@ -57,7 +57,8 @@ def log_likelihoods(
       progress: show a progress bar.
 
     Raises ValueError, before anything is computed, for an empty answer, ids outside the vocabulary
-    or [MASK], a canvas that is too long, a model without parameters or mask_id.
+    or [MASK], a canvas that is too long, a model without parameters or mask_id; and
+    FloatingPointError for log-probabilities that are no finite numbers.
     """
     require(batch_size >= 1, f"batch_size is {batch_size}; allowed: 1 or more")
     require(mc_num >= 1, f"mc_num is {mc_num}; allowed: 1 or more")
@@ -171,13 +172,21 @@ def score_masked(
     masked: Masked,
 ) -> Float[np.ndarray, " M"]:
     """Returns log-probabilities (nats) of masked tokens, from canvases that hold [MASK] in their
-    place. Positions that are not live do not exist."""
+    place. Positions that are not live do not exist. Raises FloatingPointError where one is NaN or
+    infinite."""
     states = _states(params, config, tokens, live)
     filled = padded(len(masked.row)) - len(masked.row)
     row, position, token = (np.pad(part, (0, filled)).astype(np.int32) for part in masked)
     predicting = np.maximum(position - int(config.shift_logits), 0)
     log_p = _log_probabilities(params, states, row, predicting, token)
-    return np.asarray(log_p, np.float64)[: len(masked.row)]
+    found = np.asarray(log_p, np.float64)[: len(masked.row)]
+    (bad,) = np.nonzero(~np.isfinite(found))
+    if len(bad):
+        raise FloatingPointError(
+            f"{len(bad)} of {len(found)} log-likelihoods are NaN or infinite, the first of canvas "
+            f"{masked.row[bad[0]]} at position {masked.position[bad[0]]}; nothing was scored"
+        )
+    return found
 
 
 _states = jax.jit(hidden_states, static_argnums=1)

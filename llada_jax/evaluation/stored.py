@@ -33,7 +33,7 @@ def parsed(text: str, path: Path) -> Any:
     """Parses a text of `path` as JSON. Raises ValueError for what is none."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter: as deep as Python goes
         raise ValueError(f"{path} is damaged: {error}; {_ALLOWED}") from error
 
 

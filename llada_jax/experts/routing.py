@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.config import require
 
-FORMAT = 2
+FORMAT = 3
 ABSENT = -1
 """In `experts`, for a row that a step did not run."""
 

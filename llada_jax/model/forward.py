@@ -5,7 +5,8 @@ gives hooks: tiles on the host's threads, experts that do not all lie on the acc
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,9 +81,51 @@ def forward_rows(
         attention_bias(rows),
         map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
         hooks=hooks,
+        run=_run_layer if hooks is PLAIN else run_layer,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
+
+
+LayerOut = tuple[Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
+"""Hidden states, and the rows' keys and values."""
+
+
+def run_layer(
+    layer: Layer,
+    config: ModelConfig,
+    hidden: Float[Array, "B R D"],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+    index: int = 0,
+    hooks: LayerHooks = PLAIN,
+) -> LayerOut:
+    """Runs one layer, whose number in the whole model the hooks are told."""
+    normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
+    mixed, (key, value) = attention(
+        normed, layer.attention, config, angles, bias, cached, hooks.multiply
+    )
+    hidden = hidden + mixed
+    normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
+    return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
+
+
+@partial(jax.jit, static_argnums=1)
+def _one_function(
+    layer: Layer,
+    config: ModelConfig,
+    hidden: Float[Array, "B R D"],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+) -> LayerOut:
+    return run_layer(layer, config, hidden, angles, bias, cached)
+
+
+def _run_layer(*args: Any) -> LayerOut:
+    """Calls a function that all equal layers share, so that no program grows with their number."""
+    return _one_function(*args[:6])
 
 
 def run_layers(
@@ -94,6 +137,7 @@ def run_layers(
     caches: Iterable[CachedLayer],
     first: int = 0,
     hooks: LayerHooks = PLAIN,
+    run: Callable[..., LayerOut] = run_layer,
 ) -> tuple[Float[Array, "B R D"], list[Float[Array, "B R K Dh"]], list[Float[Array, "B R K Dh"]]]:
     """Runs consecutive layers: the part of a step that is lowered for an NPU.
 
@@ -103,6 +147,7 @@ def run_layers(
     Args:
       caches: keys and values for each layer, taken when its turn comes.
       first: the first layer's number in the whole model.
+      run: `run_layer`, or what does the same.
 
     Returns:
       Hidden states, and the rows' keys and values, one entry per layer each.
@@ -110,13 +155,7 @@ def run_layers(
     keys, values = [], []
     for index, (layer, cached) in enumerate(zip(layers, caches, strict=True), start=first):
         with jax.named_scope(f"layer_{index}"):
-            normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
-            mixed, (key, value) = attention(
-                normed, layer.attention, config, angles, bias, cached, hooks.multiply
-            )
-            hidden = hidden + mixed
-            normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
-            hidden = hidden + hooks.feed_forward_of(normed, layer, config, index)
+            hidden, key, value = run(layer, config, hidden, angles, bias, cached, index, hooks)
         keys.append(key)
         values.append(value)
     return hidden, keys, values

@@ -190,7 +190,9 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
         require(isinstance(text, str) and bool(text.strip()), f"{path} has no {name}")
     require_choice(f"tag of {path}", node["tag"], Tag)
     unknown = set(node) - {"value", "unit", "tag", "source"}
-    require(not unknown, f"{path} has {sorted(unknown)}; allowed: value, unit, tag and source")
+    require(
+        not unknown, f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag and source"
+    )
     return Sourced(**node)
 
 

@@ -60,6 +60,7 @@ class Canvas(NamedTuple):
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
     done: Bool[Array, " B"]
+    fault: Int[Array, " B"]  # where the first score was that is no finite number; -1: none
     key: Key[Array, " B"]
     cache: KVCache
 
@@ -122,6 +123,7 @@ def new_canvas(
         hypothesis=hypothesis,
         history=history,
         done=~masked.any(axis=1),
+        fault=np.full(batch, -1, np.int32),
     )
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
 

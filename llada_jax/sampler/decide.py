@@ -15,7 +15,7 @@ from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_
 from llada_jax.sampler.rules.rule import Rescored, accepted
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.sampler.stop import stop_rows
+from llada_jax.sampler.stop import stop_faulty, stop_rows
 from llada_jax.types import Scores
 
 
@@ -29,7 +29,7 @@ def decide(
     if setup.own_rule is not None:
         revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
     else:
-        revised = _commit_and_revise(setup, canvas, candidates, plan, scores.here)
+        revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
     canvas = next_for_own_rule(setup, canvas, canvas.block != before.block)
@@ -41,17 +41,20 @@ def decide(
         canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
     if canvas.history is not None:
         canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
-    return canvas, record_of(setup.rule, counts, before, revised, decided, canvas)
+    record = record_of(setup.rule, counts, before, revised, decided, canvas)
+    return stop_faulty(canvas, scores.faults & ~before.done[:, None]), record
 
 
 def _commit_and_revise(
-    setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: Scores
+    setup: Setup, canvas: Canvas, candidates: Candidates, plan: StepPlan, scores: StepScores
 ) -> Canvas:
     before = canvas.state
     canvas = commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
     fresh = (before == MASKED) & (canvas.state != MASKED)
+    standing = scores.here.confidence if scores.standing is None else scores.standing
     rescored = Rescored(
-        scores=scores,
+        scores=scores.here,
+        standing=standing,
         at=plan.query.rescored,
         passed=positions_of(canvas) < canvas.settled[:, None],
         fresh=fresh,

@@ -19,6 +19,7 @@ from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.stop import require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, Params
@@ -102,6 +103,8 @@ def decode(
     Raises:
       ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
         `infill`, contains [MASK]; for ids that neither the model nor `config` names.
+      FloatingPointError: the model gave NaN or infinity. Such a canvas stops at once, and the error
+        names each one, its forward and its position after the others are done.
     """
     require_choice("loop", loop, Loop)
     require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
@@ -110,7 +113,7 @@ def decode(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config)
+    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
@@ -120,6 +123,7 @@ def decode(
         began = time.perf_counter()
         canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
         canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
+        require_scores(canvas)
         require_numbers(setup.rule, canvas)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))

@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores
 from llada_jax.sampler.refresh import RefreshJob, merge, refresh_job
 from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.step import absorb, by_position, run_head
+from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
-from llada_jax.types import Denoiser, Params, RowsOut, Scores
+from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
 class StepView(NamedTuple):
@@ -70,8 +71,7 @@ class Steps(NamedTuple):
     """Wall time of each step; NaN where a compiled loop ran them all."""
 
 
-@partial(jax.jit, static_argnames=("denoiser", "buckets", "limit"), donate_argnames="canvas")
-def _compiled(
+def _run_whole(
     setup: Setup,
     denoiser: Denoiser,
     params: Params,
@@ -85,7 +85,10 @@ def _compiled(
 
     def forward(params, canvas, plan, n_rows):
         rows = step_rows(setup, canvas, plan, n_rows)
-        return absorb(setup, canvas, plan, rows, denoiser.forward_rows(params, rows, canvas.cache))
+        out = denoiser.forward_rows(params, rows, canvas.cache)
+        # Every layer has read the cache before the first one writes: else XLA copies it whole.
+        cache, out = jax.lax.optimization_barrier((canvas.cache, out))
+        return absorb(setup, canvas._replace(cache=cache), plan, rows, out)
 
     def score(params, denoised, n_heads):
         head = run_head(denoiser, params, denoised, n_heads)
@@ -120,6 +123,12 @@ def _compiled(
     return canvas, records, rows, step
 
 
+@kept
+def _compiled(*shape: Any) -> Callable[..., Any]:
+    static = ("denoiser", "buckets", "limit")
+    return own_jit(_run_whole, static_argnames=static, donate_argnames="canvas")
+
+
 def compiled_loop(
     setup: Setup,
     denoiser: Denoiser,
@@ -129,7 +138,8 @@ def compiled_loop(
     limit: int,
 ) -> tuple[Canvas, Steps]:
     """Decodes in one compiled program (`lax.while_loop`); consumes the canvas."""
-    canvas, records, rows, count = _compiled(setup, denoiser, params, canvas, buckets, limit)
+    run = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
+    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
@@ -143,16 +153,24 @@ def _decide_and_plan(
     return canvas, record, plan_step(setup, canvas)
 
 
-_plan = jax.jit(plan_step)
-_rows = jax.jit(step_rows, static_argnums=3)
-_call = jax.jit(lambda function, *args: function(*args), static_argnums=0)
-_absorb = jax.jit(absorb, donate_argnames="canvas")
-_absorb_copy = jax.jit(absorb)  # while a worker reads the cache
-_refresh_job = jax.jit(refresh_job)
-_states_at = jax.jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows))
-_merge = jax.jit(merge, donate_argnames=("canvas", "scores"))
-_by_position = jax.jit(by_position, static_argnames="length")
-_decide = jax.jit(_decide_and_plan, donate_argnames="canvas")
+class _Programs:
+    """What the host loop runs beside the denoiser, for one shape."""
+
+    def __init__(self) -> None:
+        self.plan = own_jit(plan_step)
+        self.rows = own_jit(step_rows, static_argnums=3)
+        self.absorb = own_jit(absorb, donate_argnames="canvas")
+        self.absorb_copy = own_jit(absorb)  # while a worker reads the cache
+        self.refresh_job = own_jit(refresh_job)
+        self.states_at = own_jit(lambda setup, hidden, rows: take(guide(setup, hidden), rows))
+        self.merge = own_jit(merge, donate_argnames=("canvas", "scores"))
+        self.by_position = own_jit(by_position, static_argnames="length")
+        self.decide = own_jit(_decide_and_plan, donate_argnames="canvas")
+
+
+@kept
+def _programs(*shape: Any) -> _Programs:
+    return _Programs()
 
 
 def host_loop(
@@ -171,29 +189,31 @@ def host_loop(
     denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
     window, from the state at the start of a step, and its results are merged at the step's end.
     """
-    denoiser = _callable(denoiser)
+    shape = canvas.tokens.shape
+    programs = _programs(jax.tree.structure(setup), shape)
+    denoiser = _callable(denoiser, shape)
     if refresher is not None:
-        refresher = refresher._replace(denoiser=_callable(refresher.denoiser))
+        refresher = refresher._replace(denoiser=_callable(refresher.denoiser, shape))
     records, rows_run, seconds = [], [], []
-    length = canvas.tokens.shape[1]
+    length = shape[1]
     head_sizes = setup.head_sizes(length)
-    plan = _plan(setup, canvas)
+    plan = programs.plan(setup, canvas)
     while len(records) < limit and not np.asarray(canvas.done).all():
         began = time.perf_counter()
         n_rows = _holding(buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None
-        job = _start_refresh(setup, canvas, plan, refresher)
-        rows = _rows(setup, canvas, plan, n_rows)
+        job = _start_refresh(setup, programs, canvas, plan, refresher)
+        rows = programs.rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
-        keep = _absorb if job is None else _absorb_copy
+        keep = programs.absorb if job is None else programs.absorb_copy
         canvas, denoised = keep(setup, canvas, plan, rows, out)
         n_heads = _holding(head_sizes, denoised.counts.head_rows, "heads")
         head = run_head(denoiser, params, denoised, n_heads)
-        scores = _by_position(setup, denoised, head, length=length)
+        scores = programs.by_position(setup, denoised, head, length=length)
         if refresher is not None and job is not None:
             found = refresher.worker.collect()
-            canvas, plan, scores = _merge(canvas, plan, scores, job, *found)
-        canvas, record, plan = _decide(setup, canvas, plan, denoised.counts, scores)
+            canvas, plan, scores = programs.merge(canvas, plan, scores, job, *found)
+        canvas, record, plan = programs.decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
@@ -203,14 +223,17 @@ def host_loop(
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
 
 
-def _callable(denoiser: Denoiser) -> Denoiser:
+def _callable(denoiser: Denoiser, shape: tuple[int, ...]) -> Denoiser:
     """Returns the same functions, compiled where they can be."""
-    if not denoiser.traceable:
-        return denoiser
+    return _traced(denoiser, shape) if denoiser.traceable else denoiser
+
+
+@kept
+def _traced(denoiser: Denoiser, *shape: Any) -> Denoiser:
     return denoiser._replace(
-        forward_rows=partial(_call, denoiser.forward_rows),
-        score_rows=partial(_call, denoiser.score_rows),
-        measure_rows=denoiser.measure_rows and partial(_call, denoiser.measure_rows),
+        forward_rows=own_jit(denoiser.forward_rows),
+        score_rows=own_jit(denoiser.score_rows),
+        measure_rows=denoiser.measure_rows and own_jit(denoiser.measure_rows),
     )
 
 
@@ -222,18 +245,23 @@ def _holding(sizes: Sequence[int], needs: Int[Array, " B"], what: str) -> int:
 
 
 def _start_refresh(
-    setup: Setup, canvas: Canvas, plan: StepPlan, refresher: Refresher | None
+    setup: Setup,
+    programs: _Programs,
+    canvas: Canvas,
+    plan: StepPlan,
+    refresher: Refresher | None,
 ) -> RefreshJob | None:
     """Gives the worker what is to be refreshed, if anything is."""
     if refresher is None or not setup.config.has_worker or not np.asarray(plan.refreshed).any():
         return None
-    job, cache = _refresh_job(setup, canvas, plan), canvas.cache
+    job, cache = programs.refresh_job(setup, canvas, plan), canvas.cache
     worker, denoiser, params = refresher
 
-    def refresh() -> tuple[RowsOut, Scores]:
+    def refresh() -> tuple[RowsOut, HeadOut]:
         out = denoiser.forward_rows(params, job.rows, cache)
-        states = _states_at(setup, out.hidden, job.row)
-        return jax.block_until_ready((out, denoiser.score_rows(params, states, None)))
+        states = programs.states_at(setup, out.hidden, job.row)
+        asked = job.asked if denoiser.measure_rows else None
+        return jax.block_until_ready((out, head_out(denoiser, params, states, None, asked)))
 
     worker.submit(refresh)
     return job
@@ -243,7 +271,7 @@ def _view(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
     length = int(canvas.end.max())
 
     def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
-        return np.array(array[:, :length])
+        return np.array(array)[:, :length]
 
     state = shown(canvas.state)
     return StepView(

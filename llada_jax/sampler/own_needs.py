@@ -18,6 +18,7 @@ from llada_jax.sampler.commit import block_positions
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.own import Ask, Drafts, OwnRule, Seen, Tried
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.standing import asked_of_standing
 from llada_jax.sampler.step_plan import Query, StepPlan
 from llada_jax.types import Asked
 
@@ -26,6 +27,8 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
     """Returns what is asked of the head for the positions of a query, beside the scores; None:
     nothing. Raises ValueError where the rule asks in other shapes."""
     rule, memory = setup.own_rule, canvas.rule_state
+    if setup.doubts and setup.measures:
+        return asked_of_standing(take(canvas.tokens, query.at % canvas.tokens.shape[1]))
     if rule is None or not rule.head_needs:
         return None
     shape = (canvas.tokens.shape[0], setup.config.block_length)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, put
 from llada_jax.sampler.rules.rule import Rule
@@ -35,6 +35,15 @@ class StepScores(NamedTuple):
     ahead: Scores  # in the branch
     measured: Measured | None = None  # of the block, where the rule asks for it
     hidden: Float[Array, "B C D"] | None = None  # so are the states
+    standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
+
+    @property
+    def faults(self) -> Bool[Array, "B L"]:
+        """Marks positions whose confidence is no finite number, here or ahead. Entropy and margin
+        do not count: a backend may leave them NaN where no rule asks for them."""
+        asked = (self.here, self.ahead)
+        at = [(each.token >= 0) & ~jnp.isfinite(each.confidence) for each in asked]
+        return at[0] | at[1]
 
     def over(self, old: Scores) -> Scores:
         """Returns the last scores of each position; those of the branch where the forward had no

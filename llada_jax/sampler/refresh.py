@@ -8,15 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, take
+from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
 from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.standing import asked_of_standing, standing_probability
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.sampler.step_rows import rows_beside
 from llada_jax.sampler.windows.window import Span
-from llada_jax.types import Rows, RowsOut, Scores
+from llada_jax.types import Asked, HeadOut, Rows, RowsOut
 
 
 class RefreshJob(NamedTuple):
@@ -25,6 +26,7 @@ class RefreshJob(NamedTuple):
     rows: Rows
     at: Int[Array, "B F"]  # positions of the tokens; L where there is none
     row: Int[Array, "B F"]  # the rows that score them
+    asked: Asked
 
 
 def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
@@ -36,16 +38,26 @@ def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     rows = rows_beside(setup, canvas, extra, nothing, (1 + shadow) * n_tokens)
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    return RefreshJob(with_unconditional(setup, canvas, rows), at, row)
+    asked = asked_of_standing(take(canvas.tokens, at))
+    return RefreshJob(with_unconditional(setup, canvas, rows), at, row, asked)
 
 
 def merge(
-    canvas: Canvas, plan: StepPlan, scores: StepScores, job: RefreshJob, out: RowsOut, found: Scores
+    canvas: Canvas,
+    plan: StepPlan,
+    scores: StepScores,
+    job: RefreshJob,
+    out: RowsOut,
+    found: HeadOut,
 ) -> tuple[Canvas, StepPlan, StepScores]:
     """Merges what a worker found, at the boundary of the step that it ran beside."""
-    at = spread(job.at, found, canvas.tokens.shape[1])
+    length = canvas.tokens.shape[1]
+    at = spread(job.at, found.scores, length)
     measured = at.token >= 0
     here = jax.tree.map(partial(jnp.where, measured), at, scores.here)
+    assert scores.standing is not None  # of a rule that revises
+    standing = put(job.at, standing_probability(found), length)
+    standing = jnp.where(measured, standing, scores.standing)
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
-    return canvas, plan._replace(query=query), scores._replace(here=here)
+    return canvas, plan._replace(query=query), scores._replace(here=here, standing=standing)

@@ -17,6 +17,8 @@ class Setup:
 
     model: ModelConfig = field(metadata={"static": True})
     config: SamplerConfig
+    measures: bool = field(default=False, metadata={"static": True})
+    """Whether the backend's head measures what is asked beside the scores."""
 
     @property
     def rule(self) -> Rule:
@@ -49,6 +51,11 @@ class Setup:
     def scores_drafts(self) -> bool:
         """Whether masks of later blocks are scored where the window has them."""
         return self.window.drafts or self.needs("drafts")
+
+    @property
+    def doubts(self) -> bool:
+        """Whether committed tokens are scored again, by a rule of the package."""
+        return self.rule.revises and self.own_rule is None
 
     @property
     def shadows(self) -> bool:

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.rows import write_rows
-from llada_jax.sampler.canvas import Canvas, block_start, in_span, take
+from llada_jax.sampler.canvas import Canvas, block_start, in_span, put, take
 from llada_jax.sampler.commit import step_keys
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.own_needs import asked_of, to_block
 from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.standing import standing_probability
 from llada_jax.sampler.step_plan import StepPlan
 from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
 
@@ -63,11 +64,22 @@ def run_head(denoiser: Denoiser, params: Params, denoised: Denoised, n_heads: in
     """Returns what the head says of the first `n_heads` positions that are asked about."""
     keys = denoised.noise_keys
     keys = None if keys is None else keys[:, :n_heads]
-    hidden, asked = denoised.hidden[:, :n_heads], denoised.asked
+    asked = denoised.asked and denoised.asked.first(n_heads)
+    return head_out(denoiser, params, denoised.hidden[:, :n_heads], keys, asked)
+
+
+def head_out(
+    denoiser: Denoiser,
+    params: Params,
+    hidden: Float[Array, "B Q D"],
+    keys: Key[Array, "B Q"] | None,
+    asked: Asked | None,
+) -> HeadOut:
+    """Returns the scores of states, and what is asked beside them; None: nothing."""
     if asked is None:
         return HeadOut(denoiser.score_rows(params, hidden, keys), None)
     assert denoiser.measure_rows is not None
-    return denoiser.measure_rows(params, hidden, keys, asked.first(n_heads))
+    return denoiser.measure_rows(params, hidden, keys, asked)
 
 
 def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) -> StepScores:
@@ -75,15 +87,20 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     block."""
     n_heads = head.scores.token.shape[1]
     at = denoised.at[:, :n_heads]
-    whole = spread(at, head.scores, 2 * length)
+    # A head that rounds its inputs to integers may make numbers of a NaN.
+    finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
+    confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
+    whole = spread(at, head.scores._replace(confidence=confidence), 2 * length)
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
+    standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
         Scores(*(array[:, length:] for array in whole)),
-        jax.tree.map(block, head.measured),
+        None if setup.doubts else jax.tree.map(block, head.measured),
         jax.tree.map(block, hidden),
+        None if standing is None else standing[:, :length],
     )
 
 

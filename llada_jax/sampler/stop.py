@@ -1,6 +1,8 @@
-"""Early stop: when a row of the batch has its answer before its canvas is full."""
+"""Early stop: when a row has its answer before its canvas is full, or can have none."""
 
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
 
 from llada_jax.sampler.canvas import MASKED, STABLE, VISIBLE, Canvas, positions_of
 from llada_jax.sampler.setup import Setup
@@ -31,3 +33,25 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     )
     done = stopped & setup.rule.may_end(canvas, canvas.steady_steps)
     return canvas._replace(done=canvas.done | done)
+
+
+def stop_faulty(canvas: Canvas, faults: Bool[Array, "B L"]) -> Canvas:
+    """Returns the canvas whose rows with faults are done, and know where their first one is."""
+    found = faults.any(axis=1)
+    first = jnp.argmax(faults, axis=1).astype(jnp.int32)
+    return canvas._replace(done=canvas.done | found, fault=jnp.where(found, first, canvas.fault))
+
+
+def require_scores(canvas: Canvas) -> None:
+    """Raises FloatingPointError where rows have stopped at a score that is no finite number: it
+    names each of them, the forward, and the first position."""
+    fault, nfe = np.asarray(canvas.fault), np.asarray(canvas.nfe)
+    told = [
+        f"canvas {row}: forward {nfe[row] - 1}, position {fault[row]}"
+        for row in np.flatnonzero(fault >= 0)
+    ]
+    if told:
+        raise FloatingPointError(
+            f"the model's scores are NaN or infinite ({'; '.join(told)}; all counted from 0); "
+            "nothing was decoded"
+        )

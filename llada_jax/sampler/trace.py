@@ -12,7 +12,7 @@ from llada_jax.archive import load_archive, save_archive
 from llada_jax.sampler import record
 from llada_jax.sampler.loops import Steps
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Event(IntEnum):

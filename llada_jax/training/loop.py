@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
 from llada_jax import atomic
+from llada_jax.checkpoint.finite import require_finite_tree
 from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
@@ -49,6 +50,8 @@ def train(
 
     Raises:
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
+      FloatingPointError: a loss or a gradient is NaN or infinite. What the step left is not
+        logged, scored or saved; the checkpoints before it stay.
     """
     folder = Path(folder).absolute()  # orbax takes no relative paths
     require_steps(folder, config)
@@ -75,7 +78,11 @@ def train(
         ):
             state, of_step = train_step(state, batch)
             recent.append(of_step)
-            if _due(step, config.log_every, config.steps):
+            logged = _due(step, config.log_every, config.steps)
+            saved = _due(step, config.checkpoint_every, config.steps)
+            if logged or saved:
+                _require_finite(recent, step)
+            if logged:
                 row = {"step": step, "learning_rate": np.asarray(schedule(step)).item()}
                 seconds = time.perf_counter() - began
                 row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
@@ -85,7 +92,8 @@ def train(
                     began = time.perf_counter()
                 metrics.append(row)
                 recent.clear()
-            if _due(step, config.checkpoint_every, config.steps):
+            if saved:
+                require_finite_tree(f"after step {step}", state.params)
                 checkpointer.save(step, arrays_of(state))
                 atomic.sync(folder / CHECKPOINT_FOLDER / str(step))
     return state
@@ -136,6 +144,17 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 def _due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
+
+
+def _require_finite(recent: list[dict[str, jax.Array]], last: int) -> None:
+    """Raises FloatingPointError that names the first of the steps up to `last` without numbers."""
+    for step, row in enumerate(jax.device_get(recent), last - len(recent) + 1):
+        bad = [f"{name} is {value}" for name, value in row.items() if not np.isfinite(value)]
+        if bad:
+            raise FloatingPointError(
+                f"training stops at step {step}: {', '.join(bad)}; allowed: finite numbers (the "
+                "last checkpoint before it is kept)"
+            )
 
 
 def _mean(rows: list[dict[str, jax.Array]]) -> dict[str, float]:

@@ -293,6 +293,14 @@ def test_saving_into_a_folder_keeps_its_other_files(tmp_path: Path) -> None:
     assert same_bits(loaded(tmp_path)[1], params)
 
 
+def test_saving_over_shards_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, golden_config("llada-gqa"), golden_tensors("llada-gqa"), 2)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"has model\.safetensors\.index\.json; allowed: a folder"):
+        save_huggingface(folder, *loaded(folder))
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
 @pytest.mark.parametrize("existing", [True, False])
 def test_an_interrupted_save_leaves_nothing(
     existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,6 @@
 """Every fault of a folder is one clear error, raised before a tensor is read."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -118,29 +117,11 @@ def test_no_weights(folder: Path) -> None:
         loaded(folder)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 200])
-def test_a_header_longer_than_the_file(folder: Path, keep: int) -> None:
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_weights_that_are_cut_short(folder: Path, keep: int) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:keep])
-    with pytest.raises(ValueError, match=rf"{WEIGHTS} is cut short: its header takes \d+ bytes"):
-        loaded(folder)
-
-
-def test_data_shorter_than_the_header_says(folder: Path) -> None:
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[:-1])
-    message = rf"cut short: its tensors end at {len(whole)} bytes, the file has {len(whole) - 1}"
-    with pytest.raises(ValueError, match=message):
-        loaded(folder)
-
-
-@pytest.mark.parametrize(
-    "header", [b"{", b"[]", b'{"a": 3}', b'{"a": {"dtype": "F32", "shape": [2]}}',
-               b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}']
-)  # fmt: skip
-def test_a_header_that_describes_no_tensors(folder: Path, header: bytes) -> None:
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-    with pytest.raises(ValueError, match=rf"{WEIGHTS} is no safetensors file: "):
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} is no safetensors file, or is cut short: "):
         loaded(folder)
 
 

@@ -134,3 +134,48 @@ def test_an_interrupted_write_leaves_no_batch(store, monkeypatch):
         store.add(batch(13, 2))
     monkeypatch.undo()
     assert len(store.generations()) == 13
+
+
+@pytest.mark.parametrize("name", ["000000.jsonl", "000010.jsonl"])
+def test_a_deleted_batch_is_missed_but_where_the_run_goes_on(store, name):
+    (store.folder / name).unlink()
+    loaded = GenerationStore.load(store.folder)
+    for reading in (loaded.batches, loaded.generations, lambda: list(loaded.traces())):
+        with pytest.raises(ValueError, match=rf"generations lacks {name}; allowed: all files"):
+            reading()
+    again = GenerationStore.begin(store.folder, SETTINGS)
+    assert len(again.batches()) == 1
+    again.add(batch(0, 10) if name == "000000.jsonl" else batch(10, 3))
+    assert len(loaded.generations()) == 13
+
+
+def test_a_deleted_batch_may_be_decoded_in_other_batches(store):
+    (store.folder / "000000.jsonl").unlink()
+    again = GenerationStore.begin(store.folder, SETTINGS)
+    again.add(batch(0, 4))
+    with pytest.raises(ValueError, match=r"lacks 000004\.jsonl"):
+        GenerationStore.load(store.folder).batches()
+    again.add(batch(4, 6))
+    assert len(GenerationStore.load(store.folder).generations()) == 13
+
+
+@pytest.mark.parametrize("name", ["000000 (copy).jsonl", "000013.jsonl"])
+def test_a_batch_that_is_there_twice_is_refused(store, name):
+    (store.folder / name).write_bytes((store.folder / "000000.jsonl").read_bytes())
+    for opening in (GenerationStore.load, lambda folder: GenerationStore.begin(folder, SETTINGS)):
+        with pytest.raises(ValueError, match=r"000000.*\.jsonl and .* both have item 0; allowed"):
+            opening(store.folder).batches()
+
+
+def test_a_store_that_did_not_say_how_far_it_goes(store):
+    """Those of earlier versions: a gap is missed, an end is not."""
+    path = store.folder / "settings.json"
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "items"}
+    path.write_text(json.dumps(old))
+    assert len(GenerationStore.load(store.folder).generations()) == 13
+    (store.folder / "000000.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"lacks 000000\.jsonl"):
+        GenerationStore.load(store.folder).batches()
+    path.write_text(json.dumps({**old, "items": "3"}))
+    with pytest.raises(ValueError, match=r"settings\.json is damaged: items is '3'"):
+        GenerationStore.load(store.folder).batches()

@@ -1,6 +1,7 @@
 """`evaluate`: scores a decoder on a task, stores what it answered, and goes on."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ import jax
 import pytest
 
 import llada_jax as lj
-from llada_jax.checkpoint import model_path
+from llada_jax.checkpoint import model_path, save_huggingface
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.likelihood import log_likelihoods
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.task import Item, Task
 from llada_jax.text import Tokenizer
@@ -156,6 +158,35 @@ def test_a_fingerprint_is_the_same_in_tiles():
     assert harness.fingerprint(lj.tiled(model)) == harness.fingerprint(model)
 
 
+def test_a_model_without_numbers_has_no_score(model, tmp_path):
+    """Its weights are finite, and its activations are not."""
+    large = model.params._replace(final_norm=model.params.final_norm * 3e38)
+    broken = model._replace(params=large)
+    with pytest.raises(FloatingPointError, match=r"NaN or infinite \(canvas 0: forward 0, pos.*c"):
+        even(broken, folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "generations").exists()
+    with pytest.raises(FloatingPointError, match="log-likelihoods are NaN or infinite"):
+        log_likelihoods(broken.params, broken.config, [([5], [6, 7])])
+
+
+def test_a_model_is_its_content(tmp_path):
+    config, params = lj.load("tiny")[:2]
+    folder = shutil.copytree(model_path("tiny"), tmp_path / "model")
+    first = lj.load(folder)
+    assert lj.load(folder, "int8").fingerprint == first.fingerprint == harness.fingerprint(first)
+    even(first, folder=tmp_path / "run", items=1)
+    matrix = params.layers[0].attention.query.at[0, 0].add(1)  # no vector differs
+    layer = params.layers[0]._replace(attention=params.layers[0].attention._replace(query=matrix))
+    other = params._replace(layers=(layer, *params.layers[1:]))
+    in_memory = [lj.Model(config, each, None) for each in (params, other)]
+    assert len(set(map(harness.fingerprint, in_memory))) == 2
+    save_huggingface(folder, config, other)
+    with pytest.raises(ValueError, match=r"with other settings: fingerprint is '\w{32}' there an"):
+        even(lj.load(folder), folder=tmp_path / "run", items=2)
+    with pytest.raises(ValueError, match="dtype is 'bfloat16' there and 'int8' here"):
+        even(lj.load(folder, "int8"), folder=tmp_path / "run", items=2)
+
+
 @pytest.mark.slow
 def test_no_experiment_is_needed(tmp_path):
     """In a fresh process that finds neither `experiments` nor Hydra."""
@@ -164,6 +195,7 @@ import sys
 sys.modules["hydra"] = sys.modules["omegaconf"] = sys.modules["experiments"] = None
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation.harness import evaluate
+from llada_jax.evaluation.likelihood import log_likelihoods
 sampler = SamplerConfig(gen_length=32, steps=32, threshold=0.01, cache="blockwise")
 print(evaluate("tiny", "yes_no", sampler, items=1, folder={str(tmp_path)!r}, progress=False))
 """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.config.timed_buckets import MODELLED, LatencyTable
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.memory import most_rows
@@ -173,3 +174,10 @@ def test_a_budget_of_rows_is_what_memory_leaves(phone):
 def test_what_is_refused(phone, ask, message):
     with pytest.raises(ValueError, match=message):
         ask(phone)
+
+
+@pytest.mark.parametrize("soc", MODELLED)
+def test_a_sampler_that_knows_no_phone_has_the_same_table(soc):
+    table, named = lj.phone(soc).latency_table("llada_8b"), LatencyTable.named(soc)
+    assert named.rows == table.rows
+    assert named.ms == pytest.approx(table.ms, abs=0.051)

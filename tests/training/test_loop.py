@@ -190,6 +190,41 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, uninterrupted):
     assert metrics(folder) == before
 
 
+@pytest.mark.parametrize(("name", "bad"), [("loss", np.nan), ("gradient_norm", np.inf)])
+def test_a_step_without_numbers_ends_the_run_and_the_checkpoint_before_it_stays(
+    tmp_path, uninterrupted, name, bad
+):
+    make = loop.make_train_step
+
+    def poisoned(model, config):
+        step = make(model, config)
+
+        def one(state, batch):
+            state, found = step(state, batch)
+            return state, found | ({name: np.float32(bad)} if state.step == 7 else {})
+
+        return one
+
+    with (
+        mock.patch.object(loop, "make_train_step", poisoned),
+        pytest.raises(FloatingPointError, match=rf"training stops at step 7: {name} is {bad}; all"),
+    ):
+        run(tmp_path)
+    assert [row["step"] for row in metrics(tmp_path)] == [2, 4, 6]
+    assert [path.name for path in (tmp_path / loop.CHECKPOINT_FOLDER).iterdir()] == ["4"]
+    assert_same_bits(loop.arrays_of(run(tmp_path)), uninterrupted[1])
+
+
+def test_a_checkpoint_has_numbers_only(tmp_path):
+    save = CONFIG.replace(checkpoint_every=1)
+    with (
+        mock.patch.object(loop, "_require_finite"),
+        pytest.raises(ValueError, match=r"after step 1: embedding has .* that are NaN"),
+    ):
+        run(tmp_path, save.replace(peak_lr=3e38, warmup_steps=0, clip_norm=1e30))
+    assert not any((tmp_path / loop.CHECKPOINT_FOLDER).iterdir())
+
+
 def test_a_checkpoint_past_the_end_is_an_error(uninterrupted):
     shorter = CONFIG.replace(steps=8)
     with pytest.raises(ValueError, match="steps is 8; allowed: 12 or more"):

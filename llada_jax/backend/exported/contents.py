@@ -1,7 +1,7 @@
 """What an export holds: its settings, the shapes that it runs, and its layers cut into files."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ class Export:
     """Whether every signature is run against JAX before the folder gets its name."""
     samples: Sequence[Inputs] = ()
     """Recorded inputs of the whole body, where phones need static quantization."""
+    fingerprint: Callable[[], str | None] = lambda: None
+    """Names the content of the weights as they are now, if anything does."""
 
     @property
     def buckets(self) -> list[Bucket]:

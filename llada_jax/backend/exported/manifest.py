@@ -1,14 +1,16 @@
 """What lies in an exported folder: one JSON file that says all a host must know."""
 
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from llada_jax import atomic
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.config_files import checked_dataclass
+from llada_jax.content import file_hash
+from llada_jax.inside import inside
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -26,13 +28,11 @@ class File:
 
     @classmethod
     def of(cls, path: Path) -> "File":
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return cls(path.name, path.stat().st_size, digest)
+        return cls(path.name, path.stat().st_size, file_hash(path))
 
     def check(self, folder: Path) -> Path:
         """Returns the file's path. Raises FileNotFoundError or ValueError where it has changed."""
-        path = folder / self.name
+        path = inside(folder, self.name)
         if not path.is_file():
             raise FileNotFoundError(f"{folder} lacks {self.name}, which its {MANIFEST} names")
         size = path.stat().st_size
@@ -69,7 +69,7 @@ class Manifest:
     head_chunk: int
     """Entries of the vocabulary in a chunk of the head."""
     embedding: File
-    embedding_dtype: str
+    embedding_dtype: Literal["float32", "bfloat16", "float16"]
     """Dtype of the embedding file, [V, D]."""
     others: tuple[File, ...] = ()
     """Tokenizer, instructions, and what else lies in the folder."""
@@ -80,6 +80,8 @@ class Manifest:
     versions: dict = field(default_factory=dict)
     """Of the packages that made the files, by name."""
     contract: tuple[str, ...] = CONTRACT
+    fingerprint: str | None = None
+    """Names the content of the weights' files: see `llada_jax.checkpoint.fingerprint`."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -103,7 +105,7 @@ class Manifest:
         try:
             record = dict(json.loads(path.read_text()))
             found = record.pop("format")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is no manifest: {error!r}") from error
         require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
         try:

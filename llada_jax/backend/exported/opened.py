@@ -9,18 +9,21 @@ from jaxtyping import Float, Int
 
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
+from llada_jax.inside import inside
 
 
 class Exported:
     """A `Program` from a folder that `export` wrote, run by LiteRT.
 
     LiteRT keeps the weights in the order of this CPU's kernels in `packed` there; the first run
-    writes as many bytes there as the weights have.
+    writes as many bytes there as the weights have, in a process of its own, since a damaged file
+    may end it.
     """
 
     def __init__(self, folder: Path):
@@ -34,26 +37,26 @@ class Exported:
         self._settings = manifest.settings
         weights = [shard.file for shard in manifest.shards] + [manifest.head]
         require_memory(sum(file.bytes for file in weights), f"running {folder}")
-        for file in manifest.files:
-            file.check(folder)
+        paths = {file.name: file.check(folder) for file in manifest.files}
         self._embedding = np.memmap(
-            folder / manifest.embedding.name,
+            paths[manifest.embedding.name],
             dtype=np.dtype(manifest.embedding_dtype),
             mode="r",
             shape=(self.config.vocab_size, self.config.width),
         )
         # LiteRT takes a packed file by the names of its weights, whatever their numbers were.
         packed = {
-            file.name: folder / "packed" / f"{file.name}.{file.sha256[:16]}.xnnpack"
+            paths[file.name]: inside(folder, f"packed/{file.name}.{file.sha256[:16]}.xnnpack")
             for file in weights
         }
-        missing = sum(file.bytes for file in weights if not packed[file.name].exists())
-        require_disk(folder, missing, "packing the weights for this CPU")
-        (folder / "packed").mkdir(exist_ok=True)
+        new = {path: place for path, place in packed.items() if not place.exists()}
+        size = sum(path.stat().st_size for path in new)
+        require_disk(folder, size, "packing the weights for this CPU")
+        if new:
+            (folder / "packed").mkdir(exist_ok=True)
+            pack_in_child(new)
         runtime = LiteRT()
-        *shards, self._head = (
-            runtime.open(folder / file.name, packed[file.name]) for file in weights
-        )
+        *shards, self._head = (runtime.open(*each) for each in packed.items())
         layers = [range(shard.start, shard.stop) for shard in manifest.shards]
         self._shards = list(zip(layers, shards, strict=True))
 

@@ -25,12 +25,16 @@ class UnfinishedExport:
     """The unfinished folder, which an export that is started again goes on with."""
 
     def __init__(self, target: Path, export: Export):
-        """Raises ValueError where the folder was begun with other settings or packages."""
+        """Raises ValueError where the folder was begun with other weights, settings or packages."""
         self.folder = target.with_name(f".{target.name}.partial")
         self._target = target
         self._record = self.folder / _RECORD
+        self._fingerprint = export.fingerprint
+        self.fingerprint = export.fingerprint()
+        """Names the weights that it is made of, as `Export` has it."""
         made_with = {
             "source": export.source,
+            "fingerprint": self.fingerprint,
             "model": asdict(export.model),
             "settings": asdict(export.settings),
             "versions": package_versions(),
@@ -45,14 +49,17 @@ class UnfinishedExport:
     def _resume(self) -> None:
         record = json.loads(self._record.read_text())
         for part, ours in self._made_with.items():
-            theirs = record["made_with"][part]
-            require(
-                theirs == ours,
-                f"{self.folder} is an interrupted export with other {part}: "
-                f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
-            )
+            theirs = record["made_with"].get(part)
+            self._require_same(part, theirs, ours)
         self._files = {name: File(**file) for name, file in record["files"].items()}
         self.contexts = record["contexts"]
+
+    def _require_same(self, part: str, theirs: object, ours: object) -> None:
+        require(
+            theirs == ours,
+            f"{self.folder} is an interrupted export with other {part}: "
+            f"{_difference(theirs, ours)}; go on with the same, or remove the folder",
+        )
 
     @property
     def bytes(self) -> int:
@@ -80,6 +87,8 @@ class UnfinishedExport:
         self._save()
 
     def finish(self) -> None:
+        """Raises ValueError where the weights were replaced since the export began."""
+        self._require_same("fingerprint", self.fingerprint, self._fingerprint())
         atomic.rename(self.folder, self._target)
         (self._target / _RECORD).unlink()
 

@@ -38,6 +38,7 @@ from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_steps
 from llada_jax.config import require
+from llada_jax.inside import inside
 from llada_jax.model.quantize import QuantArray, dequantize
 
 TOKENIZER_FILES = (
@@ -81,6 +82,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
         model=export.model,
         settings=export.settings,
         source=export.source,
+        fingerprint=unfinished.fingerprint,
         shards=tuple(bodies),
         head=head,
         head_chunk=steps.HEAD_CHUNK,
@@ -88,7 +90,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
         embedding_dtype=_embedding_dtype(export),
         others=(
             *_copy_tokenizer(unfinished.folder, export.tokenizer),
-            *(File.of(unfinished.folder / entry["file"]) for entry in contexts),
+            *(File.of(inside(unfinished.folder, entry["file"])) for entry in contexts),
         ),
         contexts=tuple(contexts),
         checks=tuple(checks),

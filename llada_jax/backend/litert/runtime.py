@@ -43,9 +43,9 @@ class LiteRT:
         with tempfile.TemporaryDirectory() as folder:  # LiteRT keeps the file mapped
             path = Path(folder) / "steps.tflite"
             tflite.write(path, lowered, weights)
-            return self.open(path)
+            return {**self.open(path)}
 
-    def open(self, path: Path, packed: Path | None = None) -> dict[str, Executable]:
+    def open(self, path: Path, packed: Path | None = None) -> dict[str, "_Signature"]:
         """Opens a `.tflite` file: its executables by signature.
 
         `packed` is a file that keeps the weights in the order of the CPU's kernels: the first
@@ -116,7 +116,7 @@ class _Signature:
         self, model: Any, name: str, io: Mapping[str, Sequence[str]], buffers: _HostBuffers
     ):
         self._model, self._name, self._buffers = model, name, buffers
-        self._names = list(io["inputs"])
+        self.inputs = list(io["inputs"])
         self._own: dict[str, np.ndarray] = {}
         self._outputs = {o: model.create_output_buffer_by_name(name, o) for o in io["outputs"]}
         details = model.get_output_tensor_details(name)
@@ -130,7 +130,7 @@ class _Signature:
         return array
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        inputs = {name: self._buffer_of(name, arrays[name]) for name in self._names}
+        inputs = {name: self._buffer_of(name, arrays[name]) for name in self.inputs}
         self._model.run_by_name(self._name, inputs, self._outputs)
         return self._views
 

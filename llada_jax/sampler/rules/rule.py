@@ -23,6 +23,8 @@ class Rescored:
 
     Attributes:
       scores: What the step says, by position, [B, L].
+      standing: The probability of the token that stands there, or a bound of it where the backend
+        cannot measure it.
       at: Visible tokens that were scored.
       passed: Positions before the window: the cache has what was fed there last.
       fresh: Tokens of the current block that this step committed.
@@ -30,6 +32,7 @@ class Rescored:
     """
 
     scores: Scores
+    standing: Float[Array, "B L"]
     at: Bool[Array, "B L"]
     passed: Bool[Array, "B L"]
     fresh: Bool[Array, "B L"]
@@ -41,11 +44,9 @@ class Rescored:
 
     def changed(self, canvas: Canvas, replaced: Bool[Array, "B L"]) -> Canvas:
         """Returns the canvas with new tokens, and with what the step says of those that stand
-        now. Of a token that gives way to no other one it is known that it has at most what the
-        preferred one leaves, and no more than that."""
-        best = self.scores.confidence.astype(jnp.float32)
+        now."""
         doubted = self.other(canvas) & ~replaced
-        confidence = jnp.where(doubted, jnp.minimum(best, 1 - best), best)
+        confidence = jnp.where(doubted, self.standing, self.scores.confidence).astype(jnp.float32)
         return canvas._replace(
             tokens=jnp.where(replaced, self.scores.token, canvas.tokens),
             confidence=jnp.where(self.at, confidence, canvas.confidence),

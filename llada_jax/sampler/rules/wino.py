@@ -49,13 +49,11 @@ class Wino(RevisingRule):
         this step committed two tokens or more.
 
         Of as many as the step before had committed, or more, one less than those: the least
-        probable. So every two steps make progress. Where the model prefers another token, the
-        probability of the one that stands there is only known to be what the other leaves, which is
-        what they are ranked by. It is a shadow's, which sees no other shadow; WINO's own see each
-        other.
+        probable. So every two steps make progress. The probability is a shadow's, which sees no
+        other shadow; WINO's own see each other.
         """
-        confidence, other = rescored.scores.confidence, rescored.other(canvas)
-        probability = jnp.where(other, 1 - confidence, confidence)
+        other = rescored.other(canvas)
+        probability = jnp.where(other, rescored.standing, rescored.scores.confidence)
         fails = rescored.at & (other | (probability < self.wino_verify))
         committed = rescored.fresh.sum(axis=1, keepdims=True)
         failed = fails & (committed >= 2)

@@ -1,5 +1,6 @@
 """What an exported folder says when it is opened, and which executables a forward gets of it."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.backend import resources
-from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.manifest import File, Manifest
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.protocol import Bucket
 from llada_jax.checkpoint import save_huggingface
@@ -242,3 +243,41 @@ def test_what_an_export_cannot_do(call: Any, message: str, whole: Path) -> None:
     with pytest.raises(ValueError, match=message):
         call(whole)
     assert lj.load(whole, "float32").config == Manifest.load(whole).model
+
+
+def change_manifest(folder: Path, change: Any) -> None:
+    record = json.loads((folder / "manifest.json").read_text())
+    change(record)
+    (folder / "manifest.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", ["../head.tflite", "/etc/passwd", "packed/../../head.tflite"])
+def test_a_manifest_that_names_files_elsewhere(name: str, folder: Path) -> None:
+    (folder.parent / "head.tflite").write_bytes((folder / "head.tflite").read_bytes())
+    change_manifest(folder, lambda record: record["head"].update(name=name))
+    with pytest.raises(ValueError, match=rf"'{name}' is named by a file of .*model"):
+        Exported(folder)
+    assert not (folder / "packed").exists()
+
+
+def test_packed_weights_are_not_written_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "packed").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"'packed/shard-00\.tflite\.\w+\.xnnpack' is named by"):
+        Exported(folder)
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_damaged_file_of_the_right_hash_does_not_end_the_process(folder: Path) -> None:
+    path = folder / "head.tflite"
+    path.write_bytes(path.read_bytes()[:8] + b"\xff" * 300 + path.read_bytes()[308:])
+    change_manifest(folder, lambda record: record.update(head=dataclasses.asdict(File.of(path))))
+    with pytest.raises(ValueError, match=r"^LiteRT cannot run .*head\.tflite.*; allowed"):
+        Exported(folder)
+    assert not list((folder / "packed").glob("head*"))
+
+
+def test_an_embedding_of_objects_is_refused(folder: Path) -> None:
+    change_manifest(folder, lambda record: record.update(embedding_dtype="object"))
+    with pytest.raises(ValueError, match=r"embedding_dtype is 'object'; allowed: 'float32', "):
+        Exported(folder)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import llada_jax as lj
 from llada_jax.backend.exported import unfinished, writer
@@ -27,7 +27,7 @@ from llada_jax.backend.exported.contents import (
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
-from llada_jax.checkpoint import model_path, save_huggingface, save_orbax
+from llada_jax.checkpoint import fingerprint, model_path, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
@@ -384,6 +384,58 @@ def test_an_export_goes_on_with_the_same_source_only(interrupted_export: Path) -
     message = r"interrupted export with other source: was '.*shards', is 'tiny'; "
     with pytest.raises(ValueError, match=message):
         export("tiny", interrupted_export, SMALL)
+
+
+def replaced(source: Path, tmp_path: Path) -> Path:
+    """A checkpoint to write over: what `source` holds."""
+    return shutil.copytree(source, tmp_path / "weights")
+
+
+def other_weights(folder: Path) -> None:
+    """Other numbers in a matrix, in files of the same names and sizes."""
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({name: tensor[::-1].copy() for name, tensor in tensors.items()}, path)
+
+
+def test_an_export_goes_on_with_the_same_weights_only(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, target = replaced(source, tmp_path), tmp_path / "model"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "head_steps", interrupted_from_call(2, writer.head_steps))
+        export(weights, target, SMALL)
+    other_weights(weights)
+    message = r"interrupted export with other fingerprint: was '\w{32}', is '\w{32}'; go on"
+    with pytest.raises(ValueError, match=message):
+        export(weights, target, SMALL)
+    assert not target.exists()
+
+
+def test_weights_that_are_replaced_meanwhile_have_no_export(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, target = replaced(source, tmp_path), tmp_path / "model"
+    real = writer.head_steps
+    monkeypatch.setattr(writer, "head_steps", lambda *a: (other_weights(weights), real(*a))[1])
+    with pytest.raises(ValueError, match="other fingerprint"):
+        export(weights, target, SMALL)
+    assert not target.exists()
+
+
+def test_a_manifest_names_the_weights_by_content(exported: Path, source: Path) -> None:
+    assert Manifest.load(exported).fingerprint == fingerprint(source) == lj.load(source).fingerprint
+    assert lj.load(exported).fingerprint != fingerprint(source)
+
+
+def test_nan_in_a_checkpoint_is_not_exported(source: Path, tmp_path: Path) -> None:
+    weights = replaced(source, tmp_path)
+    for path in weights.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({name: tensor * np.float32(np.nan) for name, tensor in tensors.items()}, path)
+    with pytest.raises(ValueError, match=r"numbers that are NaN or infinite, the first at \[0, 0"):
+        export(weights, tmp_path / "model", SMALL)
+    assert not (tmp_path / "model").exists()
 
 
 def test_an_export_goes_on_with_the_same_packages_only(

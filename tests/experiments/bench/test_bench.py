@@ -1,6 +1,7 @@
 """The benchmark runs, compares each thing with its baseline, and refuses bad input."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.bench.__main__ import BenchConfig, bench
+from experiments.bench.__main__ import BenchConfig, bench, timed_rows
 from experiments.bench.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.harness.timers import best_times
@@ -126,3 +127,20 @@ def test_medium_is_a_model():
     config = read_config(BenchConfig, composed("architecture=medium"))
     assert config.architecture is not None and config.architecture.vocab_size == 126464
     assert not HydraConfig.initialized()
+
+
+@pytest.mark.parametrize("against", [None, "nowhere"])
+def test_another_checkout_is_needed(against):
+    settings = read_config(BenchConfig, composed("suite=checkouts"))
+    other = replace(settings.checkouts, against=against)
+    with pytest.raises(ValueError, match=f"checkouts.against is {against!r}; allowed: the folder"):
+        timed_rows(replace(settings, checkouts=other))
+
+
+@pytest.mark.slow
+def test_a_checkout_is_compared_with_itself():
+    settings = read_config(BenchConfig, composed("suite=checkouts", "model=tiny"))
+    other = replace(settings.checkouts, against=str(REPOSITORY), turns=2)
+    rows = {row.name: row.value for row in timed_rows(replace(settings, checkouts=other))}
+    assert rows["checkouts/quota_host/speed/median"] > 0
+    assert len(rows) == 4 * 8

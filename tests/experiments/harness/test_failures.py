@@ -41,7 +41,7 @@ REASONS = {
 def stopped(tmp_path, monkeypatch, capsys):
     """What a run in a folder prints, and its code, where its work raises something."""
     monkeypatch.chdir(tmp_path)
-    # Logging is set up anew by closing what it had: with absl, pytest's own stderr of before.
+    # Hydra shuts handlers of logging down, and absl's then closes pytest's own stream.
     monkeypatch.setattr(logging, "shutdown", lambda handlers: None)
 
     def run(body, *arguments, folder="a run"):

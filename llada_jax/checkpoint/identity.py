@@ -1,0 +1,33 @@
+"""Which model a checkpoint is: what its files hold, wherever they lie."""
+
+from os import PathLike
+from pathlib import Path
+
+from llada_jax.checkpoint.bundled import model_path
+from llada_jax.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
+from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, TREE_FOLDER
+from llada_jax.content import content_hash, file_state
+
+
+def fingerprint(source: str | PathLike[str]) -> str:
+    """Names a model by the content of its configuration and its weights, 32 hexadecimal digits.
+
+    Large files are read once, and then known by their size and times. The tokenizer has no part.
+    """
+    return content_hash(model_path(source), _files(source))
+
+
+def file_states(source: str | PathLike[str]) -> list[list[int]]:
+    """Returns size and times of the files that `fingerprint` names: others once one is written."""
+    return list(map(file_state, _files(source)))
+
+
+def _files(source: str | PathLike[str]) -> list[Path]:
+    path = model_path(source)
+    if path.is_file():
+        return [path]
+    if (path / DESCRIPTION_FILE).is_file():
+        found = [path / DESCRIPTION_FILE, *(path / TREE_FOLDER).rglob("*")]
+    else:
+        found = [path / CONFIG_FILE, path / INDEX_FILE, *path.glob("*.safetensors")]
+    return sorted(file for file in found if file.is_file())

@@ -1,0 +1,78 @@
+"""A file's content as one SHA-256. A large file is read once: then its size and times answer.
+
+What is remembered lies in `hashes.json` of `cache_folder()`, by path. A file that was written,
+replaced or touched has another time of change, which no program can set, and is read again. Where
+the folder cannot be written, the process alone remembers.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from llada_jax import atomic
+from llada_jax.cache_folder import cache_folder
+
+REMEMBERED_BYTES = 1 << 26
+"""Smaller files are read each time, which takes less than 0.05 s."""
+_read_here: dict[str, list[Any]] = {}
+
+
+def content_hash(folder: Path, files: Iterable[Path]) -> str:
+    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder."""
+    whole = hashlib.sha256()
+    for name, file in sorted((file.relative_to(folder).as_posix(), file) for file in files):
+        whole.update(f"{file_hash(file)} {name}\n".encode())
+    return whole.hexdigest()[:32]
+
+
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal."""
+    path = Path(path).resolve()
+    state, key = file_state(path), str(path)
+    if state[0] < REMEMBERED_BYTES:
+        return _sha256(path)
+    known = _remembered()
+    *seen, found = known.get(key, [None])
+    if seen == state:
+        return found
+    found = _sha256(path)
+    if state == file_state(path):
+        _remember({**known, key: [*state, found]})
+    return found
+
+
+def file_state(path: Path) -> list[int]:
+    """Returns size and times of a file; once it is written or replaced they are others."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _remembered() -> dict[str, list[Any]]:
+    try:
+        stored = json.loads(_cache_file().read_bytes())
+        well_formed = {key: list(entry) for key, entry in stored.items() if len(entry) == 4}
+    except (OSError, ValueError, AttributeError, TypeError):
+        well_formed = {}
+    return well_formed | _read_here
+
+
+def _remember(known: dict[str, list[Any]]) -> None:
+    _read_here.update(known)
+    with suppress(OSError):
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        there = {key: entry for key, entry in known.items() if os.path.exists(key)}
+        atomic.write_text(file, json.dumps(there, indent=2) + "\n")
+
+
+def _cache_file() -> Path:
+    return cache_folder() / "hashes.json"

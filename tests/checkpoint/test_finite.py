@@ -1,0 +1,123 @@
+"""NaN and infinity in a checkpoint are found in every format, and named."""
+
+from pathlib import Path
+
+import gguf
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llada_jax.checkpoint import save_huggingface, save_orbax, stream_params
+from llada_jax.checkpoint.finite import all_finite
+from llada_jax.model.quantize import QuantArray
+from tests.checkpoint.folders import (
+    GOLDENS,
+    golden_config,
+    golden_tensors,
+    loaded,
+    write_folder,
+    write_shards,
+)
+from tests.checkpoint.test_gguf import finish, gguf_tensors, writer
+
+MODEL = "llada-gqa"
+NAME = "model.transformer.blocks.1.q_proj.weight"
+BAD = (np.nan, np.inf, -np.inf)
+
+
+def poisoned(value: float, dtype=np.float32, name: str = NAME) -> dict[str, np.ndarray]:
+    """The golden's tensors, with two bad numbers in one of them."""
+    tensors = {key: each.astype(dtype) for key, each in golden_tensors(MODEL).items()}
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, 5] = tensors[name][-1, 0] = value
+    return tensors
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_every_float_of_two_bytes(dtype) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    finite = np.isfinite(every)
+    assert all_finite(every[finite])
+    ordinary = np.ones((2, 3), dtype)
+    for bad in every[~finite]:
+        ordinary[1, 2] = bad
+        assert not all_finite(ordinary)
+
+
+def test_floats_of_four_bytes_and_none() -> None:
+    largest = np.finfo(np.float32).max
+    assert all_finite(np.array([0, -0.0, largest, -largest, 1e-45], np.float32))
+    assert all_finite(np.zeros((0, 4), np.float32))
+    for value in (*BAD, -np.nan):
+        assert not all_finite(np.array([[1, value], [0, 2]], np.float32)[:, ::-1])
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [None, "float32", "int8", "int4"])
+def test_safetensors(value: float, stored, dtype: str | None, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, golden_config(MODEL), poisoned(value, stored))
+    message = (
+        rf"model\.safetensors: {NAME} has 2 numbers that are NaN or infinite, the first at "
+        r"\[3, 5\]; allowed: finite"
+    )
+    with pytest.raises(ValueError, match=message):
+        loaded(folder, dtype)
+
+
+def test_shards_and_a_stream(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, golden_config(MODEL), poisoned(np.nan), 2)
+    with pytest.raises(ValueError, match=NAME):
+        loaded(folder)
+    _, streamed, _ = stream_params(folder)
+    list(streamed.rows("layers.0.attention.query"))
+    with pytest.raises(ValueError, match=rf"{NAME} has 2 .* \[3, 5\]"):
+        list(streamed.rows("layers.1.attention.query"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("value", BAD)
+def test_orbax_and_its_scales(dtype: str, value: float, tmp_path: Path) -> None:
+    config, params = loaded(GOLDENS / MODEL, dtype)
+    query = params.layers[1].attention.query
+    if isinstance(query, QuantArray):
+        bad = query._replace(scale=query.scale.at[2, 0].set(value))
+    else:
+        bad = query.at[2, 0].set(value)
+    layers = list(params.layers)
+    layers[1] = layers[1]._replace(attention=layers[1].attention._replace(query=bad))
+    save_orbax(tmp_path / "saved", config, params._replace(layers=tuple(layers)))
+    with pytest.raises(ValueError, match=r"layers\.1\.attention\.query.* 1 numbers .* \[2, 0\]"):
+        loaded(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F32", None), ("BF16", None), ("Q8_0", None), ("Q8_0", "int8"), ("Q4_0", "int4")],
+)
+def test_gguf_and_the_scales_of_its_blocks(kind: str, dtype: str | None, tmp_path: Path) -> None:
+    qtype = gguf.GGMLQuantizationType[kind]
+    out = writer(tmp_path / "model.gguf", MODEL)
+    for name, tensor in gguf_tensors(MODEL, golden_tensors(MODEL)).items():
+        raw = tensor if tensor.ndim == 1 else gguf.quants.quantize(tensor, qtype)
+        if name == "blk.1.attn_q.weight":
+            raw = raw.copy()
+            number = np.float32(np.inf) if kind == "F32" else np.float16(np.inf)
+            number = ml_dtypes.bfloat16(np.inf) if kind == "BF16" else number
+            raw.view(np.uint8).reshape(len(raw), -1)[4, : number.nbytes] = np.frombuffer(
+                number.tobytes(), np.uint8
+            )
+        out.add_tensor(name, raw, raw_dtype=None if tensor.ndim == 1 else qtype)
+    finish(out)
+    with pytest.raises(ValueError, match=r"blk\.1\.attn_q\.weight has .* first at \[4, 0\]"):
+        loaded(tmp_path / "model.gguf", dtype)
+
+
+def test_a_model_that_is_saved_with_nan_does_not_come_back(tmp_path: Path) -> None:
+    config, params = loaded(GOLDENS / MODEL)
+    params = jax.tree.map(lambda leaf: leaf.at[..., 0].set(jnp.nan), params)
+    save_huggingface(tmp_path, config, params, "float32")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        loaded(tmp_path)

@@ -1,0 +1,70 @@
+"""A model is named by what its files hold."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import llada_jax as lj
+from llada_jax import checkpoint
+from llada_jax.checkpoint import file_states, fingerprint, save_orbax
+from tests.checkpoint.folders import GOLDENS, golden_config, golden_tensors, loaded, write_shards
+from tests.checkpoint.test_gguf import write_gguf
+
+MODEL = "llada-gqa"
+
+
+def with_a_bit_changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_copy_elsewhere_is_the_same_model_and_a_bit_makes_another(tmp_path):
+    folder = shutil.copytree(GOLDENS / MODEL, tmp_path / "copy")
+    assert fingerprint(folder) == fingerprint(GOLDENS / MODEL)
+    (folder / "README.md").write_text("mine")
+    assert fingerprint(folder) == fingerprint(GOLDENS / MODEL)
+    for name in ("model.safetensors", "config.json"):
+        before = fingerprint(folder)
+        with_a_bit_changed(folder / name)
+        assert fingerprint(folder) != before
+
+
+def test_shards_gguf_and_orbax(tmp_path):
+    shards = write_shards(tmp_path / "shards", golden_config(MODEL), golden_tensors(MODEL), 2)
+    save_orbax(tmp_path / "orbax", *loaded(GOLDENS / MODEL))
+    path = write_gguf(tmp_path / "model.gguf", MODEL, "F32")
+    found = {fingerprint(each) for each in (shards, tmp_path / "orbax", path, GOLDENS / MODEL)}
+    assert len(found) == 4
+    before = fingerprint(path), fingerprint(shards)
+    moved = path.rename(tmp_path / "renamed.gguf")
+    assert fingerprint(moved) == before[0]
+    with_a_bit_changed(moved)
+    with_a_bit_changed(shards / "model-00002-of-00002.safetensors")
+    assert fingerprint(moved) != before[0] and fingerprint(shards) != before[1]
+    assert len(file_states(shards)) == 4
+
+
+def test_a_model_that_is_written_while_it_loads_is_refused(tmp_path, monkeypatch):
+    folder = shutil.copytree(GOLDENS / MODEL, tmp_path / "model")
+
+    real = checkpoint.load_params
+
+    def meanwhile(source, dtype):
+        found = real(source, dtype)
+        with_a_bit_changed(folder / "model.safetensors")
+        return found
+
+    assert lj.load(folder).fingerprint == fingerprint(folder)
+    monkeypatch.setattr(checkpoint, "load_params", meanwhile)
+    with pytest.raises(ValueError, match=r"model was changed while it was loaded; allowed: files"):
+        lj.load(folder)
+
+
+def test_a_trace_names_its_model():
+    model = lj.load(GOLDENS / MODEL)
+    config = lj.SamplerConfig(gen_length=4, block_length=4, steps=1)
+    for each, name in ((model, model.fingerprint), (model._replace(fingerprint=None), None)):
+        trace = lj.generate(each, [[5, 6]], config, trace=True).trace
+        assert trace is not None and trace.settings["fingerprint"] == name

@@ -1,0 +1,34 @@
+"""Compiled programs are kept where they are asked for, and the environment has the last word."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from experiments.harness.compiled_programs import keep_compiled_programs, this_cpu
+
+CODE = """
+from experiments.harness.compiled_programs import keep_compiled_programs
+import jax
+keep_compiled_programs()
+jax.jit(lambda x: jax.lax.sort(x) @ x)(jax.numpy.arange(512.0))
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_process_leaves_its_programs(named, tmp_path):
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
+    folder = tmp_path / "llada_jax" / "programs" / this_cpu()
+    own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own")} if named else {}
+    own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    environment = {**kept, "XDG_CACHE_HOME": str(tmp_path), **own}
+    subprocess.run([sys.executable, "-c", CODE], env=environment, check=True)
+    assert folder.exists() != named
+    assert list((tmp_path / "own" if named else folder).glob("*-cache"))
+
+
+def test_what_is_set_holds(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    keep_compiled_programs(tmp_path)
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == ""

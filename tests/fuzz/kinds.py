@@ -1,0 +1,565 @@
+"""The kinds of files that come from elsewhere: each a valid one, damage to it, and its loading."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from llada_jax.checkpoint import load_params, save_huggingface, save_orbax
+from llada_jax.evaluation.generations import Generation, GenerationBatch, GenerationStore
+from llada_jax.evaluation.task import Item
+from llada_jax.phone.profile import PROFILES, load_profile
+from llada_jax.sampler.trace import Trace
+from llada_jax.text import Tokenizer
+from tests.backend.models import GQA, random_params
+from tests.checkpoint.folders import write_shards
+from tests.fuzz.damage import (
+    HOSTILE_NAMES,
+    VALUES,
+    Damage,
+    damage_bytes,
+    damage_json,
+    damage_json_file,
+    flip_bits,
+)
+
+MODEL = GQA.replace(n_layers=1)
+TINY = Path(__file__).parents[2] / "llada_jax" / "assets" / "tiny"
+RUN_CODE = "touch outside/ran"
+
+
+class Kind(Protocol):
+    """Makes a valid artifact, damages a copy, and loads it."""
+
+    def build(self, folder: Path) -> None: ...
+
+    def damage(self, rng: Random, folder: Path) -> Damage: ...
+
+    def load(self, folder: Path) -> Any: ...
+
+
+def _hostile_name(rng: Random, folder: Path, name: str) -> str:
+    absolute = folder.parent.parent / "outside" / name
+    return rng.choice(HOSTILE_NAMES).format(name=name, absolute=absolute)
+
+
+class Safetensors:
+    """Headers, data and the index of shards."""
+
+    weights = ""
+
+    def build(self, folder: Path) -> None:
+        save_huggingface(folder, MODEL, random_params(MODEL), "float32")
+        with safe_open(folder / "model.safetensors", "numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        (folder / "model.safetensors").unlink()
+        write_shards(folder, json.loads((folder / "config.json").read_text()), tensors, 2)
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        index = folder / "model.safetensors.index.json"
+        file = rng.choice(sorted(folder.glob("*.safetensors")))
+        kind = rng.choice(["header", "header", "header", "length", "bytes", "data", "index"])
+        if kind == "index":
+            content = json.loads(index.read_text())
+            names = list(content["weight_map"])
+            name = rng.choice(names)
+            other = _hostile_name(rng, folder, content["weight_map"][name])
+            other = rng.choice([other, other, content["weight_map"][rng.choice(names)]])
+            same = content["weight_map"][name] == other
+            content["weight_map"][name] = other
+            index.write_text(json.dumps(content))
+            return Damage(f"index: {name} in {other[:40]!r}", states_other=same)
+        data = file.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        if kind == "bytes":
+            label, now = damage_bytes(rng, file), file.read_bytes()
+            same = len(now) == len(data) and now[: 8 + length] == data[: 8 + length]
+            return Damage(label, raw_weights=same)
+        if kind == "data":
+            return Damage(flip_bits(rng, file, 8 + length), raw_weights=True)
+        if kind == "length":
+            other = rng.choice([0, 1, length - 1, length + 1, length + 8, 2**31, 2**63, 2**64 - 1])
+            file.write_bytes(other.to_bytes(8, "little") + data[8:])
+            return Damage(f"header of {other} bytes, not {length}")
+        header, done = self._header(rng, json.loads(data[8 : 8 + length]))
+        file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+        return done
+
+    def _header(self, rng: Random, header: dict[str, Any]) -> tuple[bytes, Damage]:
+        name, other = rng.sample(sorted(set(header) - {"__metadata__"}), 2)
+        entry = header[name]
+        begin, end = entry["data_offsets"]
+        kind = rng.choice(["alias", "shift", "negative", "duplicate", "hole", "value", "swap"])
+        if kind == "alias":
+            entry["data_offsets"] = [0, end - begin]
+        elif kind == "shift":
+            entry["data_offsets"] = [begin + 4, end + 4]
+        elif kind == "negative":
+            entry["data_offsets"] = [begin - end, 0]
+        elif kind == "swap":
+            entry["data_offsets"], entry["dtype"] = [end, begin], rng.choice(["F32", "I8", "F64"])
+        elif kind == "hole":
+            for each in header.values():
+                if "data_offsets" in each and each["data_offsets"][0] >= begin:
+                    each["data_offsets"] = [at + 4 for at in each["data_offsets"]]
+        elif kind == "duplicate":
+            text = json.dumps(header)
+            twice = json.dumps({name: header[other]})[1:-1]
+            return f"{text[:-1]}, {twice}}}".encode(), Damage(f"header: {name} twice")
+        else:
+            header, done = damage_json(rng, header, "header")
+            return json.dumps(header).encode(errors="replace"), done._replace(states_other=False)
+        return json.dumps(header).encode(), Damage(f"header: {kind} of {name}")
+
+    def load(self, folder: Path) -> Any:
+        return load_params(folder)[:2]
+
+    def refuses(self, folder: Path) -> bool:
+        """Whether the field's own library does not read it."""
+        try:
+            for path in folder.glob("*.safetensors"):
+                with safe_open(path, "numpy") as file:
+                    for name in file.keys():
+                        file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError, TypeError, OverflowError, MemoryError):
+            return True
+        return False
+
+
+class ConfigJson(Safetensors):
+    """What describes a checkpoint."""
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        done = damage_json_file(rng, folder / "config.json")
+        return done._replace(states_other=done.states_other or ": delete " in done.label)
+
+
+class TokenizerFiles:
+    """`tokenizer.json`, and what goes with it."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for path in TINY.glob("*token*"):
+            shutil.copy(path, folder)
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        done = damage_json_file(rng, rng.choice(sorted(folder.iterdir())))
+        return done._replace(states_other=True)  # another tokenizer is as good as this one
+
+    def load(self, folder: Path) -> Any:
+        tokenizer = Tokenizer.from_folder(folder)
+        ids = tokenizer.encode("Tom had <|mask|> 12 pens.")
+        chat = None
+        if tokenizer.chat_template is not None:
+            chat = tokenizer.encode_chat([{"role": "user", "content": "2 + 3"}])
+        known = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
+        return ids, tokenizer.decode(ids), chat, known, tokenizer.vocab_size
+
+
+class Gguf:
+    """Files of llama.cpp."""
+
+    weights = "model.gguf"
+
+    def build(self, folder: Path) -> None:
+        from tests.checkpoint.test_gguf import write_gguf
+
+        folder.mkdir(parents=True)
+        write_gguf(folder / "model.gguf", "llada-mha", "Q8_0")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        import gguf
+
+        path = folder / "model.gguf"
+        before, size = gguf.GGUFReader(path), path.stat().st_size
+        header = path.read_bytes()[: before.data_offset]
+        kind = rng.choice(["header", "header", "header", "bytes", "data"])
+        if kind == "header":
+            label = flip_bits(rng, path, 0, len(header))
+            return Damage(label, states_other=_tensors(path) == _tensors(before))
+        if kind == "data":
+            return Damage(flip_bits(rng, path, len(header)), raw_weights=True)
+        label, now = damage_bytes(rng, path), path.read_bytes()
+        return Damage(label, raw_weights=len(now) == size and now.startswith(header))
+
+    def load(self, folder: Path) -> Any:
+        return load_params(folder / "model.gguf")[:2]
+
+
+def _tensors(source: Any) -> Any:
+    """What a GGUF file says of its tensors, as the field's own library reads it."""
+    import gguf
+
+    try:
+        found = gguf.GGUFReader(source) if isinstance(source, Path) else source
+    except Exception:
+        return None
+    return [
+        (each.name, each.shape.tolist(), each.tensor_type, int(each.data_offset))
+        for each in found.tensors
+    ]
+
+
+class Traces:
+    """What a run did: arrays in a zip."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        _trace().save(folder / "run.npz")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = folder / "run.npz"
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        kind = rng.choice(
+            ["bytes", "bytes", "bytes", "bomb", "shape", "pickle", "settings", "lack"]
+        )
+        name = rng.choice(sorted(parts))
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path))
+        if kind == "bomb":
+            parts[name] = _npy((1 << 30,), "|u1", bytes(1 << 24))
+        elif kind == "shape":
+            parts[name] = _npy(rng.choice([(2**40,), (-1,), (2**62, 8), (0,), ()]), "<i4", b"")
+        elif kind == "pickle":
+            parts[name] = _npy((1,), "|O", _pickle())
+        elif kind == "settings":
+            settings, done = damage_json(
+                rng, json.loads(str(np.load(path)["settings"])), "settings"
+            )
+            text = np.array(json.dumps(settings))
+            parts["settings.npy"] = _npy((), text.dtype.str, text.tobytes())
+            name = done.label
+        else:
+            del parts[name]
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for each, content in parts.items():
+                archive.writestr(each, content)
+        return Damage(f"{kind}: {name}")
+
+    def load(self, folder: Path) -> Any:
+        return vars(Trace.load(folder / "run.npz"))
+
+
+def _trace() -> Trace:
+    steps, batch, events = 3, 2, 4
+    shapes = {"rows": (steps,), "seconds": (steps,), "prompt_lengths": (batch,)}
+    shapes |= {"tokens": (batch, 8)}
+    arrays: dict[str, Any] = {}
+    for name in Trace.__annotations__:
+        shape = shapes.get(name, (events,) if name.startswith("event_") else (steps, batch))
+        arrays[name] = np.ones(shape, np.int8 if name == "event_kind" else np.int32)
+    for name in ("seconds", "event_confidence"):
+        arrays[name] = arrays[name].astype(np.float64 if name == "seconds" else np.float32)
+    arrays["settings"] = {"sampler": {"gen_length": 4}, "seeds": [[0, 0]], "loop": "host"}
+    return Trace(**arrays)
+
+
+def _npy(shape: tuple[int, ...], descr: str, data: bytes) -> bytes:
+    out = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, header)  # type: ignore[arg-type]
+    return out.getvalue() + data
+
+
+def _pickle() -> bytes:
+    import pickle
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.system, (RUN_CODE,)
+
+    return pickle.dumps([Runs()])
+
+
+class Store:
+    """Generations on disk."""
+
+    def build(self, folder: Path) -> None:
+        store = GenerationStore.begin(folder, {"task": "sums", "seed": 3})
+        for first in (0, 4):
+            items = [Item(f"{i} + 1?", f"#### {i + 1}", str(i + 1), ("a",)) for i in range(4)]
+            generations = [
+                Generation(first + i, item, item.answer, [i, 7], 2, 5)
+                for i, item in enumerate(items)
+            ]
+            store.add(GenerationBatch(generations, seconds=0.5, compiled=False))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = rng.choice(sorted(folder.iterdir()))
+        kind = rng.choice(["bytes", "bytes", "header", "settings", "remove", "copy"])
+        batches = sorted(folder.glob("*.jsonl"))
+        if kind == "settings":
+            return damage_json_file(rng, folder / "settings.json")
+        if kind == "header":
+            first, rest = batches[0].read_text().split("\n", 1)
+            content, done = damage_json(rng, json.loads(first), batches[0].name)
+            batches[0].write_text(json.dumps(content) + "\n" + rest)
+            return done
+        if kind == "remove":
+            batches[rng.randrange(2)].unlink()
+        elif kind == "copy":
+            shutil.copy(batches[0], folder / "000008.jsonl")
+        else:
+            return Damage(damage_bytes(rng, path))
+        return Damage(f"{kind} a batch")
+
+    def load(self, folder: Path) -> Any:
+        store = GenerationStore.load(folder)
+        return store.settings, store.batches()
+
+
+class Export:
+    """A folder that LiteRT runs: manifest and graphs."""
+
+    def build(self, folder: Path) -> None:
+        import llada_jax as lj
+        from llada_jax.config import ExportConfig
+
+        source = folder.with_name("export-source")
+        save_huggingface(source, MODEL, random_params(MODEL), "float32")
+        lj.export(source, folder, ExportConfig(rows=(4,), caches=(32,)), verify=False)
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = folder / "manifest.json"
+        manifest = json.loads(path.read_text())
+        kind = rng.choice(["manifest", "manifest", "name", "file", "rehashed"])
+        files = [manifest["shards"][0]["file"], manifest["head"], manifest["embedding"]]
+        file = rng.choice([*files, *manifest["others"]])
+        if kind == "manifest":
+            return damage_json_file(rng, path)
+        if kind == "name":
+            file["name"] = _hostile_name(rng, folder, file["name"])
+            label = f"manifest: a file {file['name'][:40]!r}"
+        else:
+            label = damage_bytes(rng, folder / file["name"])
+            if kind == "rehashed":
+                from llada_jax.backend.exported.manifest import File
+
+                file |= {**vars(File.of(folder / file["name"]))}
+        path.write_text(json.dumps(manifest))
+        return Damage(f"{kind}: {label}", states_other=kind == "rehashed")
+
+    def load(self, folder: Path) -> Any:
+        from llada_jax.backend.exported.opened import Exported
+
+        opened = Exported(folder)
+        bucket, shards = opened.body(4, 32)
+        return opened.config, bucket, len(shards), opened.embed(np.array([1, 2]))
+
+
+class Orbax:
+    """Checkpoints of training."""
+
+    weights = ""
+
+    def build(self, folder: Path) -> None:
+        save_orbax(folder, MODEL, random_params(MODEL))
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        path = rng.choice([folder / "llada_jax.json", rng.choice(files)])
+        if path.name == "llada_jax.json":
+            return damage_json_file(rng, path)
+        if rng.random() < 0.2:
+            path.unlink()
+            return Damage(f"remove {path.relative_to(folder)}")
+        return Damage(damage_bytes(rng, path), raw_weights="/d/" in str(path))
+
+    def load(self, folder: Path) -> Any:
+        return load_params(folder)[:2]
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)
+)
+
+
+class ProfileYaml:
+    """A phone as data."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        shutil.copy(PROFILES / "SM8750.yaml", folder / "mine.yaml")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        import yaml
+
+        path = folder / "mine.yaml"
+        texts = {
+            "bomb": BOMB,
+            "bomb inside": path.read_text() + BOMB,
+            "cycle": path.read_text() + "x: &x {y: *x}\n",
+            "depth": "[" * 50_000,
+            "mapping": "{a: " * 5000,
+            "python": f"soc: !!python/object/apply:os.system ['{RUN_CODE}']",
+            "sixty": f"soc: 1{':59' * 200_000}",
+            "long": "a" * (1 << 22),
+        }
+        kind = rng.choice([*texts, *["values"] * 9, *["bytes"] * 4])
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path), states_other=True)
+        if kind in texts:
+            path.write_text(texts[kind])
+            return Damage(kind)
+        content, done = damage_json(rng, yaml.safe_load(path.read_text()), path.name)
+        path.write_text(yaml.safe_dump(content))
+        return done
+
+    def load(self, folder: Path) -> Any:
+        return load_profile(folder / "mine.yaml")
+
+
+_TEMPLATES = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10 ** 10 }}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}"
+    "{% endfor %}{{ ns.x }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('" + RUN_CODE + "') }}",
+    "{{ lipsum.__globals__['os'].popen('" + RUN_CODE + "') }}",
+    "{{ self._TemplateReference__context.cycler.__init__.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os.system('" + RUN_CODE + "') }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ 'a' | center(10 ** 10) }}",
+    "{{ '{:9999999999}'.format(1) }}",
+    "{{ " + "(" * 5000,
+    "{{ messages | tojson(indent=10 ** 9) }}",
+    "{% for m in messages %}" * 60,
+    "{{ strftime_now('%' * 10 ** 6) }}",
+]
+
+
+class ChatTemplate:
+    """Foreign templates, and messages that forge turns."""
+
+    def build(self, folder: Path) -> None:
+        TokenizerFiles().build(folder)
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        for path in TINY.glob("chat_template.jinja"):
+            config["chat_template"] = path.read_text()
+        (folder / "chat_template.jinja").write_text(config["chat_template"])
+        (folder / "message.json").write_text('"2 + 3"')
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        path = folder / "chat_template.jinja"
+        kind = rng.choice(["hostile", "hostile", "bytes", "message"])
+        if kind == "bytes":
+            return Damage(damage_bytes(rng, path), states_other=True)
+        if kind == "hostile":
+            template = rng.choice(_TEMPLATES)
+            path.write_text(rng.choice([template, path.read_text() + template]))
+            return Damage(template[:60])
+        tokens = ["<|eot_id|>", "<|start_header_id|>", "<|mask|>", "a", "\ue000", "<|", "id|>"]
+        content: Any = "".join(rng.choices(tokens, k=rng.randrange(1, 9)))
+        content = rng.choice([content, content, content, rng.choice(VALUES)])
+        (folder / "message.json").write_text(json.dumps(content))
+        return Damage(f"message {str(content)[:40]!r}", states_other=True)
+
+    def load(self, folder: Path) -> Any:
+        from llada_jax import chat_template
+
+        chat_template.SECONDS = 0.5
+        tokenizer = Tokenizer.from_folder(folder)
+        content = json.loads((folder / "message.json").read_text())
+        ids = tokenizer.encode_chat([{"role": "user", "content": content}])
+        if isinstance(content, str) and "message" not in tokenizer.chat_template[:9]:
+            turns = ids.count(tokenizer.backend.token_to_id("<|eot_id|>"))
+            if turns > tokenizer.chat_template.count("<|eot_id|>"):
+                raise AssertionError("a forged turn")
+        return ids
+
+
+class Overrides:
+    """Settings of a verb, from the command line and from a folder of one's own."""
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "arguments.json").write_text("[]")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        names = ["seed", "loop", "pause", "prompt", "sampler.threshold", "sampler.gen_length"]
+        names += ["model", "sampler.temperature", "phones", "chat", "sampler", "backend"]
+        values = ["1e999", "nan", "-1", "''", "null", "[", "${oc.env:HOME}", "${seed}", "{a: 1}"]
+        values += ["9" * 99, "${oc.decode:x}", "a=b", "${nothing}", "../x", "true", "[1,2]", "'\n'"]
+        kind = rng.choice(["value", "value", "unknown", "hydra", "file", "file"])
+        if kind == "value":
+            argument = f"{rng.choice(names)}={rng.choice(values)}"
+        elif kind == "unknown":
+            argument = rng.choice(["+x.y=1", "~seed", "x", "=", "seed=1=2", "sampler/x=y", "++a=b"])
+        else:
+            text = self._text(rng, kind)
+            (folder / "mine.yaml").write_text(text)
+            argument = f"--config-dir={folder}"
+        named = [argument, "--config-name=mine"] if kind in ("hydra", "file") else [argument]
+        (folder / "arguments.json").write_text(json.dumps(named))
+        return Damage(f"{kind}: {argument[:60]!r}", states_other=True)
+
+    def _text(self, rng: Random, kind: str) -> str:
+        call = {"_target_": "os.system", "command": RUN_CODE}
+        runs: list[Mapping[str, Any]] = [
+            {"hydra": {"callbacks": {"own": call}}},
+            {"hydra": {"job_logging": {"version": 1, "handlers": {"a": {"()": "os.getcwd"}}}}},
+            {"hydra": {"launcher": call}},
+            {"hydra": {"sweeper": call}},
+        ]
+        others = [
+            {"_target_": "os.system"},
+            {"seed": "x"},
+            {"defaults": ["/../x"]},
+            {"a": VALUES[5]},
+        ]
+        content = rng.choice(runs if kind == "hydra" else others)
+        base = {"defaults": ["generate", "_self_"]}
+        text = json.dumps(base | dict(content))
+        return rng.choice([text, text, text, text, BOMB, "[" * 5000, "\0", "- a"])
+
+    def load(self, folder: Path) -> Any:
+        from experiments.generate.__main__ import GenerateConfig
+        from experiments.harness.run import entry_point
+
+        found: list[Any] = []
+
+        def keep(settings: Any, run: Any) -> None:
+            found.append(repr(settings))
+
+        arguments = json.loads((folder / "arguments.json").read_text())
+        sys.argv = ["generate", *arguments, f"hydra.run.dir={folder}/run"]
+        told = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(told):
+                entry_point("generate", keep, GenerateConfig)()
+        except SystemExit as end:
+            if isinstance(end.code, str) or "Traceback" in told.getvalue():
+                raise
+            raise SystemExit(f"error: {told.getvalue()}") from end  # Hydra has said it
+        return found
+
+
+KINDS: dict[str, tuple[Kind, int]] = {
+    "safetensors": (Safetensors(), 40),
+    "config.json": (ConfigJson(), 30),
+    "tokenizer": (TokenizerFiles(), 20),
+    "gguf": (Gguf(), 20),
+    "trace": (Traces(), 20),
+    "store": (Store(), 20),
+    "export": (Export(), 8),
+    "orbax": (Orbax(), 6),
+    "profile": (ProfileYaml(), 16),
+    "chat template": (ChatTemplate(), 10),
+    "overrides": (Overrides(), 10),
+}
+"""By name, each with its share of 200 cases."""

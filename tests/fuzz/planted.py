@@ -1,0 +1,62 @@
+"""Loaders with known defects, by which the fuzzer is tested: prints what it finds in each."""
+
+import ctypes
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.fuzz import __main__ as fuzzer
+from tests.fuzz import judge
+from tests.fuzz.damage import Damage, damage_bytes
+
+
+class Planted:
+    """Text in a file, which its reader gets wrong."""
+
+    def __init__(self, read: Callable[[Path], Any], **states: bool) -> None:
+        self._read, self._states = read, states
+
+    def build(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "text").write_text("valid")
+
+    def damage(self, rng: Random, folder: Path) -> Damage:
+        return Damage(damage_bytes(rng, folder / "text"), **self._states)
+
+    def load(self, folder: Path) -> Any:
+        text = (folder / "text").read_bytes()
+        return text if text == b"valid" else self._read(folder)
+
+
+def _sleep(folder: Path) -> None:
+    while True:
+        pass
+
+
+def _refuse(folder: Path) -> None:
+    raise ValueError("the text is another one")
+
+
+KINDS = {
+    "clear error": Planted(_refuse),
+    "equal result": Planted(lambda folder: b"valid"),
+    "other result": Planted(lambda folder: b"other"),
+    "as stated": Planted(lambda folder: b"other", states_other=True),
+    "flipped weights": Planted(lambda folder: b"other", raw_weights=True),
+    "unclear error": Planted(lambda folder: {}["missing"]),
+    "crash": Planted(lambda folder: ctypes.string_at(0)),
+    "hang": Planted(_sleep),
+    "outside touched": Planted(lambda folder: (folder / "../../outside/x").write_text("x")),
+    "code run": Planted(lambda folder: pickle.loads(b"cos\ngetcwd\n(tR.")),
+}
+"""By what the fuzzer must say of them."""
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    judge.CPU_SECONDS = 0.2
+    fuzzer.KINDS.update({name: (kind, 2) for name, kind in KINDS.items()})
+    for case in fuzzer.fuzz(200, 0, KINDS):
+        print(case.kind, "->", case.outcome)

@@ -1,0 +1,33 @@
+"""200 damaged files in a process of their own, and that the fuzzer finds what it looks for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import planted
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_no_damaged_file_is_taken_or_breaks_anything():
+    done = run("tests.fuzz", "--cases", "200")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_nor_does_one_of_two_thousand():
+    done = run("tests.fuzz", "--cases", "2000", "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_planted_defect_is_found():
+    found = run("tests.fuzz.planted")
+    expected = [f"{outcome} -> {outcome}" for outcome in planted.KINDS for _ in range(2)]
+    assert found.stdout.splitlines() == expected, found.stderr

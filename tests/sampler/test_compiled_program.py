@@ -1,0 +1,66 @@
+"""The compiled loop as a program: it copies no whole cache, and does not grow with the layers."""
+
+import re
+
+import jax
+import pytest
+
+import llada_jax as lj
+from llada_jax.config import ModelConfig
+from llada_jax.model.params import init_params
+from llada_jax.sampler import generate, loops
+
+SHAPE = ModelConfig(
+    family="llada", vocab_size=64, width=16, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=8,
+    ffn_width=32, rope_theta=1e4, norm_eps=1e-5, max_length=64, mask_id=63,
+)  # fmt: skip
+WINDOWS = {
+    "none": {"cache": "none"},
+    "prefix": {"cache": "prefix", "threshold": 0.9},
+    "dual": {"cache": "dual", "threshold": 0.9},
+    "blockwise": {"cache": "blockwise", "threshold": 0.9},
+    "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
+    "lossless": {"cache": "blockwise", "window": "multi_block", "lossless": True},
+    "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
+}
+
+
+class Lowered(Exception):
+    """Carries the program of a run that does not take place."""
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    def lower_only(*args):
+        raise Lowered(loops._compiled().lower(*args))
+
+    def of(window: str, n_layers: int = 2) -> jax.stages.Lowered:
+        shape = SHAPE.replace(n_layers=n_layers)
+        model = lj.Model(shape, init_params(shape, jax.random.key(0)), None)
+        config = lj.SamplerConfig(gen_length=16, block_length=8, **WINDOWS[window])
+        with pytest.raises(Lowered) as stopped:
+            lj.generate(model, [list(range(8))], config)
+        return stopped.value.args[0]
+
+    monkeypatch.setattr(generate, "compiled_loop", lower_only)
+    return of
+
+
+QUICK = ("dual",)
+
+
+CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS]
+
+
+@pytest.mark.parametrize("window", CASES)
+def test_no_step_copies_a_whole_cache(window, lowered):
+    program = lowered(window).compile().as_text()
+    whole = r"= f32\[2,1,32,2,8\]\S* "
+    assert re.search(whole + r"parameter\(", program) or window == "none", "a cache of 32 positions"
+    assert not re.findall(whole + r"copy(?:-start)?\(", program)
+
+
+def test_sixteen_layers_are_a_program_hardly_longer_than_two(lowered):
+    """Of equal layers, each is a call of one function."""
+    short, long = (lowered("llada_cpp", n).as_text().count("\n") for n in (2, 16))
+    assert short < long < 1.2 * short
