@@ -11,10 +11,12 @@ def inside(folder: str | os.PathLike[str], name: str) -> Path:
     who chose the folder chose them too. A name with folders in it must still lie inside once every
     symlink on its way is followed, its own included.
 
-    Raises ValueError for every other name: empty, absolute, with `..`, or led out by a symlink.
+    Raises ValueError for every other name: empty, absolute, with `..`, longer than
+    a system's, or led out by a symlink.
     """
     parts, path = name.split("/"), os.path.join(folder, name)
     plain = {"", ".", ".."}.isdisjoint(parts) and "\0" not in name  # an absolute one begins with ""
+    plain &= all(len(part.encode(errors="surrogatepass")) < 256 for part in parts)  # NAME_MAX
     if plain and len(parts) > 1:
         plain = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     if not plain:

@@ -63,7 +63,7 @@ class Watch:
             for path in args[:2]:
                 if isinstance(path, str | bytes | os.PathLike):
                     self._touched(path, True)
-        elif event in _RUNS and not ("subprocess" in event and _our_own(args)):
+        elif event in _RUNS and not _our_own(args):
             self.code.append(f"{event} {str(args)[:80]}")
 
     def _touched(self, path: Any, writes: bool) -> None:
@@ -78,8 +78,7 @@ class Watch:
 
 def _our_own(process: tuple[Any, ...]) -> bool:
     """Whether it is a program of the package, which loads what may crash or hang."""
-    program, arguments = str(process[0]), list(map(str, process[1]))
-    return program == sys.executable and any("llada_jax" in each for each in arguments[1:3])
+    return str(process[0]) == sys.executable and "llada_jax" in str(process[1])
 
 
 def _hang(*_: Any) -> None:
