@@ -109,8 +109,9 @@ def test_a_dtype_that_is_none(tmp_path: Path) -> None:
 
 def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
     save_orbax(tmp_path / "saved", *loaded(MODEL))
-    (tmp_path / "saved" / "params" / "_METADATA").write_bytes(b"\xb7")
-    with pytest.raises(ValueError, match=r"saved/params is damaged: UnicodeDecodeError: "):
+    for file in (tmp_path / "saved" / "params").rglob("manifest.ocdbt"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"saved/params is damaged: \w+: "):
         loaded(tmp_path / "saved")
 
 

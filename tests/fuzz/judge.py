@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ class Watch:
 
     def _touched(self, path: Any, writes: bool) -> None:
         assert self.folder is not None
-        if os.fsdecode(path).startswith("<"):  # where a traceback looks for a source
-            return
+        if os.fsdecode(path).startswith("<") or os.fsdecode(path) == tempfile.gettempdir():
+            return  # where a traceback looks for a source; a temporary file without a name
         full = Path(os.path.abspath(os.fsdecode(path)))
         harmless = not writes and not full.is_relative_to(self.root)
         if not full.is_relative_to(self.folder) and not harmless and str(full) != os.devnull:
