@@ -66,7 +66,12 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
     dtypes: Any = description.get("dtypes")
     require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
-    params = ocp.load(str(folder / TREE_FOLDER), _abstract_tree(config, dtypes, folder))
+    tree = _abstract_tree(config, dtypes, folder)
+    try:
+        params = ocp.load(str(folder / TREE_FOLDER), tree)
+    except Exception as error:  # Orbax raises whatever it meets
+        problem = f"{type(error).__name__}: {error!s:.300}"
+        raise ValueError(f"{folder / TREE_FOLDER} is damaged: {problem}") from error
     require_finite_tree(str(folder), params)
     return config, params
 

@@ -97,6 +97,24 @@ def test_a_description_that_lacks_a_parameter(tmp_path: Path) -> None:
         loaded(tmp_path / "saved")
 
 
+def test_a_dtype_that_is_none(tmp_path: Path) -> None:
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
+    file = tmp_path / "saved" / DESCRIPTION
+    description = json.loads(file.read_text())
+    description["dtypes"]["head"] = "-1"
+    file.write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=r"head is '-1'; allowed: float32, bfloat16"):
+        loaded(tmp_path / "saved")
+
+
+def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
+    save_orbax(tmp_path / "saved", *loaded(MODEL))
+    for file in (tmp_path / "saved" / "params").rglob("manifest.ocdbt"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"saved/params is damaged: \w+: "):
+        loaded(tmp_path / "saved")
+
+
 def test_no_tree(tmp_path: Path) -> None:
     save_orbax(tmp_path / "saved", *loaded(MODEL))
     (tmp_path / "saved" / "params").rename(tmp_path / "elsewhere")

@@ -26,7 +26,7 @@ from llada_jax.content import content_hash
 from tests.fuzz.judge import BAD, CRASH, GOOD, HANG, LAX, OTHER, RAW, Verdict, Watch, digest, judge
 from tests.fuzz.kinds import KINDS, Kind, Safetensors
 
-WALL_SECONDS = 60
+WALL_SECONDS = 180
 BROKEN = 86
 """How a process ends where the fuzzer itself fails."""
 
