@@ -2,10 +2,19 @@
 
 import contextlib
 import io
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+
+_shutdown = logging.shutdown
+
+
+def _shut_down_but_absls(handlers: Sequence[Any]) -> None:
+    """Does what Hydra asks for; absl's handler would close pytest's own stream."""
+    _shutdown([each for each in handlers if not type(each()).__module__.startswith("absl")])
 
 
 def run_experiment(
@@ -14,6 +23,7 @@ def run_experiment(
     """What the command prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["experiment", *arguments])
+        patch.setattr(logging, "shutdown", _shut_down_but_absls)
         with contextlib.redirect_stdout(output or io.StringIO()) as printed:
             main()
     return printed.getvalue()

@@ -1,7 +1,6 @@
 """What ends a run is one line, a code, and the command that goes on in its folder."""
 
 import errno
-import logging
 import os
 import shlex
 import signal
@@ -41,8 +40,6 @@ REASONS = {
 def stopped(tmp_path, monkeypatch, capsys):
     """What a run in a folder prints, and its code, where its work raises something."""
     monkeypatch.chdir(tmp_path)
-    # Hydra shuts handlers of logging down, and absl's then closes pytest's own stream.
-    monkeypatch.setattr(logging, "shutdown", lambda handlers: None)
 
     def run(body, *arguments, folder="a run"):
         main = entry_point("nothing", lambda config, run: body(), Settings)
