@@ -110,7 +110,7 @@ def test_a_dtype_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
-    """Orbax leaves tasks behind where it fails, which are collected here and not in another test."""
+    """Orbax leaves tasks behind where it fails; they are collected here, not in another test."""
     save_orbax(tmp_path / "saved", *loaded(MODEL))
     for file in (tmp_path / "saved" / "params").rglob("manifest.ocdbt"):
         file.write_bytes(b"damaged")
