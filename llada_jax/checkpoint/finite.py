@@ -44,7 +44,8 @@ def require_finite(name: str, pieces: Iterable[np.ndarray]) -> None:
     count, first, rows = 0, [], 0
     for piece in pieces:
         if not all_finite(piece):
-            found = np.argwhere(~np.isfinite(piece))
+            with np.errstate(invalid="ignore"):  # of bfloat16, older versions warn of NaN
+                found = np.argwhere(~np.isfinite(piece))
             first = first or [rows + int(found[0][0]), *map(int, found[0][1:])]
             count += len(found)
         rows += len(piece)
