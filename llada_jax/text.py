@@ -11,8 +11,12 @@ from typing import Any, Self
 import tokenizers
 
 from llada_jax.chat_template import render
+from llada_jax.config import shortened
 
 Messages = Sequence[Mapping[str, Any]]  # each with "role" and "content"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"cannot parse {path}: {error}") from error
+        raise ValueError(shortened(f"cannot parse {path}: {error}")) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

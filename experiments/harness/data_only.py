@@ -39,7 +39,10 @@ class DataOnlyLoader(ConfigLoaderImpl):
     """
 
     def load_configuration(self, *arguments: Any, **options: Any) -> Any:
-        composed = super().load_configuration(*arguments, **options)
+        try:
+            composed = super().load_configuration(*arguments, **options)
+        except TypeError as error:  # Hydra's own, where a group is chosen by a number
+            raise ValueError(f"the settings cannot be composed: {error}") from error
         _refuse(_in_tree(OmegaConf.to_container(composed, resolve=False)), _COMMAND_LINE)
         for plugin in ("launcher", "sweeper"):  # Hydra makes all that is in them
             node = OmegaConf.to_container(composed.hydra[plugin], resolve=True)

@@ -16,7 +16,9 @@ from llada_jax.checkpoint.sources import (
     ParamSource,
     StoredTensor,
     checked,
+    listed,
     param_sources,
+    tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.families.family import families
@@ -45,6 +47,11 @@ def open_gguf(path: Path) -> Checkpoint:
     config = config_from_gguf(metadata, stored[embedding].shape[0])
     config = config.replace(tied_embeddings=names["head"] not in stored)
     sources = param_sources(config, names)
+    unread = sorted(stored.keys() - tensor_shapes(sources).keys())
+    require(  # of a file without it, all that llama.cpp wrote is read
+        names["head"] in stored or not unread,
+        f"{path} lacks {names['head']}, and holds {listed(unread)}, which no parameter reads",
+    )
     row_order = partial(_row_order, config)
     return checked(Checkpoint(path, config, sources, stored, row_order), tuple(_KINDS))
 

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from llada_jax.checkpoint.sources import FLOATS, StoredTensor, listed
-from llada_jax.config import require
+from llada_jax.config import require, shortened
 from llada_jax.inside import inside
 
 SINGLE_FILE = "model.safetensors"
@@ -93,7 +93,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
         with safe_open(file, "numpy"):  # maps the file, and reads the header alone
             pass
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{wrong}: {error}") from error
+        raise ValueError(shortened(f"{wrong}: {error}")) from error
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         # The library takes the last of two tensors of one name.

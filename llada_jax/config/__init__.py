@@ -11,6 +11,7 @@ from llada_jax.config.checks import (
     require_counts,
     require_numbers,
     require_seed,
+    shortened,
 )
 from llada_jax.config.export_settings import (
     STATIC_PRECISIONS,
@@ -55,4 +56,5 @@ __all__ = [
     "require_counts",
     "require_numbers",
     "require_seed",
+    "shortened",
 ]

@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, get_args
 
+_LONGEST = 1000
+
 
 def require(condition: bool, message: str) -> None:
-    """Raises `ValueError(message)` unless `condition` holds."""
+    """Raises `ValueError(message)`, shortened, unless `condition` holds."""
     if not condition:
-        raise ValueError(message)
+        raise ValueError(shortened(message))
+
+
+def shortened(message: str) -> str:
+    """Returns a message without the middle of what is no sentence: a file may hold values of any
+    length, which messages show. The end says what is allowed."""
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:
@@ -20,15 +30,15 @@ def require_choice(name: str, value: object, literal: Any) -> None:
     require(value in allowed, f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
-def require_counts(owner: object, *names: str, least: int = 1) -> None:
-    """Raises `ValueError` unless each of these fields is a whole number, `least` or more, or None
-    where that is its default."""
+def require_counts(owner: object, *names: str, least: int = 1, most: float = math.inf) -> None:
+    """Raises `ValueError` unless each of these fields is a whole number, `least` or more, up to
+    `most`, or None where that is its default."""
+    allowed = f"{least} or more" if math.isinf(most) else f"{least} to {most}"
     for name in names:
         value, unset = getattr(owner, name), getattr(type(owner), name, least)
-        counts = isinstance(value, Integral) and int(value) >= least
+        counts = _is(Integral, value) and least <= int(value) <= most
         require(
-            counts or (value is None and unset is None),
-            f"{name} is {value!r}; allowed: {least} or more",
+            counts or (value is None and unset is None), f"{name} is {value!r}; allowed: {allowed}"
         )
 
 
@@ -64,7 +74,7 @@ def ascending_counts(name: str, values: Any, least: int = 1) -> tuple[int, ...]:
     counts = list(values) if isinstance(values, Iterable) else []
     require(
         len(counts) > 0
-        and all(isinstance(count, Integral) for count in counts)
+        and all(_is(Integral, count) for count in counts)
         and counts[0] >= least
         and all(a < b for a, b in itertools.pairwise(counts)),
         f"{name} is {counts if isinstance(values, Iterable) else values!r}; allowed: ascending, "

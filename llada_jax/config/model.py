@@ -7,6 +7,7 @@ from typing import Any, Literal
 from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
 
 Router = Literal["softmax", "sigmoid"]
+_MOST_LAYERS, _MOST_EXPERTS = 1000, 4096  # each is looked for by name, which must end
 _IDS = ("mask_id", "eos_id", "eot_id", "pad_id")
 
 
@@ -31,8 +32,8 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         require_choice("router", self.router, Router)
-        require_counts(self, "n_experts", "experts_per_token", "expert_width", "n_groups",
-                       "groups_per_token")  # fmt: skip
+        require_counts(self, "n_experts", most=_MOST_EXPERTS)
+        require_counts(self, "experts_per_token", "expert_width", "n_groups", "groups_per_token")
         require_counts(self, "first_layer", "shared_width", least=0)
         require_numbers(self, "weight_scale", above=0)
         require(
@@ -83,7 +84,8 @@ class ModelConfig:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self, "vocab_size", "width", "n_layers", "n_heads", "n_kv_heads", "head_dim",
+        require_counts(self, "n_layers", most=_MOST_LAYERS)
+        require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
                        "ffn_width", "max_length")  # fmt: skip
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)

@@ -153,11 +153,12 @@ class GenerationStore:
                     other == path,
                     f"{other} and {path} both have item {index}; allowed: the one that was written",
                 )
-        lacking = set(range(max([self._items(), *(i + 1 for i in holder)]))) - holder.keys()
+        count = max([self._items(), *(i + 1 for i in holder)])
+        lacking = next((i for i in range(count) if i not in holder), None)
         require(
-            self.goes_on or not lacking,
-            f"{self.folder} lacks {_file_of(min(lacking, default=0))}; allowed: all files that "
-            "were written (the run that wrote them decodes its items again where it goes on)",
+            self.goes_on or lacking is None,
+            f"{self.folder} lacks {_file_of(lacking or 0)}; allowed: all files that were written "
+            "(the run that wrote them decodes its items again where it goes on)",
         )
         return found
 

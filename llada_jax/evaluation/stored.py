@@ -42,8 +42,9 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
     shown = repr(found)[:60]
     require(isinstance(found, dict), f"{path} is damaged: it has {shown}; allowed: an object")
     for key, kinds in keys.items():
+        is_flag = isinstance(found.get(key), bool)  # which is an int, too
         require(
-            key in found and isinstance(found[key], kinds),
+            key in found and isinstance(found[key], kinds) and is_flag <= (kinds in (bool, object)),
             f"{path} is damaged: {key} is {found.get(key, 'absent')!r}; {_ALLOWED}",
         )
     return found

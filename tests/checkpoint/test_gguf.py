@@ -27,6 +27,16 @@ from tests.checkpoint.folders import (
 )
 
 MODELS = ("llada-mha", "llada-gqa", "dream")
+DREAM = {
+    "general.architecture": "dream",
+    "dream.block_count": 28,
+    "dream.embedding_length": 3584,
+    "dream.feed_forward_length": 18944,
+    "dream.attention.head_count": 28,
+    "dream.attention.head_count_kv": 4,
+    "dream.rope.freq_base": 1e6,
+    "dream.attention.layer_norm_rms_epsilon": 1e-6,
+}
 Tensors = dict[str, np.ndarray]
 
 
@@ -173,22 +183,20 @@ def test_without_an_output_matrix_the_embedding_is_the_head(tmp_path: Path) -> N
 
 
 def test_the_released_mask_where_the_file_names_none() -> None:
-    metadata = {
-        "general.architecture": "dream",
-        "dream.block_count": 28,
-        "dream.embedding_length": 3584,
-        "dream.feed_forward_length": 18944,
-        "dream.attention.head_count": 28,
-        "dream.attention.head_count_kv": 4,
-        "dream.rope.freq_base": 1e6,
-        "dream.attention.layer_norm_rms_epsilon": 1e-6,
-    }
-    config = config_from_gguf(metadata, 152064)
+    config = config_from_gguf(DREAM, 152064)
     assert config.mask_id == 151666
     assert config.shift_logits
     assert config.head_dim == 128
     with pytest.raises(ValueError, match=r"rope\.scaling\.type is 'yarn'; allowed: 'none'"):
-        config_from_gguf({**metadata, "dream.rope.scaling.type": "yarn"}, 152064)
+        config_from_gguf({**DREAM, "dream.rope.scaling.type": "yarn"}, 152064)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"), [("28", "a number"), (float("nan"), "a number"), (0, "1 or more")]
+)
+def test_metadata_is_numbers(value: object, allowed: str) -> None:
+    with pytest.raises(ValueError, match=f"is {value!r}; allowed: {allowed}"):
+        config_from_gguf({**DREAM, "dream.attention.head_count": value}, 152064)
 
 
 @pytest.fixture

@@ -70,12 +70,22 @@ class Watch:
 
     def _touched(self, path: Any, writes: bool) -> None:
         assert self.folder is not None
-        if os.fsdecode(path).startswith("<"):  # where a traceback looks for a source
+        if not writes and _sought_by_a_traceback(os.fsdecode(path)):
             return
         full = Path(os.path.abspath(os.fsdecode(path)))
         harmless = not writes and not full.is_relative_to(self.root)
         if not full.is_relative_to(self.folder) and not harmless and str(full) != os.devnull:
             self.outside.append(f"{'writes' if writes else 'reads'} {os.fsdecode(path)[-80:]}")
+
+
+def _sought_by_a_traceback(path: str) -> bool:
+    """Whether it names no file but a source: of code without one (`<string>`), or of a package that
+    was compiled elsewhere (`uvloop/loop.pyx`), for which Python looks in the current folder first.
+    A file that is there is touched, whatever it is called."""
+    parts = Path(path).parts
+    compiled = Path(path).suffix in (".pyx", ".pxd", ".pxi") and ".." not in parts
+    of_a_package = len(parts) > 1 and parts[0] in sys.modules and compiled
+    return path.startswith("<") or (of_a_package and not os.path.lexists(path))
 
 
 def _our_own(process: tuple[Any, ...]) -> bool:
@@ -98,9 +108,12 @@ def judge(
     """
     canaries = _files(watch.root / "outside")
     watch.folder, watch.outside, watch.code = folder, [], []
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        found = digest(load())
+        try:
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+            found = digest(load())
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         verdict = Verdict(EQUAL if found == valid else STATED if states else OTHER)
         if verdict.outcome == OTHER and raw:
             verdict = Verdict(RAW)
@@ -109,7 +122,6 @@ def judge(
     except BaseException as error:
         verdict = _of_error(error)
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
         watch.folder = None
     if watch.code or (watch.root / "outside" / "ran").exists():
         return Verdict(CODE, "; ".join(watch.code))

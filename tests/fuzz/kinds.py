@@ -337,7 +337,8 @@ class Export:
         files = [manifest["shards"][0]["file"], manifest["head"], manifest["embedding"]]
         file = rng.choice([*files, *manifest["others"]])
         if kind == "manifest":
-            return damage_json_file(rng, path)
+            done = damage_json_file(rng, path)
+            return done._replace(states_other=done.states_other or ": delete " in done.label)
         if kind == "name":
             file["name"] = _hostile_name(rng, folder, file["name"])
             label = f"manifest: a file {file['name'][:40]!r}"
@@ -462,7 +463,7 @@ class ChatTemplate:
         if kind == "hostile":
             template = rng.choice(_TEMPLATES)
             path.write_text(rng.choice([template, path.read_text() + template]))
-            return Damage(template[:60])
+            return Damage(template[:60], states_other="strftime_now" in template)  # it may render
         tokens = ["<|eot_id|>", "<|start_header_id|>", "<|mask|>", "a", "\ue000", "<|", "id|>"]
         content: Any = "".join(rng.choices(tokens, k=rng.randrange(1, 9)))
         content = rng.choice([content, content, content, rng.choice(VALUES)])

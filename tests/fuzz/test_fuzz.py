@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import planted
+from tests.fuzz.judge import Watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +32,18 @@ def test_every_planted_defect_is_found():
     found = run("tests.fuzz.planted")
     expected = [f"{outcome} -> {outcome}" for outcome in planted.KINDS for _ in range(2)]
     assert found.stdout.splitlines() == expected, found.stderr
+
+
+def test_only_a_source_that_a_traceback_looks_for_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watch = Watch(tmp_path, folder=tmp_path / "case")
+    watch._touched("numpy/random/mtrand.pyx", False)  # as it was called where it was compiled
+    assert not watch.outside
+    others = ["numpy/x.txt", "no_package/loop.pyx", "numpy/../../outside/x.pyx", "loop.pyx"]
+    for path in others:
+        watch._touched(path, False)
+    watch._touched("numpy/random/mtrand.pyx", True)
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "there.pyx").touch()
+    watch._touched("numpy/there.pyx", False)
+    assert len(watch.outside) == len(others) + 1

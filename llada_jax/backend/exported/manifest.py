@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from llada_jax import atomic
-from llada_jax.config import ExportConfig, ModelConfig, require
+from llada_jax.config import ExportConfig, ModelConfig, require, shortened
 from llada_jax.config_files import checked_dataclass
 from llada_jax.content import file_hash
 from llada_jax.inside import inside
@@ -106,7 +106,7 @@ class Manifest:
             record = dict(json.loads(path.read_text()))
             found = record.pop("format")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is no manifest: {error!r}") from error
+            raise ValueError(shortened(f"{path} is no manifest: {error!r}")) from error
         require(found == FORMAT, f"{path} has format {found}; allowed: {FORMAT}")
         try:
             return checked_dataclass(cls, record)

@@ -8,13 +8,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from llada_jax.backend.exported.contents import buckets
-from llada_jax.backend.exported.manifest import Manifest
+from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
+from llada_jax.config import require
 from llada_jax.inside import inside
 
 
@@ -59,6 +60,10 @@ class Exported:
         *shards, self._head = (runtime.open(*each) for each in packed.items())
         layers = [range(shard.start, shard.stop) for shard in manifest.shards]
         self._shards = list(zip(layers, shards, strict=True))
+        names = [bucket.name for bucket in buckets(self._settings)]
+        lacking = [name for name in names for steps in shards if name not in steps]
+        lacking += {f"rows{rows}" for rows in self._settings.rows} - self._head.keys()
+        require(not lacking, f"{folder} has no graph {lacking[:1]}, of which {MANIFEST} speaks")
 
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         return self._embedding[tokens].astype(np.float32)

@@ -5,7 +5,16 @@ from dataclasses import fields
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
-from llada_jax.model.families.family import REQUIRED, Family, completed, families, family_of, table
+from llada_jax.model.families.family import (
+    REQUIRED,
+    Family,
+    completed,
+    families,
+    family_of,
+    head_size,
+    number,
+    table,
+)
 
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
 
@@ -27,7 +36,7 @@ def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None
     _require_fields(found, REQUIRED, family)
     for flag, tensor in family.presence.items():
         found.setdefault(flag, tensors is None or tensor in tensors)
-    head_dim = found.get("head_dim", found["width"] // found["n_heads"])
+    head_dim = found.get("head_dim", head_size(found))
     rotated = hf.get("partial_rotary_factor", 1.0)
     require(
         isinstance(rotated, int | float) and 0 < rotated <= 1,
@@ -38,7 +47,7 @@ def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None
         moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
         _require_fields(moe, _REQUIRED_MOE, family)
         if hf.get("num_shared_experts"):
-            moe["shared_width"] = hf["num_shared_experts"] * moe["expert_width"]
+            moe["shared_width"] = _number(hf, "num_shared_experts") * moe["expert_width"]
         found["moe"] = MoEConfig(**moe)
     return completed(name, found)
 
@@ -86,9 +95,17 @@ def _spellings(name: str, family: Family) -> list[str]:
 
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
-    keys = {f.name: _spellings(f.name, family) for f in fields(record)}
-    given = {name: [key for key in each if hf.get(key) is not None] for name, each in keys.items()}
-    return {name: _number(hf, each[0]) for name, each in given.items() if each}
+    found = {}
+    for field in fields(record):
+        key = next((k for k in _spellings(field.name, family) if hf.get(k) is not None), None)
+        if key is not None:
+            found[field.name] = _flag(hf, key) if field.type is bool else _number(hf, key)
+    return found
+
+
+def _flag(hf: Mapping[str, Any], key: str) -> bool:
+    require(type(hf[key]) is bool, f"{key} is {hf[key]!r}; allowed: true or false")
+    return hf[key]
 
 
 def _number(hf: Mapping[str, Any], key: str) -> Any:
@@ -100,8 +117,7 @@ def _number(hf: Mapping[str, Any], key: str) -> Any:
             f"{key} is {value}; allowed: zeros, then ones",
         )
         return first
-    require(isinstance(value, int | float), f"{key} is {value!r}; allowed: a number")
-    return value
+    return number(key, value)
 
 
 def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,12 +102,27 @@ def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
     return names[dense] if not routed and dense in names else names[path]
 
 
+def number(key: str, value: Any) -> Any:
+    """Returns a value that is a number. Raises ValueError for another, NaN and infinity among
+    them."""
+    is_one = isinstance(value, int | float) and abs(value) < 2**63
+    require(is_one, f"{key} is {value!r}; allowed: a number")
+    return value
+
+
+def head_size(found: Mapping[str, Any]) -> int:
+    """Returns the size of a head where nothing says it. Raises ValueError for a model of none."""
+    heads = found["n_heads"]
+    require(heads >= 1, f"n_heads is {heads!r}; allowed: 1 or more")
+    return found["width"] // heads
+
+
 def completed(name: str, found: Mapping[str, Any]) -> ModelConfig:
     """Returns the configuration of a family's model, with what its checkpoint leaves open."""
     mask_id = families()[name].mask_id
     defaults = {
         "n_kv_heads": found["n_heads"],
-        "head_dim": found["width"] // found["n_heads"],
+        "head_dim": head_size(found),
         "norm_eps": 1e-6,
         "max_length": 4096,
         "mask_id": None if mask_id is None or mask_id >= found["vocab_size"] else mask_id,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families.family import REQUIRED, Names, completed, families, table
+from llada_jax.model.families.family import REQUIRED, Names, completed, families, number, table
 
 
 def gguf_names() -> Names:
@@ -27,7 +27,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
     keys = {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
-    found = {ours: _decimal(metadata[key]) for ours, key in keys.items() if key in metadata}
+    found = {ours: _decimal(key, metadata[key]) for ours, key in keys.items() if key in metadata}
     found.setdefault("vocab_size", vocab_size)
     for ours in (*REQUIRED, "norm_eps"):
         require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
@@ -35,6 +35,6 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     return completed(name, {**families()[name].facts, **found})
 
 
-def _decimal(value: Any) -> Any:
+def _decimal(key: str, value: Any) -> Any:
     """Returns the number that was meant: GGUF keeps float32, which has 7 digits."""
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+    return float(f"{value:.7g}") if isinstance(number(key, value), float) else value
