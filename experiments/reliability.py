@@ -27,6 +27,7 @@ from llada_jax.config import ModelConfig, TrainConfig, require, require_counts
 from llada_jax.evaluation.reliability_diagram import Reliability, reliability
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.finite import require_finite_results
 from llada_jax.model.forward import forward
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import Example, TrainingBatch, batch_at
@@ -147,6 +148,7 @@ def _predict(model: lj.Model, key: jax.Array, batch: TrainingBatch) -> Predictio
     assert model.config.mask_id is not None
     corruption = corrupt(key, batch, model.config.mask_id, TrainConfig.min_mask_probability)
     token, confidence = _most_likely(model.params, model.config, corruption.tokens, batch.live)
+    require_finite_results("the model's confidence", confidence)
     counted = np.asarray(corruption.masked & (batch.tokens != model.config.eos_id))
     right = np.asarray(token == batch.tokens)
     return Predictions(np.asarray(confidence)[counted], right[counted])

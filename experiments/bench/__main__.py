@@ -46,19 +46,19 @@ class BenchConfig(HotPathsConfig):
 
 def bench(config: BenchConfig, run: Run) -> None:
     """Runs one suite, and records each row as soon as it is there."""
-    timed = timed_rows(config)
+    timed = timed_rows(config, run)
     run.begin()
     run.finish(run.recorded(timed))
 
 
-def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
+def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     """Returns the rows of the suite, which times each when it is asked for. Raises ValueError,
     before any work, where the suite needs another model."""
     shape = config.architecture
     if config.suite == "checkouts":
         return time_checkouts(config.model, config.checkouts)
     if config.suite == "hot_paths":
-        model = lj.load(config.model) if shape is None else random_model(shape, config.seed)
+        model = run.of(lj.load(config.model)) if shape is None else random_model(shape, config.seed)
         longest = model.config.max_length
         require(
             config.length <= longest,

@@ -15,6 +15,7 @@ from llada_jax.backend.resources import peak_memory
 from llada_jax.backend.session import Session, Shard, allocate_cache
 from llada_jax.build.denoisers import score_rules
 from llada_jax.config import SamplerConfig
+from llada_jax.model.finite import require_finite_results
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 
@@ -35,10 +36,11 @@ def _body(program: Exported, rows: int) -> float:
     inputs = example(program.config, range(0), bucket)  # all but the cache
     caches = [allocate_cache(shard) for shard in shards]
 
-    def forward() -> None:
+    def forward() -> np.ndarray:
         hidden = inputs["hidden"]
         for shard, cache in zip(shards, caches, strict=True):
             hidden = shard.executable.run(inputs | cache | {"hidden": hidden})["hidden"]
+        return hidden
 
     return _best(forward)
 
@@ -51,7 +53,7 @@ def _head(program: Exported, rows: int) -> float:
 
 
 def _best(call: Callable[[], object]) -> float:
-    call()
+    require_finite_results("the exported model", call())
     return best_of(call, REPEATS)[1]
 
 

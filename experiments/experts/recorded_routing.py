@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 import llada_jax as lj
 from experiments.experts.expert_prices import phone_costs
-from experiments.harness.results import Kind, ResultRow
+from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
@@ -80,13 +81,14 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     The run folder gets the routing beside the trace that it belongs to, step for step.
     """
     model, shape, prompt = trained_model(config.trained, seed)
+    row = partial(ResultRow, fingerprint=model.fingerprint)
     result, routing = record_routing(model, prompt, config.sampler, seed=seed)
     result.trace.save(run.folder / f"trace_{shape.name}.npz")
     routing.save(run.folder / f"routing_{shape.name}.npz")
     name = f"recorded/{shape.name}"
-    yield _row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
-    yield _row(f"{name}/similarity_1", step_similarity(routing), "cosine")
-    yield _row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
+    yield row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
+    yield row(f"{name}/similarity_1", step_similarity(routing), "cosine")
+    yield row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
     costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
     profile = routing.first_steps(1)
     for policy in ("hybrimoe", "denoising"):
@@ -97,11 +99,7 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
         hits = budgeted.policy_run.hits / budgeted.policy_run.uses
         speed = routing.committed.sum() / budgeted.policy_run.seconds
         name = f"budgeted/{shape.name}/25/{policy}"
-        yield _row(f"{name}/equal_tokens", equal, "of the tokens")
-        yield _row(f"{name}/hit_rate", hits, "of activated experts")
-        yield _row(f"{name}/transfers", budgeted.store.moved, "experts")
-        yield _row(f"{name}/tokens_per_second", speed, "tokens/s", kind="modelled")
-
-
-def _row(name: str, value: float, unit: str, kind: Kind = "measured") -> ResultRow:
-    return ResultRow(name=name, value=value, unit=unit, kind=kind)
+        yield row(f"{name}/equal_tokens", equal, "of the tokens")
+        yield row(f"{name}/hit_rate", hits, "of activated experts")
+        yield row(f"{name}/transfers", budgeted.store.moved, "experts")
+        yield row(f"{name}/tokens_per_second", speed, "tokens/s", kind="modelled")

@@ -33,6 +33,8 @@ class ResultRow:
     """Of a modelled value: whether the reference, or a figure that shares it, went into the fit."""
     trace_source: str | None = None
     """Of a modelled run: where its decoding dynamics come from."""
+    fingerprint: str | None = None
+    """Of the model that it was found with, where the other rows are not (else `Run.of`)."""
 
     def __post_init__(self) -> None:
         require_choice("kind", self.kind, Kind)

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from llada_jax.model.finite import require_finite_results
+
 Result = TypeVar("Result")
 
 
@@ -24,9 +26,11 @@ def best_times(
     Args:
       calls: in each turn. The first one pays for what the candidate before left behind: in caches,
         and memory that the system is still taking back.
+
+    Raises FloatingPointError where a candidate gives NaN or infinity.
     """
-    for call in candidates.values():
-        jax.block_until_ready(call())
+    for name, call in candidates.items():
+        require_finite_results(name, jax.block_until_ready(call()))
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(repeats):
         for name, call in candidates.items():

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import llada_jax as lj
 from experiments.harness.results import ResultRow
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.tasks import word_problems
+from llada_jax.model.finite import require_finite_results
 from llada_jax.sampling_engine.agreement import Flips, flips_of, random_inputs
 from llada_jax.sampling_engine.formats import LogitFormat, StoredLogits
 from llada_jax.sampling_engine.host import store_logits
@@ -55,23 +57,25 @@ def flip_rows(
     sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass")
     inputs = random_inputs(seed, 1, config.batch, rows, vocab, config.k)
     chance = [Case(sampling, inputs, reference_sampler(sampling, inputs))]
-    real = model_cases(config, rows, seed)
+    model = load_model(config)
+    real = model_cases(model, config, rows, seed)
     longest = EngineConfig(vlen=vlens[-1])
     for format in config.formats:
-        for name, cases in ((format, chance), (f"{format}/{config.model}", real)):
-            stored = _stored(cases, longest.vlen, format)
+        of_model = (f"{format}/{config.model}", real, model.fingerprint)
+        for name, cases, fingerprint in ((format, chance, None), of_model):
+            row, stored = partial(_row, fingerprint), _stored(cases, longest.vlen, format)
             flips = _flips(cases, stored, longest)
-            yield _row(f"flips/{name}", flips)
-            yield _row(f"flips/{name}/tokens", flips, flips.tokens)
-            yield _row(f"flips/{name}/masks", flips, flips.masks)
+            yield row(f"flips/{name}", flips)
+            yield row(f"flips/{name}/tokens", flips, flips.tokens)
+            yield row(f"flips/{name}/masks", flips, flips.masks)
             by_odds = [case._replace(sampling=replace(case.sampling, key="odds")) for case in cases]
-            yield _row(f"flips/{name}/odds", _flips(by_odds, stored, longest))
+            yield row(f"flips/{name}/odds", _flips(by_odds, stored, longest))
         for vlen in vlens:
             stored = _stored(chance, vlen, format)
             for scalar in config.scalars:
                 engine = EngineConfig(vlen=vlen, scalar_format=scalar)
                 name = f"flips/{format}/scalars_{scalar}/vlen{vlen}"
-                yield _row(name, _flips(chance, stored, engine))
+                yield _row(None, name, _flips(chance, stored, engine))
 
 
 def _stored(cases: list[Case], vlen: int, format: LogitFormat) -> list[StoredLogits]:
@@ -86,9 +90,9 @@ def _flips(cases: list[Case], stored: list[StoredLogits], engine: EngineConfig) 
     return Flips(*(sum(column) for column in zip(*counts, strict=True)))
 
 
-def _row(name: str, flips: Flips, count: int | None = None) -> ResultRow:
+def _row(fingerprint: str | None, name: str, flips: Flips, count: int | None = None) -> ResultRow:
     share = flips.share if count is None else count / flips.positions
-    return ResultRow(name, share, "of decisions", n=flips.positions)
+    return ResultRow(name, share, "of decisions", n=flips.positions, fingerprint=fingerprint)
 
 
 def load_model(config: FlipsConfig) -> lj.Model:
@@ -101,9 +105,8 @@ def load_model(config: FlipsConfig) -> lj.Model:
     return model
 
 
-def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
+def model_cases(model: lj.Model, config: FlipsConfig, rows: int, seed: int) -> list[Case]:
     """Returns every step of blocks that the reference decodes: answers to held-out problems."""
-    model = load_model(config)
     mask_id = model.config.mask_id
     prompts = _prompts_of_one_length(model, config.batch, seed)
     length = prompts.shape[1]
@@ -115,6 +118,7 @@ def model_cases(config: FlipsConfig, rows: int, seed: int) -> list[Case]:
     cases = []
     for _ in range(config.steps):
         logits = np.array(lj.forward(model, jnp.asarray(canvas)))[:, length:]
+        require_finite_results("the model's logits", logits)
         logits[..., mask_id] = -np.inf
         block = canvas[:, length:].copy()
         inputs = StepInputs(logits[None], block, block == mask_id, quota)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from llada_jax.config import LatencyTable
+from llada_jax.model.finite import require_finite_results
 from llada_jax.rows import make_rows
 from llada_jax.types import Denoiser, KVCache, Params, Rows, Scores
 
@@ -28,6 +29,8 @@ def time_steps(
     Args:
       rows: ascending, at most `canvas`. They take turns, so that a busy moment hits all of them.
       repeats: after a first step, which compiles.
+
+    Raises FloatingPointError where its scores are NaN or infinite.
     """
 
     def step(params: Params, rows: Rows, cache: KVCache) -> Scores:
@@ -36,8 +39,8 @@ def time_steps(
     cache = denoiser.empty_cache(params, 1, canvas)
     run = jax.jit(step) if denoiser.traceable else step
     steps = [partial(run, params, _last_rows(n, canvas, vocab_size), cache) for n in rows]
-    for each in steps:
-        jax.block_until_ready(each())
+    for n, each in zip(rows, steps, strict=True):
+        require_finite_results(f"the model's confidence in {n} rows", each().confidence)
     times = [list(map(_milliseconds, steps)) for _ in range(repeats)]
     return LatencyTable(rows=tuple(rows), ms=tuple(map(median, zip(*times, strict=True))))
 

@@ -108,6 +108,7 @@ def latency_table(
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
+      FloatingPointError: the model's scores are NaN or infinite.
     """
     buckets, longest = ascending_counts("rows", rows), model.config.max_length
     require(

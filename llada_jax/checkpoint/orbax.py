@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
-from llada_jax.checkpoint.finite import require_finite_tree
 from llada_jax.checkpoint.safetensors_files import read_json
 from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import checked_dataclass
+from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 

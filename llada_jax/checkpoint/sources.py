@@ -16,10 +16,10 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from llada_jax.checkpoint.finite import all_finite, require_finite
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import ParamSpec, is_routed, named_specs
 from llada_jax.model.families.family import Names, checkpoint_name
+from llada_jax.model.finite import all_finite, require_finite
 
 FLOATS: Mapping[str, np.dtype] = {
     "F32": np.dtype(np.float32),

@@ -19,8 +19,8 @@ from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
 from llada_jax import atomic
-from llada_jax.checkpoint.finite import require_finite_tree
 from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
 from llada_jax.training.optimizer import learning_rate

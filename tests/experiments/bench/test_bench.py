@@ -15,6 +15,7 @@ from experiments.bench.__main__ import BenchConfig, bench, timed_rows
 from experiments.bench.sampling_bench import compiled, sample_in_float64, sample_in_one_pass
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.harness.timers import best_times
+from llada_jax.checkpoint import fingerprint
 
 SMALL = [
     "+architecture.family=llada",
@@ -47,6 +48,11 @@ def test_every_number_has_its_baseline(tmp_path, capsys):
     ):
         assert rows[name]["value"] > 0 and rows[name]["kind"] == "measured"
     assert "decode: cache=dual vs cache=none" in capsys.readouterr().out
+
+
+def test_a_forward_without_numbers_has_no_time():
+    with pytest.raises(FloatingPointError, match="wide: NaN or infinite"):
+        best_times({"wide": lambda: jnp.full(2, jnp.inf)}, repeats=1)
 
 
 def test_candidates_take_turns():
@@ -129,18 +135,27 @@ def test_medium_is_a_model():
     assert not HydraConfig.initialized()
 
 
+def test_results_name_the_model_that_was_loaded(random_model, tmp_path):
+    for chosen, name in ((f"model={random_model}", fingerprint(random_model)), (SMALL, None)):
+        config = composed(*SMALL[-5:], *np.atleast_1d(chosen))
+        run = Run(tmp_path, config)
+        timed_rows(read_config(BenchConfig, config), run)  # none of which is timed
+        assert run.fingerprint == name
+
+
 @pytest.mark.parametrize("against", [None, "nowhere"])
-def test_another_checkout_is_needed(against):
-    settings = read_config(BenchConfig, composed("suite=checkouts"))
+def test_another_checkout_is_needed(against, tmp_path):
+    settings = read_config(BenchConfig, config := composed("suite=checkouts"))
     other = replace(settings.checkouts, against=against)
     with pytest.raises(ValueError, match=f"checkouts.against is {against!r}; allowed: the folder"):
-        timed_rows(replace(settings, checkouts=other))
+        timed_rows(replace(settings, checkouts=other), Run(tmp_path, config))
 
 
 @pytest.mark.slow
-def test_a_checkout_is_compared_with_itself():
-    settings = read_config(BenchConfig, composed("suite=checkouts", "model=tiny"))
+def test_a_checkout_is_compared_with_itself(tmp_path):
+    settings = read_config(BenchConfig, config := composed("suite=checkouts", "model=tiny"))
     other = replace(settings.checkouts, against=str(REPOSITORY), turns=2)
-    rows = {row.name: row.value for row in timed_rows(replace(settings, checkouts=other))}
+    timed = timed_rows(replace(settings, checkouts=other), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
     assert rows["checkouts/quota_host/speed/median"] > 0
     assert len(rows) == 4 * 8

@@ -89,6 +89,7 @@ def test_recorded_routing(tmp_path):
     small = ["recorded.gen_length=32", "recorded.steps=4"]
     rows = run_parts(tmp_path, "parts=[recorded]", "pictures=false", *small)
     assert rows["budgeted/tiny_moe/25/denoising/equal_tokens"]["value"] == 1
+    assert {row["fingerprint"] for row in rows.values()} == {lj.load("tiny_moe").fingerprint}
     trace = lj.Trace.load(tmp_path / "trace_tiny_moe.npz")
     assert len(trace.block) == RoutingTrace.load(tmp_path / "routing_tiny_moe.npz").n_steps
 

@@ -11,6 +11,7 @@ from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.sampling_engine import hardware as sampling_engine_hardware
 from experiments.sampling_engine.__main__ import sampling_engine
 from experiments.sampling_engine.modelled import SamplingEngineConfig, latency_rows
+from llada_jax.checkpoint import fingerprint
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
@@ -41,6 +42,9 @@ def test_it_runs(tmp_path):
         assert rows[name]["kind"] == "modelled" and rows[name]["value"] > 0
     for name in ("flips/float32", "flips/mx_e4m3/tiny/odds", "machine/full_size_s"):
         assert rows[name]["kind"] == "measured"
+    tiny = {name for name, row in rows.items() if row.get("fingerprint") == fingerprint("tiny")}
+    assert tiny == {name for name in rows if "/tiny" in name}
+    assert all("fingerprint" not in row for name, row in rows.items() if name not in tiny)
     for mode in ("performance", "one_pass"):
         assert rows[f"machine/exact/{mode}/flips"]["value"] == 0
     pictures = {"latency.png", "breakdown.png", "sweeps.png", "flips.png"}

@@ -1,4 +1,5 @@
-"""Whether weights are numbers: one NaN reaches every token, and no token would show it."""
+"""Whether weights, and what comes of them, are numbers: one NaN reaches every token, and no token
+would show it."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -61,3 +62,12 @@ def require_finite_tree(where: str, params: Any) -> None:
     for path, leaf in jax.tree.leaves_with_path(params):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             require_finite(f"{where}: {parameter_name(path)}", [np.asarray(leaf)])
+
+
+def require_finite_results(what: str, results: Any) -> None:
+    """Raises FloatingPointError where an array of a tree that a model gave has NaN or infinity: who
+    times or counts such results would report a figure of nothing."""
+    for leaf in jax.tree.leaves(results):
+        if isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating):
+            if not all_finite(np.asarray(leaf)):
+                raise FloatingPointError(f"{what}: NaN or infinite; allowed: finite numbers")
