@@ -21,14 +21,17 @@ _UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder, which is made where it lacks.
+def locked(folder: Path, path: Path | None = None) -> Iterator[None]:
+    """Holds the lock of a folder.
 
-    Raises ValueError that names who holds it. Warns where the folder's file system has no locks.
+    Args:
+      path: the file that is locked, whose folder is made where it lacks; default: one in `folder`.
+
+    Raises ValueError that names who holds it. Warns where the file's system has no locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK_FILE
-    with _taken(path) as file:
+    path = path or folder / LOCK_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _taken(path, folder) as file:
         file.truncate(0)
         now = datetime.now().astimezone().isoformat(" ", "seconds")
         file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now}")
@@ -39,12 +42,12 @@ def locked(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _taken(path: Path) -> IO[str]:
+def _taken(path: Path, folder: Path) -> IO[str]:
     """Opens the file and locks it, unless its last owner has removed it in between."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
-            _lock(file, path)
+            _lock(file, folder)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     return file
@@ -54,14 +57,14 @@ def _taken(path: Path) -> IO[str]:
         file.close()
 
 
-def _lock(file: IO[str], path: Path) -> None:
+def _lock(file: IO[str], folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         holder = file.read() or "another process"
-        require(False, f"{path.parent} is in use by {holder}; allowed: another folder, or later")
+        require(False, f"{folder} is in use by {holder}; allowed: another folder, or later")
     except OSError as error:
         if error.errno not in _UNKNOWN:
             raise
-        warnings.warn(f"{path.parent} has no locks ({error.strerror})", stacklevel=2)
+        warnings.warn(f"{folder} has no locks ({error.strerror})", stacklevel=2)

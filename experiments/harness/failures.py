@@ -22,6 +22,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments import end_while_importing
+
 BAD_INPUT = (ValueError, FloatingPointError, FileNotFoundError, FileExistsError, ImportError,
              NotADirectoryError, IsADirectoryError, HydraException, OmegaConfBaseException,
              YAMLError)  # fmt: skip
@@ -56,7 +58,8 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raises Terminated in the body on SIGTERM, where the body runs in the main thread."""
+    """Raises Terminated in the body on SIGTERM, and KeyboardInterrupt on SIGINT, where the body
+    runs in the main thread."""
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated
@@ -64,6 +67,8 @@ def terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if signal.getsignal(signal.SIGINT) is end_while_importing:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield

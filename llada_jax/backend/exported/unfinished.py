@@ -1,6 +1,7 @@
 """An export in the making: a folder under another name, and a record of what is finished in it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -21,13 +22,18 @@ def package_versions() -> dict[str, str]:
     return {package: version(package) for package in _PACKAGES}
 
 
+def require_new(folder: Path) -> None:
+    """Raises ValueError where the folder exists."""
+    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
+
+
 class UnfinishedExport:
     """The unfinished folder, which an export that is started again goes on with."""
 
     def __init__(self, target: Path, export: Export):
         """Raises ValueError where the folder was begun with other weights, settings or packages."""
         self.folder = target.with_name(f".{target.name}.partial")
-        self._target = target
+        self.target = target
         self._record = self.folder / _RECORD
         self._fingerprint = export.fingerprint
         self.fingerprint = export.fingerprint()
@@ -43,10 +49,11 @@ class UnfinishedExport:
         self._files: dict[str, File] = {}
         self.contexts: dict[str, dict[str, Any]] = {}
         """Entries of the manifest for the binaries that are compiled."""
-        if self._record.is_file():
-            self._resume()
+        self._resume()
 
     def _resume(self) -> None:
+        if not self._record.is_file():
+            return
         record = json.loads(self._record.read_text())
         for part, ours in self._made_with.items():
             theirs = record["made_with"].get(part)
@@ -67,8 +74,16 @@ class UnfinishedExport:
         return sum(file.bytes for file in self._files.values())
 
     def begin(self) -> None:
+        """Goes on with what another process has finished since, and takes away what is not
+        recorded. The target's lock is held."""
+        require_new(self.target)
+        self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.remove_temporaries(self.folder)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in {_RECORD, *self._files, *self.contexts}:
+                path.unlink()
         self._save()
 
     def file(self, name: str, write: Callable[[Path], None]) -> File:
@@ -89,8 +104,9 @@ class UnfinishedExport:
     def finish(self) -> None:
         """Raises ValueError where the weights were replaced since the export began."""
         self._require_same("fingerprint", self.fingerprint, self._fingerprint())
-        atomic.rename(self.folder, self._target)
-        (self._target / _RECORD).unlink()
+        atomic.sync(self.folder)  # which takes long: who is killed behind it writes all again
+        self._record.unlink()
+        atomic.rename(self.folder, self.target)
 
     def _save(self) -> None:
         files = {name: asdict(file) for name, file in self._files.items()}

@@ -13,7 +13,7 @@ that is finished is recorded with the settings it was made with.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,31 +30,28 @@ from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes
 from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
 from llada_jax.backend.exported.push import PUSH, push_page
-from llada_jax.backend.exported.unfinished import UnfinishedExport, package_versions
+from llada_jax.backend.exported.unfinished import UnfinishedExport, package_versions, require_new
 from llada_jax.backend.litert import tflite
 from llada_jax.backend.litert.install import require_npu
 from llada_jax.backend.lower import check, lower
 from llada_jax.backend.protocol import Step
 from llada_jax.backend.resources import require_disk
 from llada_jax.backend.steps import body_step, head_steps
-from llada_jax.config import require
 from llada_jax.inside import inside
+from llada_jax.locked import LOCK_FILE, locked
 from llada_jax.model.quantize import QuantArray, dequantize
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-)  # fmt: skip
+from llada_jax.text import TOKENIZER_FILES
 
 
 def write_export(folder: Path, export: Export) -> Manifest:
     """Writes the folder, shows progress, and goes on where an interrupted export stopped.
 
     Raises ValueError, before anything is written: for a model that the target cannot take, where
-    the folder exists, where the disk is too small, or where an interrupted export had other
-    settings.
+    the folder exists or another process writes it, where the disk is too small, or where an
+    interrupted export had other settings.
     """
     require_npu()
-    require(not folder.exists(), f"{folder} exists already; allowed: a new folder")
+    require_new(folder)
     _check_operations(export)
     if export.settings.phones.socs:
         check_phones(export)
@@ -63,10 +60,16 @@ def write_export(folder: Path, export: Export) -> Manifest:
     size += outer_bytes(export.model, export.settings)
     unfinished = UnfinishedExport(folder, export)
     require_disk(folder.parent, size - unfinished.bytes, f"the export of {export.source}")
-    unfinished.begin()
-    with tqdm(
-        total=size, initial=unfinished.bytes, unit="B", unit_scale=True, desc=folder.name
-    ) as bar:
+    with locked(folder, folder.with_name(f".{folder.name}{LOCK_FILE}")):
+        unfinished.begin()
+        return _written(unfinished, export, shards, size)
+
+
+def _written(
+    unfinished: UnfinishedExport, export: Export, shards: Iterable[range], size: int
+) -> Manifest:
+    about = {"unit": "B", "unit_scale": True, "desc": unfinished.target.name}
+    with tqdm(total=size, initial=unfinished.bytes, **about) as bar:
         bodies = []
         for index, layers in enumerate(shards):
             body = [body_step(export.model, layers, bucket) for bucket in export.buckets]
@@ -97,7 +100,7 @@ def write_export(folder: Path, export: Export) -> Manifest:
         versions=package_versions(),
     )
     push = unfinished.folder / PUSH
-    push.write_text(push_page(manifest, folder.name))
+    push.write_text(push_page(manifest, unfinished.target.name))
     manifest = replace(manifest, others=(*manifest.others, File.of(push)))
     manifest.save(unfinished.folder)
     unfinished.finish()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from llada_jax.backend.litert.runtime import LiteRT, tflite
 from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.checkpoint import fingerprint, model_path, save_huggingface, save_orbax
 from llada_jax.config import ExportConfig, Quant
+from llada_jax.locked import locked
 from llada_jax.model.head import score_rows
 from tests.backend.litert.test_tflite import constants
 from tests.backend.models import GQA, random_params
@@ -464,6 +466,45 @@ def test_an_existing_folder_is_never_touched(source: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"model exists already; allowed: a new folder"):
         export(source, tmp_path / "model", SMALL)
     assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["precious"]
+
+
+def test_a_folder_that_another_process_writes_is_left_to_it(
+    source: Path, tmp_path: Path, interrupted_export: Path
+) -> None:
+    before = contents(interrupted_export.with_name(".model.partial"))
+    with locked(interrupted_export, tmp_path / ".model.lock"):
+        message = rf"model is in use by process {os.getpid()} on .*; allowed: another folder, or"
+        with pytest.raises(ValueError, match=message):
+            export(source, interrupted_export, SMALL)
+    assert contents(interrupted_export.with_name(".model.partial")) == before
+    assert names(tmp_path) == [".model.partial"]
+
+
+def test_what_another_process_finishes_before_the_lock_is_kept(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(*_: Any) -> None:
+        monkeypatch.undo()
+        export(source, tmp_path / "model", SMALL)
+
+    monkeypatch.setattr(writer, "require_disk", meanwhile)
+    with pytest.raises(ValueError, match="model exists already"):
+        export(source, tmp_path / "model", SMALL)
+    assert names(tmp_path) == ["model"]
+    Manifest.load(tmp_path / "model")
+
+
+def test_files_without_a_record_are_written_again(
+    source: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """As a kill leaves them behind the last file, or who copies a folder."""
+    partial = shutil.copytree(uninterrupted, tmp_path / ".model.partial")
+    (partial / "shard-00.tflite").write_bytes(b"")
+    (partial / "shard-09.tflite").write_bytes(b"of another export")
+    (partial / "scratch").mkdir()
+    export(source, tmp_path / "model", two_shards())
+    assert names(tmp_path) == ["model"]
+    assert contents(tmp_path / "model") == contents(uninterrupted)
 
 
 def assert_refused(

@@ -68,8 +68,7 @@ def snapshot(verb: str, folder: Path) -> dict[str, object]:
     }[verb]
     for place in places:
         for path in sorted((folder / place).rglob("*")):
-            # A kill behind the last rename of an export leaves its record beside whole files.
-            if path.is_file() and path.name != "progress.json":
+            if path.is_file():
                 found[str(path.relative_to(folder))] = content(path)
     if verb == "evaluate":
         for path in sorted((run / "generations").glob("*.jsonl")):

@@ -4,13 +4,15 @@ import errno
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from experiments.harness.run import entry_point
+from experiments.harness.run import REPOSITORY, entry_point
 from llada_jax.locked import locked
 from tests.experiments.in_process import run_experiment
 
@@ -103,6 +105,22 @@ def test_a_signal(number, code, interruptible, stopped, tmp_path):
     assert found == code, told
     assert told.endswith(f"error: stopped by {number.name}\n{GOES_ON}")
     assert not list((tmp_path / "a run").iterdir()) and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_while_a_verb_is_imported(tmp_path):
+    (tmp_path / "jax.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    command = ["-m", "experiments.generate", "seed=3"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    goes_on = shlex.join(["python", *command])
+    assert done.stderr == f"error: stopped by SIGINT\nresume with: {goes_on}\n"
+    assert done.returncode == 130
 
 
 @pytest.mark.parametrize("options", [[], ["--run"]])
