@@ -13,18 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from llada_jax import atomic
 from llada_jax.cache_folder import cache_folder
 
 REMEMBERED_BYTES = 1 << 26
 """Smaller files are read each time, which takes less than 0.05 s."""
+_PIECE_BYTES, _SILENT_SECONDS = 1 << 20, 2
 _read_here: dict[str, list[Any]] = {}
 
 
 def content_hash(folder: Path, files: Iterable[Path]) -> str:
-    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder."""
+    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder, or as
+    seen from one of them."""
     whole = hashlib.sha256()
-    for name, file in sorted((file.relative_to(folder).as_posix(), file) for file in files):
+    for name, file in sorted((os.path.relpath(file, folder), file) for file in files):
         whole.update(f"{file_hash(file)} {name}\n".encode())
     return whole.hexdigest()[:32]
 
@@ -52,8 +56,14 @@ def file_state(path: Path) -> list[int]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest, size = hashlib.sha256(), path.stat().st_size
+    about = {"unit": "B", "unit_scale": True, "desc": f"reading {path.name}", "mininterval": 1}
+    about |= {"delay": _SILENT_SECONDS, "disable": size < REMEMBERED_BYTES}
+    with path.open("rb") as stream, tqdm(total=size, **about) as bar:
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+            bar.update(len(piece))
+    return digest.hexdigest()
 
 
 def _remembered() -> dict[str, list[Any]]:

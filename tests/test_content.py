@@ -42,6 +42,16 @@ def test_a_hash_is_sha256_and_is_remembered(tmp_path, read, monkeypatch):
     assert [file.name for file in (tmp_path / "cache" / "llada_jax").iterdir()] == ["hashes.json"]
 
 
+def test_reading_for_long_shows_how_far_it_is(tmp_path, read, monkeypatch, capsys):
+    content.file_hash(large(tmp_path))
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(content, "_SILENT_SECONDS", 0)
+    monkeypatch.setattr(content, "_PIECE_BYTES", 300)
+    expected = hashlib.sha256(b"y" * 1000).hexdigest()
+    assert content.file_hash(large(tmp_path, b"y", "other")) == expected
+    assert "reading other: 100%" in capsys.readouterr().err
+
+
 def test_a_touch_reads_again_and_finds_the_same(tmp_path, read):
     path = large(tmp_path)
     first = content.file_hash(path)

@@ -27,9 +27,7 @@ from llada_jax.text import Tokenizer
 from llada_jax.types import Params
 
 
-class Model(NamedTuple):
-    """A model that is ready to run."""
-
+class _Model(NamedTuple):
     config: ModelConfig
     params: Params
     """Arrays, as `llada_jax.model.params.ModelParams`; None where the model is an export."""
@@ -41,7 +39,19 @@ class Model(NamedTuple):
     """Name or path that `load` was given."""
     fingerprint: str | None = None
     """Names the content of the files that it was loaded from; of an export, that of its manifest.
-    None where it was made in memory: who replaces the parameters sets it None as well."""
+    None where it was made in memory."""
+
+
+class Model(_Model):
+    """A model that is ready to run."""
+
+    __slots__ = ()
+
+    def _replace(self, **changes: Any) -> "Model":
+        """Returns a copy with some fields changed; what the files did not hold has no name."""
+        if changes.keys() & {"config", "params", "tokenizer"}:
+            changes = {"fingerprint": None} | changes
+        return super()._replace(**changes)
 
     @property
     def stored_as(self) -> str:
@@ -87,12 +97,12 @@ def load(
         return _load_exported(Path(source), dtype)
     before = checkpoint.file_states(source)
     config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
+    tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
     fingerprint = checkpoint.fingerprint(source)
     require(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",
     )
-    tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
     if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
         config = config.replace(mask_id=tokenizer.mask_id)
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
@@ -185,4 +195,5 @@ def tiled(model: Model, kind: Kind = "q4_0") -> Model:
       ValueError: an export, a model with experts, or a matrix that has no tiles.
     """
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
-    return model._replace(params=pack_params(model.params, model.config, kind))
+    tiles = pack_params(model.params, model.config, kind)
+    return model._replace(params=tiles, fingerprint=model.fingerprint)

@@ -7,12 +7,14 @@ from llada_jax.checkpoint.bundled import model_path
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, TREE_FOLDER
 from llada_jax.content import content_hash, file_state
+from llada_jax.text import TOKENIZER_FILES
 
 
 def fingerprint(source: str | PathLike[str]) -> str:
-    """Names a model by the content of its configuration and its weights, 32 hexadecimal digits.
+    """Names a model by the content of its configuration, weights, tokenizer and chat template, 32
+    hexadecimal digits.
 
-    Large files are read once, and then known by their size and times. The tokenizer has no part.
+    Large files are read once, and then known by their size and times.
     """
     return content_hash(model_path(source), _files(source))
 
@@ -24,10 +26,12 @@ def file_states(source: str | PathLike[str]) -> list[list[int]]:
 
 def _files(source: str | PathLike[str]) -> list[Path]:
     path = model_path(source)
+    folder = path if path.is_dir() else path.parent
     if path.is_file():
-        return [path]
-    if (path / DESCRIPTION_FILE).is_file():
+        found = [path]
+    elif (path / DESCRIPTION_FILE).is_file():
         found = [path / DESCRIPTION_FILE, *(path / TREE_FOLDER).rglob("*")]
     else:
         found = [path / CONFIG_FILE, path / INDEX_FILE, *path.glob("*.safetensors")]
+    found += [folder / name for name in TOKENIZER_FILES]
     return sorted(file for file in found if file.is_file())

@@ -25,7 +25,10 @@ def test_a_copy_elsewhere_is_the_same_model_and_a_bit_makes_another(tmp_path):
     assert fingerprint(folder) == fingerprint(GOLDENS / MODEL)
     (folder / "README.md").write_text("mine")
     assert fingerprint(folder) == fingerprint(GOLDENS / MODEL)
-    for name in ("model.safetensors", "config.json"):
+    tokenizer = ("tokenizer.json", "chat_template.jinja")
+    for name in tokenizer:
+        (folder / name).write_text("{...}")
+    for name in ("model.safetensors", "config.json", *tokenizer):
         before = fingerprint(folder)
         with_a_bit_changed(folder / name)
         assert fingerprint(folder) != before
@@ -38,6 +41,9 @@ def test_shards_gguf_and_orbax(tmp_path):
     found = {fingerprint(each) for each in (shards, tmp_path / "orbax", path, GOLDENS / MODEL)}
     assert len(found) == 4
     before = fingerprint(path), fingerprint(shards)
+    (tmp_path / "tokenizer.json").write_text("{...}")
+    assert fingerprint(path) != before[0]
+    (tmp_path / "tokenizer.json").unlink()
     moved = path.rename(tmp_path / "renamed.gguf")
     assert fingerprint(moved) == before[0]
     with_a_bit_changed(moved)
@@ -60,6 +66,15 @@ def test_a_model_that_is_written_while_it_loads_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint, "load_params", meanwhile)
     with pytest.raises(ValueError, match=r"model was changed while it was loaded; allowed: files"):
         lj.load(folder)
+
+
+def test_what_the_files_did_not_hold_has_no_name():
+    model = lj.load("tiny")
+    for own in ({"params": None}, {"tokenizer": None}, {"config": model.config}):
+        assert model._replace(**own).fingerprint is None
+        assert model._replace(**own, fingerprint="mine").fingerprint == "mine"
+    assert model._replace(source="mine").fingerprint == model.fingerprint
+    assert type(model._replace(source="mine")) is lj.Model
 
 
 def test_a_trace_names_its_model():
