@@ -144,3 +144,13 @@ def test_a_checkout_is_compared_with_itself():
     rows = {row.name: row.value for row in timed_rows(replace(settings, checkouts=other))}
     assert rows["checkouts/quota_host/speed/median"] > 0
     assert len(rows) == 4 * 8
+
+
+@pytest.mark.slow
+def test_runs_beside_others():
+    settings = read_config(BenchConfig, composed("suite=beside", "model=tiny", "beside.turns=2"))
+    rows = {row.name: row.value for row in timed_rows(settings)}
+    for loop in ("compiled", "host"):
+        assert rows[f"beside/{loop}/alone"] > 0
+        assert rows[f"beside/{loop}/busy_cores/median"] > 0.5
+    assert len(rows) == 2 * 7
