@@ -317,6 +317,16 @@ def test_an_interrupted_save_leaves_nothing(
     assert not existing or not any(target.iterdir())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").symlink_to("/dev/full")
+    monkeypatch.setattr(huggingface, "SINGLE_FILE", str(tmp_path / "kept"))
+    config, params = loaded(GOLDENS / "llada-gqa")
+    with pytest.raises(OSError, match=r"saved was not written: .*No space left on device"):
+        save_huggingface(tmp_path / "saved", config, params)
+    assert not (tmp_path / "saved").exists()
+
+
 def test_quantized_parameters_are_not_saved(tmp_path: Path) -> None:
     config, params = loaded(GOLDENS / "llada-gqa", "int8")
     with pytest.raises(ValueError, match=r"q_proj\.weight is quantized; allowed: floats"):
