@@ -1,8 +1,7 @@
-"""The child's side of a rival: it answers each line with seconds. Standard library only.
+"""The child's side of a contender: it answers each line with seconds. Standard library only.
 
 A child prints one line that says what it is. Then each line on standard input is a JSON list of a
-piece of work and a number, and each answer a JSON object: `seconds`, and how many of them passed in
-the `layers`.
+piece of work and a number, and each answer one of `seconds` and of those that passed in the layers.
 """
 
 import json
@@ -10,18 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-Work = Callable[[int], Any]
 
-
-@dataclass
 class LayerClock:
     """Adds up the seconds that pass in the layers."""
 
-    seconds: float = 0.0
-    _began: float = 0.0
+    def __init__(self) -> None:
+        self.seconds = self._began = 0.0
 
     def start(self, *_: object) -> None:
         self._began = time.perf_counter()
@@ -30,7 +25,7 @@ class LayerClock:
         self.seconds += time.perf_counter() - self._began
 
 
-def answer_lines(about: str, clock: LayerClock, works: Mapping[str, Work]) -> None:
+def answer_lines(about: str, clock: LayerClock, works: Mapping[str, Callable[[int], Any]]) -> None:
     """Answers until standard input ends. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -40,4 +35,4 @@ def answer_lines(about: str, clock: LayerClock, works: Mapping[str, Work]) -> No
         clock.seconds, began = 0.0, time.perf_counter()
         works[work](number)
         seconds = time.perf_counter() - began
-        print(json.dumps({"seconds": seconds, "layers": clock.seconds}), file=answers, flush=True)
+        print(json.dumps([seconds, clock.seconds]), file=answers, flush=True)

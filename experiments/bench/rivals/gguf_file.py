@@ -25,8 +25,10 @@ def write_gguf(path: Path, config: ModelConfig, weights: RandomWeights) -> None:
     with atomic.new_file(path) as part:
         writer = gguf.GGUFWriter(part, _ARCHITECTURES[0])
         for key, value in _metadata(config):
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(key, value)
+            if isinstance(value, float):
+                writer.add_float32(key, value)
+            else:
+                writer.add_uint32(key, value)
         writer.add_tokenizer_model("no_vocab")
         writer.add_causal_attention(False)
         for name, spec in specs.items():

@@ -18,7 +18,8 @@ import llama_cpp as lib  # pyright: ignore[reportMissingImports]
 from experiments.bench.rivals.answers import LayerClock, answer_lines
 
 THREADS = len(os.sched_getaffinity(0))
-_name = ctypes.CDLL(str(Path(lib.__file__).with_name("lib") / "libggml-base.so")).ggml_get_name
+_FOLDER = Path(str(lib.__file__)).with_name("lib")
+_name = ctypes.CDLL(str(_FOLDER / "libggml-base.so")).ggml_get_name
 _name.argtypes, _name.restype = [ctypes.c_void_p], ctypes.c_char_p
 
 
