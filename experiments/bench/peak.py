@@ -1,4 +1,4 @@
-"""The most operations a second that this machine's cores can do: what a share of peak is of.
+"""The most operations a second that this machine's cores can do, and the most bytes they read.
 
 >>> measure_peak("int8", threads=2)
 Peak(ops_per_second=1.2e13, how='C on 2 threads: AMX, ...; best of 100')
@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 Numbers = Literal["int8", "bfloat16"]
 
@@ -45,6 +47,17 @@ def measure_peak(numbers: Numbers, threads: int, seconds: float = 1.0) -> Peak |
                 if kernel.ready():
                     return _peak_of_kernel(kernel, threads, seconds)
     return None
+
+
+def measure_bandwidth(threads: int, size: int = 1 << 30) -> float:
+    """Returns bytes a second that so many threads read of more memory than a cache holds."""
+    numbers = np.ones((threads, size // 8 // threads), np.int64)
+
+    def seconds() -> float:
+        parts = iter(numbers)
+        return seconds_at_once(lambda: next(parts).max(), threads)
+
+    return numbers.nbytes / min(seconds() for _ in range(5))
 
 
 def find_compiler() -> str | None:

@@ -30,7 +30,7 @@ def multiplied(model: ModelConfig) -> int:
 
 def instruction_sets() -> str:
     """Names the units of this CPU that multiply narrow numbers, as Linux does."""
-    known = ("avx2", "vnni", "bf16", "amx", "i8mm", "asimddp", "sme")
+    known = ("avx2", "vnni", "bf16", "amx", "i8mm", "asimddp")
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]

@@ -9,6 +9,7 @@ forward see each other alone, and a step of decoding is a forward of the whole c
 import ctypes
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def main(settings: str) -> None:
         quantize(source, path, kind)
     clock = LayerClock()
     forward = Forward(path, told["most_rows"], clock)
-    about = f"llama.cpp {lib.__version__}, {lib.llama_print_system_info().decode()}"
+    units = re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode())
+    about = f"llama.cpp of llama-cpp-python {lib.__version__}: {' '.join(units)}"
     answer_lines(about, clock, {"forward": forward.run})
 
 

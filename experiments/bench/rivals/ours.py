@@ -9,6 +9,7 @@ that of Fast-dLLM's dual cache: each block begins with a forward of the whole ca
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,9 @@ def main(settings: str) -> None:
     else:
         denoiser, params = denoiser_for(config, rules), random_params(config, numbers)
     ours = Ours(clocked(denoiser, clock), params, config, told)
-    answer_lines(f"{told['kind']}", clock, {"forward": ours.forward, "decode": ours.decode})
+    package = {"litert": "ai-edge-litert", "xla": "jaxlib"}[runtime]
+    about = f"{package} {version(package)}"
+    answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode})
 
 
 if __name__ == "__main__":

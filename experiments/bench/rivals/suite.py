@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
-from experiments.bench.peak import Numbers, Peak, measure_peak
+from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
 from experiments.bench.rivals.contender import Contender, Missing, Running, Timed, started
 from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied, spread
 from experiments.bench.rivals.gguf_file import write_gguf
@@ -113,6 +113,7 @@ class _Suite:
         yield ResultRow("cores", cores, "cores", source=instruction_sets())
         yield ResultRow("load_average", os.getloadavg()[0], "processes")
         yield ResultRow("layers", self._config.layers, f"scaled to {self._model.n_layers}")
+        yield ResultRow("read_bandwidth", measure_bandwidth(cores) / 1e9, "GB/s")
         for numbers in get_args(Numbers):
             peak = measure_peak(numbers, cores)
             if peak is not None:
