@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from experiments.bench import peak
-from experiments.bench.peak import find_compiler, measure_peak, seconds_at_once
+from experiments.bench.peak import find_compiler, measure_bandwidth, measure_peak, seconds_at_once
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
@@ -50,6 +50,10 @@ def test_without_a_compiler(monkeypatch, tmp_path):
 def test_with_a_compiler_that_fails(monkeypatch):
     monkeypatch.setattr(peak, "find_compiler", lambda: shutil.which("false"))
     assert measure_peak("bfloat16", 1, seconds=0.01) is None
+
+
+def test_all_threads_read_their_part():
+    assert measure_bandwidth(2, size=1 << 16) > 0
 
 
 def test_all_threads_work_at_once():
