@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast, get_args
 
 from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
@@ -82,19 +83,19 @@ class _Suite:
     def __init__(self, model: ModelConfig, config: RivalsBenchConfig, repeats: int):
         self._model, self._config, self._repeats = model, config, repeats
         self._shape = model.replace(n_layers=config.layers)
-        self._scratch = Path(config.scratch)
-        self._gguf = self._scratch / "bfloat16.gguf"
+        self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
         self._fastest: dict[int, tuple[float, str]] = {}
         """The fastest rival's seconds by rows, in those of ours."""
 
     def timed(self) -> Iterator[ResultRow]:
-        """Yields all rows; what lies in the scratch folder is gone then."""
+        """Yields all rows; the weights lie in a folder of their own, which is gone then."""
         require_disk(self._scratch, 12 * param_count(self._shape), "weights in all their formats")
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir(parents=True)
-        try:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self._scratch) as folder:
+            self._scratch = Path(folder)
+            self._gguf = self._scratch / "bfloat16.gguf"
             yield from self._machine()
             mine, *others = self._contenders()
             with self._running(mine) as ours:
@@ -105,8 +106,6 @@ class _Suite:
                     yield from self._canvas_steps(mine, ours, *program.split("=", 1))
             for rows, (ratio, name) in self._fastest.items():
                 yield ResultRow(f"fastest_rival/{rows}", ratio, f"x {mine.name}", source=name)
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _machine(self) -> Iterator[ResultRow]:
         cores = available_cores()

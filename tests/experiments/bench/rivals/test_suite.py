@@ -135,6 +135,14 @@ def test_a_child_that_cannot_begin(python, message):
         raise AssertionError("it ran")
 
 
+def test_what_lies_in_the_scratch_folder_stays(timed, tmp_path):
+    theirs = tmp_path / "scratch" / "theirs.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("kept")
+    timed()
+    assert list(theirs.parent.iterdir()) == [theirs]
+
+
 def test_spread():
     low, median, high = sorted(row.value for row in spread("x", [1, 2, 3, 4, 9], "s"))
     assert (low, median, high) == (2, 3, 4)
