@@ -54,20 +54,6 @@ typedef __m512i Vector;
 #define MULTIPLY_ADD(sum, a, b) \
   sum = (__m512i)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b)
 
-#elif defined(BFLOAT16) && defined(__AVX512F__)
-#define NAME "AVX-512, float32 for want of bfloat16"
-#define PER_STEP 16
-#define REGISTER "v"
-typedef __m512 Vector;
-#define MULTIPLY_ADD(sum, a, b) sum = _mm512_fmadd_ps(a, b, sum)
-
-#elif defined(BFLOAT16) && defined(__FMA__)
-#define NAME "FMA, float32 for want of bfloat16"
-#define PER_STEP 8
-#define REGISTER "x"
-typedef __m256 Vector;
-#define MULTIPLY_ADD(sum, a, b) sum = _mm256_fmadd_ps(a, b, sum)
-
 #elif !defined(BFLOAT16) && defined(__ARM_FEATURE_MATMUL_INT8)
 #define NAME "ARM i8mm, smmla on 128 bits"
 #define PER_STEP 32
@@ -83,14 +69,6 @@ typedef int8x16_t Vector;
 typedef int8x16_t Vector;
 #define MULTIPLY_ADD(sum, a, b) \
   sum = vreinterpretq_s8_s32(vdotq_s32(vreinterpretq_s32_s8(sum), a, b))
-
-#elif defined(BFLOAT16) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define NAME "ARM BF16, bfmmla on 128 bits"
-#define PER_STEP 16
-#define REGISTER "w"
-typedef bfloat16x8_t Vector;
-#define MULTIPLY_ADD(sum, a, b) \
-  sum = vreinterpretq_bf16_f32(vbfmmlaq_f32(vreinterpretq_f32_bf16(sum), a, b))
 #endif
 
 #if defined(TILES)

@@ -83,6 +83,7 @@ class _Suite:
     def __init__(self, model: ModelConfig, config: RivalsBenchConfig, repeats: int):
         self._model, self._config, self._repeats = model, config, repeats
         self._shape = model.replace(n_layers=config.layers)
+        self._deeper = model.n_layers / config.layers
         self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
@@ -180,9 +181,15 @@ class _Suite:
                 yield self._error(other)
                 for work, number in self._works():
                     asked = self._in_turns(ours, running, other, work, number)
-                    seconds = [theirs for _, theirs in asked]
-                    yield from self._seconds(other, running.about, work, number, seconds)
-                    yield from self._ratios(mine, other, work, number, asked)
+                    theirs = [each for _, each in asked]
+                    yield from self._seconds(other, running.about, work, number, theirs)
+                    pairs = ([each.at_depth(self._deeper) for each in pair] for pair in asked)
+                    ratios = [theirs / ours for ours, theirs in pairs]
+                    name = f"ratio/{_named(work, other, number)}"
+                    yield from spread(name, ratios, f"x {mine.name}")
+                    if work == "forward" and other.module != "ours":
+                        found = statistics.median(ratios), other.name
+                        self._fastest[number] = min(found, self._fastest.get(number, found))
         except Missing as error:
             left_out(other.name, str(error))
 
@@ -224,31 +231,12 @@ class _Suite:
     def _seconds(
         self, contender: Contender, about: str, work: str, number: int, asked: list[Timed]
     ) -> Iterator[ResultRow]:
-        times = self._model.n_layers / self._shape.n_layers
-        seconds = [each.at_depth(times) for each in asked]
-        name = _named(work, contender, number)
-        yield from spread(name, seconds, "s", about)
+        seconds = [each.at_depth(self._deeper) for each in asked]
+        yield from spread(_named(work, contender, number), seconds, "s", about)
         if work == "forward" and contender.numbers in self._peaks:
-            operations = 2 * number * multiplied(self._model)
-            share = operations / statistics.median(seconds)
-            share /= self._peaks[contender.numbers].ops_per_second
+            speed = 2 * number * multiplied(self._model) / statistics.median(seconds)
+            share = speed / self._peaks[contender.numbers].ops_per_second
             yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
-
-    def _ratios(
-        self,
-        mine: Contender,
-        other: Contender,
-        work: str,
-        number: int,
-        asked: list[tuple[Timed, Timed]],
-    ) -> Iterator[ResultRow]:
-        times = self._model.n_layers / self._shape.n_layers
-        ratios = [theirs.at_depth(times) / ours.at_depth(times) for ours, theirs in asked]
-        name = f"ratio/{_named(work, other, number)}"
-        yield from spread(name, ratios, f"x {mine.name}")
-        if work == "forward" and other.module != "ours":
-            found = statistics.median(ratios), other.name
-            self._fastest[number] = min(found, self._fastest.get(number, found))
 
     def _canvas_steps(
         self, mine: Contender, ours: Running, name: str, command: str
