@@ -1,8 +1,4 @@
-"""The verbs, each a program: `python -m experiments.<verb>`.
-
-Their imports take seconds. A SIGINT then ends the program in a line, as `harness.failures` does
-later.
-"""
+"""The verbs, each a program: `python -m experiments.<verb>`, and what SIGINT does while it imports."""
 
 import os
 import shlex

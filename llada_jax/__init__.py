@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from llada_jax import testing
 from llada_jax.build.decoding import generate, infill, latency_table
+from llada_jax.build.describing import Description, describe
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
 from llada_jax.evaluation.graded import Evaluation
@@ -20,6 +21,7 @@ from llada_jax.sampler.trace import Trace
 __all__ = [
     "Ask",
     "Decision",
+    "Description",
     "Evaluation",
     "ExportConfig",
     "LatencyTable",
@@ -32,6 +34,7 @@ __all__ = [
     "Sizes",
     "State",
     "Trace",
+    "describe",
     "evaluate",
     "export",
     "forward",

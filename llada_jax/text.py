@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +28,8 @@ class Tokenizer:
     """By role (`"eos_token"`), as the checkpoint names them."""
     chat_template: str | None = None
     """Jinja source; None where the checkpoint has none."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the template is given beside the messages."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
@@ -102,7 +104,7 @@ class Tokenizer:
                 "this tokenizer has no chat template: add chat_template.jinja to its folder, "
                 "or encode the prompt as plain text"
             )
-        variables = {"tools": None, "documents": None, **self.special_tokens}
+        variables = {"tools": None, "documents": None, **self.special_tokens, **self.variables}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, variables)
 

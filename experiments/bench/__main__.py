@@ -2,9 +2,11 @@
 
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
-    python -m experiments.bench suite=llada8b_step
+    python -m experiments.bench suite=rivals
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
+    python -m experiments.bench suite=experts
+    python -m experiments.bench suite=beside
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -18,17 +20,19 @@ from typing import Literal
 import jax
 
 import llada_jax as lj
+from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
+from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
-from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
+from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision", "checkouts"]
+Suite = Literal["hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,12 @@ class BenchConfig(HotPathsConfig):
     suite: Suite = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
-    llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
+    rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
+    beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
+    experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -57,6 +63,10 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     shape = config.architecture
     if config.suite == "checkouts":
         return time_checkouts(config.model, config.checkouts)
+    if config.suite == "beside":
+        return time_beside(config.model, config.beside)
+    if config.suite == "experts":
+        return time_experts(config.experts, config.repeats, config.seed)
     if config.suite == "hot_paths":
         model = run.of(lj.load(config.model)) if shape is None else random_model(shape, config.seed)
         longest = model.config.max_length
@@ -73,7 +83,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         return time_sampling(model, config.sampling, config.repeats, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
-    return time_llada8b(shape, config.llada8b_step, config.repeats)
+    return time_rivals(shape, config.rivals, config.repeats)
 
 
 def random_model(shape: ModelConfig, seed: int) -> lj.Model:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
-from llada_jax.model.families.family import Family, add_family
+from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
 from llada_jax.programs import kept, own_jit
@@ -74,7 +75,11 @@ def _stored_as(params: ModelParams) -> str:
 
 
 def load(
-    source: str | os.PathLike[str], dtype: str | None = None, *, family: Family | None = None
+    source: str | os.PathLike[str],
+    dtype: str | None = None,
+    *,
+    family: Family | str | None = None,
+    block_length: int | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -83,21 +88,23 @@ def load(
         `llada_jax.checkpoint.save_orbax`, a `.gguf` file, or a folder that `export` wrote.
       dtype: `float32`, `bfloat16`, `int8` or `int4` (quantized while loading); default: as stored,
         and float32 for bundled models.
-      family: how a checkpoint that no known family answers to is spelled; known from then on. Other
+      family: how a checkpoint that no known family answers to is spelled, known from then on; or
+        the name of the family that it is of, whatever its configuration looks like. Other
         distributions add families by entry points of the group `llada_jax.families`.
+      block_length: the block of block-causal attention, where the checkpoint does not say it
+        (dllm's BD3LM).
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
         before any tensor is read; NaN, infinity, and a file that is written meanwhile are found as
         they are.
     """
-    if family is not None:
-        add_family(family)
+    name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
         return _load_exported(Path(source), dtype)
     before = checkpoint.file_states(source)
-    config, params, tokenizer_folder = checkpoint.load_params(source, dtype)
-    tokenizer = Tokenizer.from_folder(tokenizer_folder) if tokenizer_folder else None
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name)
+    tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
     fingerprint = checkpoint.fingerprint(source)
     require(
         checkpoint.file_states(source) == before,
@@ -105,7 +112,18 @@ def load(
     )
     if config.mask_id is None and tokenizer is not None and tokenizer.mask_id is not None:
         config = config.replace(mask_id=tokenizer.mask_id)
+    if block_length is not None:
+        require(
+            config.block_length in (None, block_length),
+            f"block_length is {block_length}; allowed: {config.block_length}, the checkpoint's own",
+        )
+        config = config.replace(block_length=block_length)
     return Model(config, params, tokenizer, source=str(source), fingerprint=fingerprint)
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    family = families().get(config.family)
+    return replace(Tokenizer.from_folder(folder), variables=family.template if family else {})
 
 
 def _load_exported(folder: Path, dtype: str | None) -> Model:
@@ -116,7 +134,7 @@ def _load_exported(folder: Path, dtype: str | None) -> Model:
         f"dtype is {dtype!r}, but {folder} is exported as {quant!r}; allowed: None",
     )
     has_tokenizer = any(file.name == "tokenizer.json" for file in manifest.others)
-    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
+    tokenizer = _tokenizer(folder, manifest.model) if has_tokenizer else None
     fingerprint = content_hash(folder, [folder / MANIFEST])
     return Model(manifest.model, None, tokenizer, folder, str(folder), fingerprint)
 

@@ -21,6 +21,7 @@ __all__ = [
     "fingerprint",
     "load_params",
     "model_path",
+    "open_checkpoint",
     "save_huggingface",
     "save_orbax",
     "stream_params",
@@ -31,7 +32,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def load_params(
-    source: str | PathLike[str], dtype: str | None = None
+    source: str | PathLike[str], dtype: str | None = None, family: str | None = None
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
     """Loads a model from wherever it is.
 
@@ -41,6 +42,7 @@ def load_params(
       dtype: None (as stored; float32 for bundled models), "float32", "bfloat16", "int8" or "int4".
         With the last two, matrices are quantized while they load and the rest becomes bfloat16. A
         router stored as float32 stays float32, which is what it is computed in.
+      family: the family of a Hugging Face folder, whatever its configuration says; None: that.
 
     Returns:
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
@@ -54,7 +56,7 @@ def load_params(
     if (path / DESCRIPTION_FILE).is_file():
         config, params = load_orbax(path)
         return config, cast_params(config, params, dtype), _tokenizer_folder(path)
-    checkpoint = _opened(path)
+    checkpoint = _opened(path, family)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
     return checkpoint.config, read_params(checkpoint, dtype), _tokenizer_folder(path)
@@ -67,16 +69,25 @@ def stream_params(
 
     Raises ValueError for Orbax folders, which hold whole arrays.
     """
+    checkpoint, tokenizer_folder = open_checkpoint(source)
+    return checkpoint.config, StreamedParams(checkpoint), tokenizer_folder
+
+
+def open_checkpoint(
+    source: str | PathLike[str], family: str | None = None
+) -> tuple[Checkpoint, Path | None]:
+    """Looks a model through, and returns what it holds and the folder of its tokenizer.
+
+    Arguments and errors as `stream_params` and `load_params`."""
     path = model_path(source)
     require(
         not (path / DESCRIPTION_FILE).is_file(),
         f"{path} is an Orbax folder; allowed: a bundled model, a Hugging Face folder, a .gguf file",
     )
-    checkpoint = _opened(path)
-    return checkpoint.config, StreamedParams(checkpoint), _tokenizer_folder(path)
+    return _opened(path, family), _tokenizer_folder(path)
 
 
-def _opened(path: Path) -> Checkpoint:
+def _opened(path: Path, family: str | None = None) -> Checkpoint:
     if path.suffix == ".gguf":
         return open_gguf(path)
     allowed = (
@@ -95,7 +106,7 @@ def _opened(path: Path) -> Checkpoint:
     require(path.is_dir(), f"{str(path)!r} is no model; {allowed}")
     if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(f"no {CONFIG_FILE} in {path}; {allowed}")
-    return open_huggingface(path)
+    return open_huggingface(path, family)
 
 
 def _tokenizer_folder(path: Path) -> Path | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from llada_jax.atomic import new_folder
@@ -32,19 +33,21 @@ from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import is_quantized
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 SaveDtype = Literal["float32", "bfloat16"]
 
 
-def open_huggingface(folder: Path) -> Checkpoint:
+def open_huggingface(folder: Path, family: str | None = None) -> Checkpoint:
     """Looks through a folder that has `config.json`, and `model.safetensors` or shards with their
     index. No tensor is read yet.
 
     Raises FileNotFoundError or ValueError: a missing file, a file that is cut short or unparsable,
     an unknown family, a tensor that is missing or of the wrong shape.
     """
-    hf = read_json(folder / CONFIG_FILE)
+    hf, listed = read_json(folder / CONFIG_FILE), folder / GENERATION_FILE
+    generation = read_json(listed) if listed.is_file() else None
     stored = stored_tensors(folder)
-    config = config_from_hf(hf, stored)
+    config = config_from_hf(hf, stored, family, generation)
     sources = param_sources(config, families()[config.family].names)
     return checked(Checkpoint(folder, config, sources, stored), tuple(FLOATS))
 
@@ -55,12 +58,13 @@ def save_huggingface(
     params: ModelParams,
     dtype: SaveDtype = "bfloat16",
 ) -> None:
-    """Writes `config.json`, in the family's own spelling, and `model.safetensors`.
+    """Writes `config.json`, in the family's own spelling, `model.safetensors`, and
+    `generation_config.json` where several ids end an answer.
 
-    A new folder appears only when it is complete; in an existing one the two files are replaced,
+    A new folder appears only when it is complete; in an existing one these files are replaced,
     each at once, and other files stay. Raises ValueError for quantized parameters, for parameters
     that do not fit `config`, for a `config` that the family cannot spell, and for a folder of
-    shards, whose index would still name them.
+    shards, whose index would still name them; OSError where the disk takes no more.
     """
     require_choice("dtype", dtype, SaveDtype)
     require(
@@ -71,8 +75,14 @@ def save_huggingface(
     sources = param_sources(config, families()[config.family].names)
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder), replace=False) as part:
-        save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
+        try:
+            save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
+        except SafetensorError as error:  # all that it says of the system's own
+            raise OSError(f"{folder} was not written: {error}") from error
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
+        if config.stop_ids:
+            ends = {"eos_token_id": [config.eos_id, *config.stop_ids]}
+            (part / GENERATION_FILE).write_text(json.dumps(ends, indent=2) + "\n")
 
 
 def _tensors(

@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from llada_jax.checkpoint.bundled import model_path
-from llada_jax.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
+from llada_jax.checkpoint.huggingface import CONFIG_FILE, GENERATION_FILE, INDEX_FILE
 from llada_jax.checkpoint.orbax import DESCRIPTION_FILE, TREE_FOLDER
 from llada_jax.content import content_hash, file_state
 from llada_jax.text import TOKENIZER_FILES
@@ -32,6 +32,7 @@ def _files(source: str | PathLike[str]) -> list[Path]:
     elif (path / DESCRIPTION_FILE).is_file():
         found = [path / DESCRIPTION_FILE, *(path / TREE_FOLDER).rglob("*")]
     else:
-        found = [path / CONFIG_FILE, path / INDEX_FILE, *path.glob("*.safetensors")]
+        named = (CONFIG_FILE, GENERATION_FILE, INDEX_FILE)
+        found = [*(path / name for name in named), *path.glob("*.safetensors")]
     found += [folder / name for name in TOKENIZER_FILES]
     return sorted(file for file in found if file.is_file())

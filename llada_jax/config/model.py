@@ -82,11 +82,13 @@ class ModelConfig:
     eos_id: int | None = None
     eot_id: int | None = None
     pad_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    """Further ids that end an answer, as the checkpoint lists them."""
 
     def __post_init__(self) -> None:
         require_counts(self, "n_layers", most=_MOST_LAYERS)
         require_counts(self, "vocab_size", "width", "n_heads", "n_kv_heads", "head_dim",
-                       "ffn_width", "max_length")  # fmt: skip
+                       "ffn_width", "max_length", "block_length")  # fmt: skip
         require_numbers(self, "rope_theta", above=0)
         require_numbers(self, "norm_eps", least=0, most=0.1)
         require_counts(self, *_IDS, least=0)
@@ -100,11 +102,12 @@ class ModelConfig:
             self.rotary_dims % 2 == 0 and 0 < self.rotary_dims <= self.head_dim,
             f"rotary_dims is {self.rotary_dims}; allowed: even, up to head_dim ({self.head_dim})",
         )
-        for name in _IDS:
-            value = getattr(self, name)
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        ids = {name: (getattr(self, name),) for name in _IDS} | {"stop_ids": self.stop_ids}
+        for name, value in ((name, value) for name, values in ids.items() for value in values):
             require(
-                value is None or 0 <= value < self.vocab_size,
-                f"{name} is {value}; allowed: 0 to {self.vocab_size - 1}",
+                value is None or (isinstance(value, int) and 0 <= value < self.vocab_size),
+                f"{name} is {value!r}; allowed: 0 to {self.vocab_size - 1}",
             )
 
     def replace(self, **changes: Any) -> "ModelConfig":

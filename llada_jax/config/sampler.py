@@ -205,9 +205,10 @@ class SamplerConfig:
         """Returns a published sampler by name, with some settings changed.
 
         `llada` is the original LLaDA sampler and `fast_dllm` is Fast-dLLM v1 (June 2025), both
-        token for token. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
+        token for token. `sdar`, `fast_dllm_v2`, `stable_diffcoder`, `bd3lm` and `dream` are those
+        of their families. `llada_cpp` is llada.cpp's decoding, of which `multi_block` and `staged`
         are one technique each; `wino` and `token_edit` (LLaDA2.1) are other rules that revise. All
-        but `llada` and `fast_dllm` stop at EOS.
+        but `llada`, `fast_dllm` and `dream` stop at EOS.
 
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
@@ -236,6 +237,29 @@ PRESETS: dict[str, dict[str, Any]] = {
     "staged": {**_BY_BLOCK, "accept": "staged"},
     "wino": {"accept": "wino", "eos_early_stop": True},
     "token_edit": {**_BY_BLOCK, "accept": "token_edit", "rescore": "token"},
+    "sdar": {
+        **_BY_BLOCK,
+        "block_length": 4,
+        "predict_mask": True,
+        "threshold": 0.85,
+        "strict_threshold": True,
+        "forced_progress": "quota",
+    },
+    "fast_dllm_v2": {
+        **_BY_BLOCK,
+        "block_length": 8,
+        "predict_mask": True,
+        "threshold": 0.9,
+        "strict_threshold": True,
+    },
+    "stable_diffcoder": {
+        **_BY_BLOCK,
+        "block_length": 4,
+        "predict_mask": True,
+        "confidence_dtype": "float64",
+    },
+    "bd3lm": {**_BY_BLOCK, "block_length": 32, "predict_mask": True},
+    "dream": {"remasking": "entropy", "block_length": 128, "predict_mask": True},
 }
 """What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
 cache, and with llada.cpp's cache of finished tokens."""

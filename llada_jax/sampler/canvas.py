@@ -87,7 +87,7 @@ def new_canvas(
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    end = lengths if infill else lengths + config.gen_length
+    end = canvas_end(lengths, config, model, infill=infill)
     batch, length = len(prompts), _padded(int(end.max()))
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
@@ -128,6 +128,17 @@ def new_canvas(
     return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
 
 
+def canvas_end(
+    lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
+) -> np.ndarray:
+    """Returns one past each row's last position: where the generation ends, or the model's block
+    that it ends in. A block is only known whole, so what is too long is cut off at the end."""
+    if infill:
+        return lengths
+    end, block = lengths + config.gen_length, model.block_length or 1
+    return -(-end // block) * block
+
+
 def block_origin(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> np.ndarray:
@@ -147,7 +158,7 @@ def layout_of(
     lengths: np.ndarray, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> CanvasLayout:
     """Returns the `CanvasLayout` of prompts of these lengths."""
-    end = lengths if infill else lengths + config.gen_length
+    end = canvas_end(lengths, config, model, infill=infill)
     origin = block_origin(lengths, config, model, infill=infill)
     n_blocks = -(-(end - origin) // config.block_length)
     return CanvasLayout(

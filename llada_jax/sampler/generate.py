@@ -127,12 +127,13 @@ def decode(
         require_numbers(setup.rule, canvas)
         nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
         tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
+        end = np.minimum(end, lengths if infill else lengths + config.gen_length)
         seconds = time.perf_counter() - began
     settings = _settings(config, model, seeds, loop, seconds, infill=infill)
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
     return Result(
-        tokens=_left_padded(tokens, end, pad_id),
+        tokens=_left_padded(tokens[:, : end.max()], end, pad_id),
         prompt_lengths=lengths,
         nfe=nfe,
         tpf=tokens_committed(steps.records.events) / max(1, int(nfe.sum())),
@@ -156,6 +157,19 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
         not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
         "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+    )
+    block, own = setup.model.block_length, config.block_length
+    whole = block is None or block % own == 0
+    require(whole, f"block_length is {own}; allowed: a divisor of the model's block, {block}")
+    require(
+        block in (None, own) or not (setup.window.drafts or kind or setup.rule.revises),
+        f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a rule "
+        "that never changes a token, without drafts and branches",
+    )
+    require(
+        not (setup.shift and block and setup.window.drafts),
+        "window is 'multi_block', and the block before predicts a block's first token (shifted "
+        "outputs, attention that is causal between blocks); allowed: 'by_cache'",
     )
     needs = setup.own_rule.head_needs if setup.own_rule else ()
     require(
@@ -209,7 +223,7 @@ def _run(
 ) -> tuple[Canvas, Steps]:
     config = setup.config
     extra = setup.most_extra_rows(layout.length)
-    buckets = buckets_for(config, layout, setup.shift, extra)
+    buckets = buckets_for(config, layout, setup.model, extra)
     limit = setup.most_steps(layout.n_blocks)
     dtype = config.parity.confidence_dtype
     setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), setup)
@@ -231,7 +245,7 @@ def _left_padded(
 def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
     """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
     ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
-    return tuple(dict.fromkeys(each for each in ids if each is not None))
+    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
 
 
 def _settings(
@@ -246,7 +260,7 @@ def _settings(
     return {
         "sampler": config.as_dict(),
         "rule_sha256": getattr(config.rule, "source_hash", None),
-        "model": asdict(model),
+        "model": {**asdict(model), "stop_ids": list(model.stop_ids)},  # as JSON has it
         "seeds": [list(seed) for seed in seeds],
         "loop": loop,
         "infill": infill,

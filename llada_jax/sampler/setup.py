@@ -39,6 +39,17 @@ class Setup:
         return int(self.model.shift_logits)
 
     @property
+    def whole_block(self) -> int | None:
+        """The model's block, where a window runs every row of it; drafts reach into a part."""
+        return None if self.window.drafts else self.model.block_length
+
+    @property
+    def seeds(self) -> bool:
+        """Whether the first token of a block is committed before the rest of it is run."""
+        blocks = self.shift > 0 and self.whole_block is not None
+        return blocks and self.window.leaves_tokens and self.rule.forces_progress
+
+    @property
     def own_rule(self) -> OwnRule | None:
         """The rule where it is a user's own."""
         return self.rule if isinstance(self.rule, OwnRule) else None

@@ -42,6 +42,8 @@ def absorb(
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
     settled = setup.window.settled(canvas, config, plan.window)
+    if setup.whole_block is not None:  # of which a part would have seen masks of the rest
+        settled = settled // setup.whole_block * setup.whole_block
     alive = (~canvas.done).astype(canvas.nfe.dtype)
     counts = _counts(canvas, plan, rows)
     canvas = canvas._replace(

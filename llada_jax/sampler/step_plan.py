@@ -53,7 +53,7 @@ class StepPlan(NamedTuple):
 def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     """Returns the plan of the next forward."""
     config, rule = setup.config, setup.rule
-    window = setup.window.span(canvas, config, setup.shift)
+    window = _of_whole_blocks(setup, canvas, setup.window.span(canvas, config, setup.shift))
     start = jnp.maximum(window.start - setup.shift, 0)
     span = Span(start, jnp.where(canvas.done, start, window.stop))
     visible = (canvas.state == VISIBLE) & ~canvas.done[:, None]
@@ -75,6 +75,25 @@ def plan_step(setup: Setup, canvas: Canvas) -> StepPlan:
     query = _query(setup, canvas, span, extra, measured)
     n_rows = span.length + extra.kinds.sum(axis=(1, 2), dtype=jnp.int32)
     return StepPlan(window, span, extra, refreshed, draft, query, n_rows)
+
+
+def _of_whole_blocks(setup: Setup, canvas: Canvas, window: Span) -> Span:
+    """Returns the window with every row that its rows see, where attention is causal between
+    blocks.
+
+    Where outputs are shifted, too, the last row of a block predicts the first token of the next
+    one without seeing it: it is committed by the forward that settles its block, before the others
+    of its own block are run (Fast-dLLM v2).
+    """
+    block = setup.whole_block
+    if block is None:
+        return window
+    stop = jnp.minimum(-(-window.stop // block) * block, canvas.end)
+    if setup.seeds:
+        first = block_start(canvas, setup.config.block_length) // block * block
+        is_masked = take(canvas.state, first[:, None])[:, 0] == MASKED
+        stop = jnp.where(is_masked & (window.start < first), first, stop)
+    return Span(window.start, stop)
 
 
 def _least_confident(canvas: Canvas, tokens: Bool[Array, "B L"], most: int) -> Bool[Array, "B L"]:
@@ -111,5 +130,7 @@ def _open_positions(setup: Setup, canvas: Canvas, span: Span) -> Bool[Array, "B 
     config = setup.config
     start = block_start(canvas, config.block_length)
     stop = span.stop if setup.scores_drafts else block_stop(canvas, config)
+    if setup.seeds:
+        stop = jnp.minimum(stop, span.stop + setup.shift)
     positions = in_span(canvas, start, stop) & ~canvas.done[:, None]
     return positions & (canvas.state == MASKED) if config.selective_logits else positions

@@ -109,7 +109,7 @@ def _sees_rows(
 def _order(setup: Setup, canvas: Canvas, positions: Int[Array, "B R"]) -> Int[Array, "B R"] | None:
     """Returns the order between positions where attention is causal between blocks."""
     if setup.model.block_length is not None:
-        return positions // setup.config.block_length
+        return positions // setup.model.block_length
     return setup.window.attention_order(canvas, positions, setup.config)
 
 

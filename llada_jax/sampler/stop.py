@@ -9,8 +9,9 @@ from llada_jax.sampler.setup import Setup
 
 
 def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
-    """Returns the canvas whose rows are done once an EOS has no mask before it, if `eos_early_stop`
-    says so; what is masked behind the EOS becomes EOS (LLaDA2), and what is visible there stable.
+    """Returns the canvas whose rows are done once an EOS, or another id that the model stops at,
+    has no mask before it, if `eos_early_stop` says so; what is masked behind it becomes EOS
+    (LLaDA2), and what is visible there stable.
 
     Where tokens before it are still visible, a row first has the steps that may follow a last mask.
     """
@@ -21,7 +22,8 @@ def stop_rows(setup: Setup, canvas: Canvas) -> Canvas:
     masked, position = canvas.state == MASKED, positions_of(canvas)
     length = canvas.tokens.shape[1]
     first_mask = jnp.where(masked, position, length).min(axis=1)
-    ended = (canvas.state >= STABLE) & (canvas.tokens == config.eos_id)
+    is_end = jnp.isin(canvas.tokens, jnp.array([config.eos_id, *setup.model.stop_ids], jnp.int32))
+    ended = (canvas.state >= STABLE) & is_end
     first_eos = jnp.where(ended, position, length).min(axis=1)
     stopped = first_eos < first_mask
     fill = masked & stopped[:, None]

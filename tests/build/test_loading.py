@@ -1,11 +1,13 @@
 """A loaded model: how it is shown, and its logits."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.checkpoint.bundled import model_path
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
@@ -62,3 +64,15 @@ def test_what_is_not_in_a_models_layers_is_not_shown():
     assert repr(lj.tiled(tiny)).endswith(", q4_0 tiles)")
     assert repr(tiny._replace(params=tiny.params._replace(layers=()))).endswith(", float32)")
     assert repr(tiny._replace(params=None, artifact=Path("folder"))).endswith(", exported)")
+
+
+def test_a_familys_template_gets_its_variables(tmp_path):
+    """dllm's small models are asked without thinking, which Qwen3's template has to be told."""
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDENS / "a2d-qwen3-mdlm", folder)
+    shutil.copy(model_path("tiny") / "tokenizer.json", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% if enable_thinking is false %}at once{% endif %}"
+    )
+    tokenizer = lj.load(folder).tokenizer
+    assert tokenizer is not None and tokenizer.apply_chat_template([]) == "at once"

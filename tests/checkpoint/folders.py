@@ -15,6 +15,17 @@ from llada_jax.model.params import ModelParams
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llada-mha", "llada-gqa", "llada-moe", "llada2-moe", "dream")
+NEW_FAMILIES = (
+    "llada-moe-released",
+    "sdar-b4",
+    "sdar-moe-b4",
+    "fast-dllm-v2",
+    "stable-diffcoder",
+    "dream-reasoner",
+    "a2d-qwen2-mdlm",
+    "a2d-qwen3-mdlm",
+)
+"""Of which every forward is tested, and what is their own."""
 TOLERANCE = 2e-4
 
 _forward = jax.jit(forward, static_argnums=1)

@@ -36,7 +36,7 @@ def random_tensors(hf: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
         "input_layernorm.weight": (width,),
         "post_attention_layernorm.weight": (width,),
     }
-    if hf["model_type"] == "qwen3":
+    if hf["model_type"].endswith("qwen3"):
         shapes |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
     else:
         sizes = {"q": query, "k": key, "v": key}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from llada_jax.checkpoint import huggingface, save_huggingface
@@ -19,6 +20,7 @@ from llada_jax.model.quantize import QuantArray, dequantize
 from tests.checkpoint.folders import (
     FAMILIES,
     GOLDENS,
+    NEW_FAMILIES,
     TOLERANCE,
     golden_config,
     golden_forward,
@@ -50,7 +52,7 @@ INT8_ERROR = 0.12
 
 def tiny_qwen(model_type: str, *, tied: bool) -> dict[str, Any]:
     return {
-        "model_type": model_type,
+        "model_type": f"a2d-{model_type}",
         "hidden_act": "silu",
         "vocab_size": 96,
         "hidden_size": 48,
@@ -223,7 +225,7 @@ def test_pieces_of_a_tensor_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(same_bits(*pair) for pair in zip(whole, pieces, strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *NEW_FAMILIES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saving_inverts_loading(family: str, dtype: Any, tmp_path: Path) -> None:
     config, params = loaded(GOLDENS / family, dtype)
@@ -253,15 +255,11 @@ def test_saved_configuration_has_the_keys_that_the_reference_reads(tmp_path: Pat
     assert {key: reference[key] for key in saved if key in reference} == saved
 
 
-@pytest.mark.parametrize("family", families())
-def test_every_family_spells_its_configuration(family: str) -> None:
-    names = {"llada": "llada-gqa", "llada_moe": "llada-moe", "llada2": "llada2-moe"}
-    if family in ("qwen2", "qwen3"):
-        config = config_from_hf(tiny_qwen(family, tied=True))
-    else:
-        config = config_from_hf(golden_config(names.get(family, family)))
+@pytest.mark.parametrize("golden", (*FAMILIES, *NEW_FAMILIES))
+def test_every_family_spells_its_configuration(golden: str) -> None:
+    config = config_from_hf(golden_config(golden))
     assert config_from_hf(config_to_hf(config)) == config
-    assert config_to_hf(config)["model_type"] in families()[family].model_types
+    assert config_to_hf(config)["model_type"] in families()[config.family].model_types
 
 
 def test_a_dense_first_layer_in_either_spelling() -> None:
@@ -318,6 +316,16 @@ def test_an_interrupted_save_leaves_nothing(
         save_huggingface(target, *loaded(GOLDENS / "llada-gqa"))
     assert [file.name for file in tmp_path.iterdir()] == (["saved"] if existing else [])
     assert not existing or not any(target.iterdir())
+
+
+def test_a_full_disk_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: Any, file: Path, metadata: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(huggingface, "save_file", full)
+    with pytest.raises(OSError, match=r"saved was not written: .*No space left on device"):
+        save_huggingface(tmp_path / "saved", *loaded(GOLDENS / "llada-gqa"))
+    assert not (tmp_path / "saved").exists()
 
 
 def test_quantized_parameters_are_not_saved(tmp_path: Path) -> None:

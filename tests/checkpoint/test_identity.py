@@ -57,8 +57,8 @@ def test_a_model_that_is_written_while_it_loads_is_refused(tmp_path, monkeypatch
 
     real = checkpoint.load_params
 
-    def meanwhile(source, dtype):
-        found = real(source, dtype)
+    def meanwhile(*arguments):
+        found = real(*arguments)
         with_a_bit_changed(folder / "model.safetensors")
         return found
 

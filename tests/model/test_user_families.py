@@ -27,7 +27,8 @@ def checkpoint(tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(model_path("tiny"), folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "my_dllm"}))
+    strings = {"model_type": "my_dllm", "architectures": ["MyDiffusionLM"]}
+    (folder / "config.json").write_text(json.dumps(config | strings))
     tensors = load_file(folder / "model.safetensors")
     save_file({f"mine.{key}": value for key, value in tensors.items()},
               folder / "model.safetensors")  # fmt: skip
@@ -52,8 +53,10 @@ def test_a_family_is_an_entry_point(checkpoint, installed):
 
 
 def test_a_family_that_is_none_or_takes_a_type_is_refused():
-    with pytest.raises(ValueError, match="family is 'llada'; allowed: a Family"):
-        lj.load("tiny", family="llada")  # pyright: ignore
+    with pytest.raises(ValueError, match="family is 3; allowed: a Family"):
+        lj.load("tiny", family=3)  # pyright: ignore
+    with pytest.raises(ValueError, match="family is 'lama'; allowed: llada, llada_moe, "):
+        lj.load("tiny", family="lama")
     with pytest.raises(ValueError, match=r"answers to \['llada'\], as 'llada' does; allowed"):
         add_family(replace(MINE, model_types=("llada",)))
     assert isinstance(MINE, Family)

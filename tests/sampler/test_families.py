@@ -53,19 +53,22 @@ def test_a_batch_gives_what_full_forwards_of_each_row_give(model):
 
 
 def slow_blockwise(model, prompt, config):
-    length, block_length = len(prompt) + config.gen_length, config.block_length
-    canvas = np.array([*prompt, *[config.mask_id] * config.gen_length], np.int32)
-    causal = model.config.block_length is not None
-    origin = 0 if causal else len(prompt)
-    order = np.maximum((np.arange(length) - origin) // block_length, -1)
+    """Blocks that decide, and blocks that attention is causal between: the model's own are whole,
+    and begin at position 0."""
+    length, own = len(prompt) + config.gen_length, model.config.block_length
+    length += -length % (own or 1)
+    canvas = np.array([*prompt, *[config.mask_id] * (length - len(prompt))], np.int32)
+    origin = 0 if own else len(prompt)
+    decides = np.maximum((np.arange(length) - origin) // config.block_length, -1)
+    order = np.arange(length) // own if own else decides
     logits_of = jax.jit(
         lambda tokens, live: forward(
             model.params, model.config, tokens, live, jnp.asarray(order, jnp.int32)[None]
         )
     )
-    for block in np.unique(order[canvas == config.mask_id]):
-        while (inside := np.flatnonzero((canvas == config.mask_id) & (order == block))).size:
-            live = jnp.asarray(order <= block)[None]
+    for block in np.unique(decides[canvas == config.mask_id]):
+        while (inside := np.flatnonzero((canvas == config.mask_id) & (decides == block))).size:
+            live = jnp.asarray(order <= order[inside[0]])[None]
             logits = np.array(logits_of(jnp.asarray(canvas)[None], live)[0], np.float64)
             if model.config.shift_logits:
                 logits = np.concatenate([logits[:1], logits[:-1]])
@@ -74,7 +77,7 @@ def slow_blockwise(model, prompt, config):
             confidence = (share / share.sum(-1, keepdims=True)).max(-1)
             best = max(inside, key=lambda i: (confidence[i], -i))
             canvas[best] = logits[best].argmax()
-    return canvas
+    return canvas[: len(prompt) + config.gen_length]
 
 
 @pytest.mark.slow

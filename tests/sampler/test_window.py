@@ -10,6 +10,8 @@ from llada_jax.sampler.canvas import layout_of
 from llada_jax.sampler.windows.window import buckets_for
 from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
 
+SHIFTED = CONFIG.replace(shift_logits=True)
+
 
 @given(
     cache=st.sampled_from(["none", "prefix", "dual", "blockwise"]),
@@ -27,7 +29,7 @@ def test_buckets_are_ascending_and_within_the_canvas(
         gen_length=gen_length, block_length=block_length, steps=gen_length, cache=cache
     )
     layout = layout_of(np.array(lengths, np.int32), config, model, infill=infill)
-    buckets = buckets_for(config, layout, int(model.shift_logits))
+    buckets = buckets_for(config, layout, model)
     assert list(buckets) == sorted(set(buckets))
     longest = max(lengths) + (0 if infill else gen_length)
     assert longest <= layout.length < longest + 32
@@ -50,8 +52,8 @@ def test_rows_beyond_a_span_are_padding_that_changes_nothing():
 def test_prefill_is_as_long_as_the_longest_prompt_needs():
     config = SamplerConfig(gen_length=32, block_length=8, steps=32, cache="blockwise")
     layout = layout_of(np.array([5, 11], np.int32), config, CONFIG, infill=False)
-    assert buckets_for(config, layout, shift=0) == (8, 16, 40)
-    assert buckets_for(config, layout, shift=1) == (9, 17, 41)
+    assert buckets_for(config, layout, CONFIG) == (8, 16, 40)
+    assert buckets_for(config, layout, SHIFTED) == (9, 17, 41)
     assert layout.n_blocks == 4
 
 
@@ -69,5 +71,5 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
         ),
     ):
         changed = config.replace(**settings)
-        assert buckets_for(changed, layout, shift=0) == plain
-        assert buckets_for(changed, layout, shift=1) == with_row
+        assert buckets_for(changed, layout, CONFIG) == plain
+        assert buckets_for(changed, layout, SHIFTED) == with_row

@@ -1,6 +1,6 @@
 """Configurations of Hugging Face folders: `config.json`, read and written as a family spells it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -19,41 +19,66 @@ from llada_jax.model.families.family import (
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
 
 
-def config_from_hf(hf: Mapping[str, Any], tensors: Collection[str] | None = None) -> ModelConfig:
+def config_from_hf(
+    hf: Mapping[str, Any],
+    tensors: Collection[str] | None = None,
+    family_name: str | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> ModelConfig:
     """Returns the configuration that a `config.json` gives, in either spelling of its keys.
 
-    `tensors` are the names of the checkpoint's tensors: they decide what the configuration leaves
-    open. Raises ValueError for an unknown family, a missing key, a value that is no number, or a
-    feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a norm other
-    than RMSNorm).
+    Args:
+      tensors: the names of the checkpoint's tensors: they decide what the configuration leaves
+        open.
+      family_name: the family, where the caller knows it better than the configuration says.
+      generation: what `generation_config.json` says; of it, the ids that end an answer.
+
+    Raises ValueError for an unknown family and for a look-alike, a missing key, a value that is no
+    number, a feature that is not supported (ALiBi, RoPE scaling, an activation other than SiLU, a
+    norm other than RMSNorm), and a key that is unknown.
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
-    name = family_of(hf["model_type"])
+    name = family_of(hf) if family_name is None else family_name
     family = families()[name]
     hf = {**hf, **_rope_parameters(hf)}
-    _reject_unsupported(hf)
-    found = {**family.facts, **_read(hf, family, ModelConfig)}
-    _require_fields(found, REQUIRED, family)
+    _reject_unsupported(hf, family)
+    ends = [id_ for each in (hf, generation or {}) for id_ in _listed(each.get("eos_token_id"))]
+    hf["eos_token_id"], *stops = list(dict.fromkeys(ends)) or [None]
+    found = {**family.facts, **_read(hf, family, ModelConfig), "stop_ids": tuple(stops)}
+    _require_fields(found, (*REQUIRED, *family.required), family)
     for flag, tensor in family.presence.items():
         found.setdefault(flag, tensors is None or tensor in tensors)
-    head_dim = found.get("head_dim", head_size(found))
+    found["rotary_dims"] = _rotary_dims(hf, found)
+    if family.moe_facts is not None:
+        moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
+        _require_fields(moe, _REQUIRED_MOE, family)
+        if hf.get("num_shared_experts"):
+            moe["shared_width"] = (
+                _plain("num_shared_experts", hf["num_shared_experts"]) * moe["expert_width"]
+            )
+        found["moe"] = MoEConfig(**moe)
+    return completed(name, found)
+
+
+def _listed(ids: Any) -> list[Any]:
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def _rotary_dims(hf: Mapping[str, Any], found: Mapping[str, Any]) -> int:
     rotated = hf.get("partial_rotary_factor", 1.0)
     require(
         isinstance(rotated, int | float) and 0 < rotated <= 1,
         f"partial_rotary_factor is {rotated!r}; allowed: above 0, up to 1",
     )
-    found["rotary_dims"] = round(head_dim * rotated)
-    if family.moe_facts is not None:
-        moe = {**family.moe_facts, **_read(hf, family, MoEConfig)}
-        _require_fields(moe, _REQUIRED_MOE, family)
-        if hf.get("num_shared_experts"):
-            moe["shared_width"] = _number(hf, "num_shared_experts") * moe["expert_width"]
-        found["moe"] = MoEConfig(**moe)
-    return completed(name, found)
+    dims = round(found.get("head_dim", head_size(found)) * rotated)
+    named = hf.get("rotary_dim")
+    require(named in (None, dims), f"rotary_dim is {named!r}; allowed: {dims}, as the rest says")
+    return dims
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Returns the `config.json` of a model as its family spells it; `config_from_hf` inverts it.
+    """Returns the `config.json` of a model as its family spells it; `config_from_hf` inverts it,
+    but for `stop_ids`, which are `generation_config.json`'s.
 
     Raises ValueError, with the fields, where the family has no key for what `config` says.
     """
@@ -68,7 +93,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         hf.update((key, _spell(key, value, config)) for key in keys if value is not None)
     if config.rotary_dims != config.head_dim:
         hf["partial_rotary_factor"] = config.rotary_dims / config.head_dim
-    back = config_from_hf(hf)
+    back = config_from_hf(hf, family_name=config.family).replace(stop_ids=config.stop_ids)
     lost = [f.name for f in fields(config) if getattr(back, f.name) != getattr(config, f.name)]
     require(not lost, f"{lost} of the configuration have no key in family {config.family!r}")
     return hf
@@ -82,7 +107,7 @@ def _spell(key: str, value: Any, config: ModelConfig) -> Any:
     return value
 
 
-def _require_fields(found: Mapping[str, Any], names: tuple[str, ...], family: Family) -> None:
+def _require_fields(found: Mapping[str, Any], names: Iterable[str], family: Family) -> None:
     for name in names:
         keys = " or ".join(map(repr, _spellings(name, family)))
         require(name in found, f"the model's configuration lacks {keys}")
@@ -95,21 +120,15 @@ def _spellings(name: str, family: Family) -> list[str]:
 
 
 def _read(hf: Mapping[str, Any], family: Family, record: type) -> dict[str, Any]:
-    found = {}
-    for field in fields(record):
-        key = next((k for k in _spellings(field.name, family) if hf.get(k) is not None), None)
-        if key is not None:
-            found[field.name] = _flag(hf, key) if field.type is bool else _number(hf, key)
-    return found
+    keys = {f: _spellings(f.name, family) for f in fields(record)}
+    given = {f: [key for key in each if hf.get(key) is not None] for f, each in keys.items()}
+    return {f.name: _plain(each[0], hf[each[0]], f.type) for f, each in given.items() if each}
 
 
-def _flag(hf: Mapping[str, Any], key: str) -> bool:
-    require(type(hf[key]) is bool, f"{key} is {hf[key]!r}; allowed: true or false")
-    return hf[key]
-
-
-def _number(hf: Mapping[str, Any], key: str) -> Any:
-    value = hf[key]
+def _plain(key: str, value: Any, kind: Any = int) -> Any:
+    if kind is bool:
+        require(type(value) is bool, f"{key} is {value!r}; allowed: true or false")
+        return value
     if key == "moe_layer_freq" and isinstance(value, list):
         first = value.count(0)
         require(
@@ -128,7 +147,32 @@ def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
 
 
-def _reject_unsupported(hf: Mapping[str, Any]) -> None:
-    for key, allowed in table()["computed"].items():
+def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
+    """Raises ValueError for what the forward does not compute, and for keys that may decide it
+    without anybody here knowing how."""
+    harmless = {*table()["harmless"]} - {*table()["computed"]}
+    for key, allowed in {**table()["computed"], **family.constants}.items():
         value = hf.get(key)
-        require(value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}")
+        require(
+            key in harmless or value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}"
+        )
+    layers = hf.get("layer_types") or []
+    require({*layers} <= {"full_attention"}, f"layer_types is {layers}; allowed: 'full_attention'")
+    records = (ModelConfig, MoEConfig) if family.moe_facts is not None else (ModelConfig,)
+    read = {key for each in records for f in fields(each) for key in _spellings(f.name, family)}
+    read |= {
+        *harmless,
+        *family.constants,
+        *table()["computed"],
+        "layer_types",
+        "num_shared_experts",
+    }
+    read |= {"rope_parameters", "partial_rotary_factor", "rotary_dim"}
+    if hf.get("use_sliding_window") is False:
+        read.add("sliding_window")
+    unknown = {key: value for key, value in hf.items() if key not in read and value is not None}
+    require(
+        not unknown,
+        f"the model's configuration says {unknown}, which nothing here reads; allowed: keys of "
+        "family, harmless ones (families.yaml), and null",
+    )

@@ -31,12 +31,20 @@ class Family:
     """The values of `model_type` that it answers to; the first one is written."""
     architecture: str
     """The class of the reference implementation, as `config.json` names it."""
+    also: Sequence[str] = ()
+    """Other classes that it answers to."""
     names: Names
     keys: Mapping[str, Sequence[str]]
     """Configuration field -> its keys in `config.json`: all are written, the first present is
     read."""
     constants: Mapping[str, Any]
     """Keys of `config.json` that the reference needs, and that never vary."""
+    required: Sequence[str] = ()
+    """`ModelConfig` fields that its configurations must give, beside `REQUIRED`."""
+    presets: Sequence[str] = ()
+    """Presets of `SamplerConfig` that decode it, the published one first."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Variables that the chat template is given."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """`ModelConfig` fields that the architecture fixes."""
     presence: Mapping[str, str] = field(default_factory=dict)
@@ -65,13 +73,18 @@ def families() -> dict[str, Family]:
     return known
 
 
-def add_family(family: Family) -> None:
-    """Makes a family known by its first `model_type` for the rest of the session.
+def add_family(family: Family | str) -> str:
+    """Makes a family known by its first `model_type` for the rest of the session, and returns that
+    name; a name returns as it is.
 
     Raises ValueError where that is no family, or another one answers to one of its types.
     """
+    if isinstance(family, str):
+        require(family in families(), f"family is {family!r}; allowed: {', '.join(families())}")
+        return family
     name = family.model_types[0] if isinstance(family, Family) else ""
     _add(families(), name, family)
+    return name
 
 
 def _add(known: dict[str, Family], name: str, family: object) -> None:
@@ -87,13 +100,36 @@ def _add(known: dict[str, Family], name: str, family: object) -> None:
         known[name] = family
 
 
-def family_of(model_type: object) -> str:
-    """Returns the family that answers to a `model_type`; ValueError names the known ones."""
-    for name, family in families().items():
-        if model_type in family.model_types:
-            return name
+def family_of(hf: Mapping[str, Any]) -> str:
+    """Returns the family of a `config.json`, by its `model_type`, `architectures` and keys.
+
+    Raises ValueError that names the known ones, or says why a look-alike is not decoded.
+    """
+    kind, (architecture, *_) = hf.get("model_type"), hf.get("architectures") or [None]
+    strings = {**hf, "architectures": architecture}
+    for name, entry in table()["look_alikes"].items():
+        alike = all(_is(strings.get(key), wanted) for key, wanted in entry["when"].items())
+        require(
+            not alike,
+            f"the configuration looks like {name}: {entry['why']}; allowed: {', '.join(families())}"
+            " (family=... where it is one of these after all)",
+        )
     known = sorted(kind for family in families().values() for kind in family.model_types)
-    raise ValueError(f"model_type is {model_type!r}; allowed: {', '.join(map(repr, known))}")
+    of_type = {name: each for name, each in families().items() if kind in each.model_types}
+    require(len(of_type) > 0, f"model_type is {kind!r}; allowed: {', '.join(map(repr, known))}")
+    classes = {name: (each.architecture, *each.also) for name, each in of_type.items()}
+    fits = [name for name in of_type if architecture is None or architecture in classes[name]]
+    if len(fits) > 1:
+        routed = bool(hf.get("num_experts"))
+        fits = [name for name in fits if (of_type[name].moe_facts is not None) == routed]
+    allowed = ", ".join(repr(each) for names in classes.values() for each in names)
+    require(len(fits) == 1, f"architectures is {architecture!r} for {kind!r}; allowed: {allowed}")
+    return fits[0]
+
+
+def _is(value: object, wanted: object) -> bool:
+    """Tells whether a key's value is one of those wanted; `any` is whatever is not off."""
+    return bool(value) if wanted == "any" else value in wanted  # pyright: ignore
 
 
 def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:

@@ -12,6 +12,11 @@ def gguf_names() -> Names:
     return table()["gguf"]["names"]
 
 
+def gguf_keys(architecture: str) -> dict[str, str]:
+    """Returns the keys of metadata by the names of `ModelConfig`."""
+    return {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
+
+
 def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     """Returns the configuration of a GGUF file's metadata; `vocab_size` is the embedding's number
     of rows.
@@ -26,7 +31,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     )
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
-    keys = {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
+    keys = gguf_keys(architecture)
     found = {ours: _decimal(key, metadata[key]) for ours, key in keys.items() if key in metadata}
     found.setdefault("vocab_size", vocab_size)
     for ours in (*REQUIRED, "norm_eps"):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from llada_jax.config import SamplerConfig
+from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, block_of, block_start
 
 
@@ -94,16 +94,20 @@ def doubling(smallest: int, largest: int) -> tuple[int, ...]:
 
 
 def buckets_for(
-    config: SamplerConfig, layout: CanvasLayout, shift: int, extra_rows: int = 0
+    config: SamplerConfig, layout: CanvasLayout, model: ModelConfig, extra_rows: int = 0
 ) -> tuple[int, ...]:
     """Returns the row counts of the forwards that a window needs, ascending.
 
     One more row where outputs are shifted: a block's first token is predicted one position earlier.
+    Where attention is causal between blocks, they are run whole.
 
     Args:
       extra_rows: the most rows that stand beside the window.
     """
+    shift, block = int(model.shift_logits), model.block_length
     sizes = config.window.sizes(layout, config, shift)
+    if block is not None and not config.window.drafts:
+        sizes = {-(-size // block) * block for size in sizes} | {2 * block}
     buckets = {min(size + shift, layout.length) for size in sizes}
     if extra_rows:
         buckets |= set(doubling(config.block_length, max(buckets) + extra_rows))

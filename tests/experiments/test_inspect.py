@@ -1,0 +1,20 @@
+"""`python -m experiments.inspect`: what a checkpoint is, on the screen and in the run's folder."""
+
+import json
+
+import llada_jax as lj
+from experiments import inspect as entry
+from tests.checkpoint.folders import GOLDENS
+from tests.experiments.in_process import run_experiment
+
+
+def test_it_prints_and_keeps_the_description(tmp_path):
+    folder = GOLDENS / "fast-dllm-v2"
+    printed = run_experiment(entry.main, [f"model={folder}", f"hydra.run.dir={tmp_path}"])
+    told = str(lj.describe(folder))
+    assert printed.strip() == told
+    assert (tmp_path / "description.txt").read_text() == told + "\n"
+    rows = {
+        row["name"]: row["value"] for row in json.loads((tmp_path / "results.json").read_text())
+    }
+    assert rows == {"parameters": 180032, "bytes": 720128}

@@ -1,0 +1,125 @@
+"""A checkpoint is what its architectures, its model_type and its keys say together."""
+
+import pytest
+
+import llada_jax as lj
+from llada_jax.config import SamplerConfig
+from llada_jax.config.sampler import PRESETS
+from llada_jax.model.families.config_json import config_from_hf
+from llada_jax.model.families.family import families, family_of
+from tests.checkpoint.folders import GOLDENS as FOLDER
+from tests.checkpoint.folders import golden_config
+
+GOLDENS = {
+    "llada-mha": "llada",
+    "llada-moe": "llada_moe",
+    "llada-moe-released": "llada_moe",
+    "llada2-moe": "llada2",
+    "dream": "dream",
+    "dream-reasoner": "dream_reasoner",
+    "sdar-b4": "sdar",
+    "sdar-moe-b4": "sdar_moe",
+    "fast-dllm-v2": "fast_dllm_v2",
+    "stable-diffcoder": "stable_diffcoder",
+    "a2d-qwen2-mdlm": "qwen2",
+    "a2d-qwen3-mdlm": "qwen3",
+}
+
+
+@pytest.mark.parametrize(("golden", "family"), GOLDENS.items())
+def test_released_configurations_are_recognised(golden, family):
+    assert family_of(golden_config(golden)) == family
+
+
+def test_the_goldens_are_of_every_family():
+    assert {*GOLDENS.values()} == {*families()}
+
+
+LOOK_ALIKES = {
+    "LLaDA2.2": ("llada2-moe", {"expert_capacity": 48}, "choose its experts together"),
+    "merged": ("llada2-moe", {"model_type": "llada2_moe_veomni"}, "all experts of a layer"),
+    "I-DLM": ("sdar-b4", {"eos_token_id": 151645}, "strictly causal, and its outputs are shifted"),
+    "I-DLM b3": ("sdar-b4", {"block_size": 3}, "I-DLM is strictly causal"),
+    "Open-dCoder": (
+        "a2d-qwen2-mdlm",
+        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+        "Open-dCoder's outputs are shifted",
+    ),
+    "Llama": ("stable-diffcoder", {"architectures": ["LlamaForCausalLM"]}, "A causal language"),
+    "Nemotron": (
+        "stable-diffcoder",
+        {"model_type": "nemotron_labs_diffusion"},
+        "when it is stored",
+    ),
+    "WeDLM": ("sdar-b4", {"model_type": "wedlm"}, "order in which they were filled"),
+    "DiffusionGemma": ("dream", {"model_type": "diffusion_gemma"}, "has no mask token"),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_a_look_alike_is_refused_and_told_why(name):
+    golden, changes, why = LOOK_ALIKES[name]
+    with pytest.raises(ValueError, match=f"looks like .*{why}.*; allowed: llada, "):
+        config_from_hf({**golden_config(golden), **changes})
+
+
+def test_who_knows_better_names_the_family():
+    hf = {**golden_config("sdar-b4"), "eos_token_id": 151645, "vocab_size": 151936}
+    assert config_from_hf(hf, family_name="sdar").eos_id == 151645
+
+
+@pytest.mark.parametrize(
+    ("golden", "changes", "message"),
+    [
+        ("dream", {"architectures": ["DreamOn"]},
+         "architectures is 'DreamOn' for 'Dream'; allowed: 'DreamModel', 'DreamForCausalLM'"),
+        ("dream", {"architectures": None}, "architectures is None for 'Dream'"),
+        ("llada-mha", {"new_attention": "sparse"},
+         r"says {'new_attention': 'sparse'}, which nothing here reads"),
+        ("llada-mha", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("llada2-moe", {"expert_capacity": 48, "model_type": "llada2"}, "expert_capacity"),
+        ("dream", {"num_experts": 8}, "num_experts"),
+        ("dream", {"sliding_window": 64, "use_sliding_window": None}, "sliding_window"),
+        ("dream", {"layer_types": ["sliding_attention"]}, "allowed: 'full_attention'"),
+        ("llada-moe", {"moe_router_score_function": "sigmoid"}, "allowed: 'softmax'"),
+        ("llada-moe", {"router_num_group": 4}, "router_num_group is 4; allowed: -2"),
+        ("llada2-moe", {"rotary_dim": 16}, "rotary_dim is 16; allowed: 8"),
+        ("sdar-moe-b4", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; allowed: 1"),
+        ("sdar-b4", {"block_size": None}, "lacks 'block_size'"),
+        ("sdar-b4", {"block_size": 0}, "block_length is 0; allowed: 1 or more"),
+        ("sdar-b4", {"eos_token_id": [318, "x"]}, "stop_ids is 'x'; allowed: 0 to 319"),
+    ],
+)  # fmt: skip
+def test_what_decides_the_computation_is_never_ignored(golden, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_hf({**golden_config(golden), **changes})
+
+
+def test_the_kind_of_experts_decides_where_no_class_is_named():
+    without = {**golden_config("llada-moe-released"), "architectures": None}
+    assert family_of(without) == "llada_moe"
+    assert family_of({**golden_config("llada-mha"), "architectures": None}) == "llada"
+
+
+def test_stop_lists_are_the_generation_files():
+    hf = golden_config("sdar-b4")
+    assert config_from_hf(hf).stop_ids == ()
+    found = config_from_hf(hf, generation={"eos_token_id": [318, 317]})
+    assert (found.eos_id, found.stop_ids) == (317, (318,))
+    listed = config_from_hf({**hf, "eos_token_id": [317, 318]})
+    assert (listed.eos_id, listed.stop_ids) == (317, (318,))
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_familys_presets_are_presets_that_fit_it(family):
+    presets = families()[family].presets
+    assert presets and {*presets} <= {*PRESETS}
+    for name in presets:
+        SamplerConfig.preset(name)
+
+
+def test_a_block_that_no_file_names_is_an_argument():
+    folder = FOLDER / "a2d-qwen3-mdlm"
+    assert lj.load(folder, block_length=32).config.block_length == 32
+    with pytest.raises(ValueError, match="block_length is 8; allowed: 4, the checkpoint's own"):
+        lj.load(FOLDER / "sdar-b4", block_length=8)
