@@ -1,4 +1,4 @@
-"""The verbs, each a program: `python -m experiments.<verb>`, and what SIGINT does while it imports."""
+"""The verbs, each a program (`python -m experiments.<verb>`), and SIGINT while it imports."""
 
 import os
 import shlex
