@@ -72,7 +72,7 @@ def test_what_is_dropped_is_unmapped(alone, monkeypatch):
 
 
 @LINUX
-@pytest.mark.parametrize("loop", ["compiled", "host"])
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
 def test_runs_of_many_shapes_stay_within_a_bound_and_agree(alone, monkeypatch, loop):
     def decoded(batch: int) -> np.ndarray:
         return toy_decode([[5, 7]] * batch, SHORT, loop=loop).tokens

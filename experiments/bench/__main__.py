@@ -5,6 +5,8 @@
     python -m experiments.bench suite=llada8b_step
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
+    python -m experiments.bench suite=experts
+    python -m experiments.bench suite=beside
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -18,7 +20,9 @@ from typing import Literal
 import jax
 
 import llada_jax as lj
+from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
+from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
@@ -28,7 +32,9 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "llada8b_step", "sampling", "revision", "checkouts"]
+Suite = Literal[
+    "hot_paths", "llada8b_step", "sampling", "revision", "checkouts", "beside", "experts"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,8 @@ class BenchConfig(HotPathsConfig):
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
+    beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
+    experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -57,6 +65,10 @@ def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
     shape = config.architecture
     if config.suite == "checkouts":
         return time_checkouts(config.model, config.checkouts)
+    if config.suite == "beside":
+        return time_beside(config.model, config.beside)
+    if config.suite == "experts":
+        return time_experts(config.experts, config.repeats, config.seed)
     if config.suite == "hot_paths":
         model = lj.load(config.model) if shape is None else random_model(shape, config.seed)
         longest = model.config.max_length

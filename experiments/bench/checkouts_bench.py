@@ -4,24 +4,19 @@ A process for each checkout loads the bundled model and decodes when it is told 
 turns, setting by setting, so that a busy moment hits both.
 """
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 from tqdm import tqdm
 
+from experiments.bench.decoding_process import DecodingProcess
 from experiments.harness.results import ResultRow
 from llada_jax.config import require, require_counts
 
 _HERE = Path(__file__).parents[2]
-_CHILD = Path(__file__).with_name("one_checkout.py")
 _SHAPE = {"gen_length": 64, "block_length": 32, "steps": 64, "cache": "blockwise"}
 SETTINGS = {
     f"{rule}_{loop}": {**_SHAPE, **numbers, "loop": loop}
@@ -54,41 +49,19 @@ def time_checkouts(model: str, config: CheckoutsBenchConfig) -> Iterator[ResultR
 
 def _rows(model: str, folders: dict[str, Path], turns: int) -> Iterator[ResultRow]:
     with ExitStack() as stack:
-        children = {name: _child(stack, model, folder) for name, folder in folders.items()}
+        children = {
+            name: stack.enter_context(DecodingProcess(model, folder))
+            for name, folder in folders.items()
+        }
         for setting, told in tqdm(SETTINGS.items(), unit="setting"):
             for child in children.values():
-                _decode(child, told)  # compiles
+                child.decode(told)  # compiles
             times: dict[str, list[float]] = {name: [] for name in children}
             for turn in range(turns):
                 order = list(children) if turn % 2 else list(children)[::-1]
                 for name in order:
-                    times[name].append(_decode(children[name], told))
+                    times[name].append(children[name].decode(told))
             yield from _compared(setting, times)
-
-
-def _child(stack: ExitStack, model: str, folder: Path) -> tuple[IO[str], IO[str]]:
-    child = stack.enter_context(
-        subprocess.Popen(
-            [sys.executable, str(_CHILD), model],
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    )
-    assert child.stdin and child.stdout
-    stack.callback(child.stdin.close)
-    return child.stdin, child.stdout
-
-
-def _decode(child: tuple[IO[str], IO[str]], told: dict[str, Any]) -> float:
-    """Returns milliseconds a forward."""
-    to_child, from_child = child
-    print(json.dumps(told), file=to_child, flush=True)
-    answer = from_child.readline()
-    require(bool(answer), "a checkout could not decode; what it printed is above")
-    return float(answer)
 
 
 def _compared(setting: str, times: dict[str, list[float]]) -> Iterator[ResultRow]:

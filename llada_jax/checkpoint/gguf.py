@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: LLaDA and Dream, in floats or in the blocks of Q8_0 and Q4_0."""
+"""GGUF files of llama.cpp: LLaDA and Dream, in floats or in blocks of integers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,9 +22,10 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.families.family import families
 from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
 
+BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
 _KINDS: Mapping[str, np.dtype] = {
     **FLOATS,
-    **dict.fromkeys(("Q8_0", "Q4_0"), np.dtype(ml_dtypes.bfloat16)),
+    **dict.fromkeys(BLOCKS, np.dtype(ml_dtypes.bfloat16)),
 }
 _PERMUTED = ("query", "key", "query_bias", "key_bias")
 
@@ -32,7 +33,8 @@ _PERMUTED = ("query", "key", "query_bias", "key_bias")
 def open_gguf(path: Path) -> Checkpoint:
     """Looks a file of architecture `llada` or `dream` through. Needs the extra `gguf`.
 
-    As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16.
+    As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16, and
+    as float32 they are the values of the package `gguf`.
 
     Raises ImportError without the extra, and FileNotFoundError or ValueError.
     """

@@ -76,7 +76,7 @@ def rotate(x: Float[Array, "B R K Dh"], angles: Rotation) -> Float[Array, "B R K
 def attention_bias(rows: Rows) -> Float[Array, "B R T"]:
     """Returns what is added to the scores of cached positions and fresh rows (T = L + R)."""
     visible = jnp.concatenate([rows.sees_cache, rows.sees_rows], axis=-1)
-    return jnp.where(visible, 0.0, HIDDEN_SCORE)
+    return jnp.where(visible, jnp.float32(0), HIDDEN_SCORE)
 
 
 def attend(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from llada_jax.config import MoEConfig
+from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import QuantArray, Weight, dequantize
 
 
 class Chosen(NamedTuple):
@@ -83,15 +83,8 @@ def weighted_experts(
     row_of = order // chosen.shape[1]
     group_sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[0]).astype(jnp.int32)
 
-    def product(rows: Float[Array, "Tk In"], weight: Weight) -> Float[Array, "Tk Out"]:
-        if isinstance(weight, QuantArray):
-            weight = dequantize(weight, rows.dtype)
-        out = jax.lax.ragged_dot(
-            rows, weight.swapaxes(1, 2), group_sizes, preferred_element_type=jnp.float32
-        )
-        return out.astype(rows.dtype)
-
     inputs = x[row_of]
-    hidden = jax.nn.silu(product(inputs, experts.gate)) * product(inputs, experts.up)
-    outputs = product(hidden, experts.down) * weights.reshape(-1)[order, None].astype(x.dtype)
+    gate, up = (grouped_product(inputs, each, group_sizes) for each in (experts.gate, experts.up))
+    outputs = grouped_product(jax.nn.silu(gate) * up, experts.down, group_sizes)
+    outputs = outputs * weights.reshape(-1)[order, None].astype(x.dtype)
     return jnp.zeros_like(x).at[row_of].add(outputs)

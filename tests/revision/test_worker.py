@@ -52,7 +52,7 @@ def threads():
 
 def test_the_same_tokens_whatever_the_timing():
     runs = [toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=Synchronous())]
-    for worker_class in (Worker, Delayed, Delayed):
+    for worker_class in (Worker, Delayed):
         with worker_class() as worker:
             runs.append(toy_decode(PROMPTS, STAGED, salt=3, loop="host", worker=worker))
     assert runs[0].trace.refreshed.sum() > 0, "the case must have something to refresh"

@@ -22,7 +22,9 @@ WINDOWS = {
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
     "lossless": {"cache": "blockwise", "window": "multi_block", "lossless": True},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
+    "wide": {"cache": "dual", "confidence_dtype": "float64"},
 }
+WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
 
 class Lowered(Exception):
@@ -49,7 +51,11 @@ def lowered(monkeypatch):
 QUICK = ("dual",)
 
 
-CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS]
+CASES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in WINDOWS
+    if name != "wide"
+]
 
 
 @pytest.mark.parametrize("window", CASES)
@@ -58,6 +64,21 @@ def test_no_step_copies_a_whole_cache(window, lowered):
     whole = r"= f32\[2,1,32,2,8\]\S* "
     assert re.search(whole + r"parameter\(", program) or window == "none", "a cache of 32 positions"
     assert not re.findall(whole + r"copy(?:-start)?\(", program)
+
+
+@pytest.mark.parametrize("window", CASES)
+def test_only_who_asks_for_float64_computes_in_it(window, lowered):
+    """A parity preset's request allows 64 bits for the whole program."""
+    with jax.enable_x64(True):
+        program = lowered(window)
+    assert not WIDE.search(program.as_text())
+
+
+def test_the_request_reaches_the_head_alone(lowered):
+    program = lowered("wide").as_text()
+    assert WIDE.search(program)
+    layer = program.partition("func.func private @_one_function")[2].partition("func.func")[0]
+    assert "dot_general" in layer and "f64" not in layer
 
 
 def test_sixteen_layers_are_a_program_hardly_longer_than_two(lowered):

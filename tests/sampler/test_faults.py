@@ -53,8 +53,7 @@ def run(denoiser: Denoiser, prompts=PROMPTS, **options: Any):
 
 
 @pytest.mark.parametrize("loop", ["compiled", "host"])
-@pytest.mark.parametrize("kind", ["confidence", "hidden"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("kind", "value"), [("confidence", np.nan), ("hidden", np.inf)])
 def test_the_canvas_and_the_forward_are_named(loop: Any, kind: str, value: float) -> None:
     whole = run(poisoned({}), loop=loop)
     assert whole.trace is not None

@@ -1,6 +1,6 @@
 """Decodes with the `llada_jax` that is on the path, whenever a line on standard input says how.
 
-`checkouts_bench` runs it, once for each checkout. It prints milliseconds a forward.
+Suites run it as processes that decode in turns, or at once. It prints milliseconds a forward.
 """
 
 import json

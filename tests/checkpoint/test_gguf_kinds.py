@@ -1,0 +1,106 @@
+"""Every kind of block of a GGUF file, in files whose bytes are drawn: the values of `gguf`."""
+
+from pathlib import Path
+
+import gguf
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llada_jax.checkpoint.gguf import BLOCKS
+from llada_jax.checkpoint.sources import param_sources
+from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
+from llada_jax.model.quantize import dequantize, is_quantized
+from tests.checkpoint.folders import loaded
+
+WIDTH, VOCAB = 256, 8
+SCALES = {
+    "Q6_K": [208],
+    "Q5_K": [0, 2],
+    "Q4_K": [0, 2],
+    "Q5_1": [0, 2],
+    "Q4_1": [0, 2],
+    "TQ2_0": [64],
+}
+"""Where a block has its numbers in float16, of which some bytes would be NaN; others: first."""
+METADATA = {
+    "block_count": 1,
+    "embedding_length": WIDTH,
+    "feed_forward_length": WIDTH,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 4,
+    "context_length": 64,
+}
+
+
+def drawn_blocks(kind: str, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+    numbers, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = rng.integers(0, 256, (n_rows, WIDTH // numbers, n_bytes), dtype=np.uint8)
+    for at in SCALES.get(kind, [0]):
+        scale = rng.uniform(-0.01, 0.01, raw.shape[:2]).astype(np.float16)
+        raw[..., at : at + 2] = scale[..., None].view(np.uint8)
+    return raw.reshape(n_rows, -1)
+
+
+def drawn_file(path: Path, kind: str) -> dict[str, np.ndarray]:
+    """Writes a model, and returns the values of its matrices."""
+    out = gguf.GGUFWriter(path, "dream")
+    for key, value in METADATA.items():
+        out.add_uint32(f"dream.{key}", value)
+    out.add_rope_freq_base(1e6)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_mask_token_id(VOCAB - 1)
+    facts = {f"dream.{key}": value for key, value in METADATA.items()}
+    facts |= {"general.architecture": "dream", "dream.rope.freq_base": 1e6,
+              "dream.attention.layer_norm_rms_epsilon": 1e-6}  # fmt: skip
+    values, rng = {}, np.random.default_rng(0)
+    for source in param_sources(config_from_gguf(facts, VOCAB), gguf_names()):
+        (name,), shape = source.tensors, source.spec.shape
+        if len(shape) == 1:
+            out.add_tensor(name, np.ones(shape, np.float32))
+            continue
+        qtype = gguf.GGMLQuantizationType[kind]
+        raw = drawn_blocks(kind, shape[0], rng)
+        out.add_tensor(name, raw, raw_dtype=qtype)
+        values[source.name] = gguf.dequantize(raw, qtype)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return values
+
+
+def matrices(config, params) -> dict[str, np.ndarray]:
+    sources = param_sources(config, gguf_names())
+    leaves = jax.tree.leaves(params, is_leaf=is_quantized)
+    named = zip(sources, leaves, strict=True)
+    return {source.name: leaf for source, leaf in named if len(source.spec.shape) > 1}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_values_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+    values = drawn_file(tmp_path / "model.gguf", kind)
+    found = matrices(*loaded(tmp_path / "model.gguf", "float32"))
+    assert found.keys() == values.keys()
+    for name, expected in values.items():
+        np.testing.assert_array_equal(found[name], expected)
+    as_stored = matrices(*loaded(tmp_path / "model.gguf"))
+    for name, expected in values.items():
+        np.testing.assert_array_equal(as_stored[name], expected.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize(("dtype", "steps"), [("int8", 127), ("int4", 7)])
+def test_they_load_as_integers_within_half_a_step(dtype: str, steps: int, tmp_path: Path) -> None:
+    values = drawn_file(tmp_path / "model.gguf", "Q4_K")
+    found = matrices(*loaded(tmp_path / "model.gguf", dtype))
+    for name, expected in values.items():
+        if is_quantized(found[name]):
+            error = np.abs(dequantize(found[name], "float32") - expected).max()
+            assert error <= 0.51 * np.abs(expected).max() / steps
+
+
+def test_another_kind_is_named(tmp_path: Path) -> None:
+    drawn_file(tmp_path / "model.gguf", "TQ2_0")
+    with pytest.raises(ValueError, match=r"is TQ2_0.*; allowed: F32, F16, BF16, Q8_0, Q6_K, .*_NL"):
+        loaded(tmp_path / "model.gguf")
