@@ -2,7 +2,7 @@
 
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
-    python -m experiments.bench suite=llada8b_step
+    python -m experiments.bench suite=rivals
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
@@ -24,17 +24,15 @@ from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
-from experiments.bench.llada8b_step import StepBenchConfig, time_llada8b
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
+from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal[
-    "hot_paths", "llada8b_step", "sampling", "revision", "checkouts", "beside", "experts"
-]
+Suite = Literal["hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class BenchConfig(HotPathsConfig):
     suite: Suite = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
-    llada8b_step: StepBenchConfig = field(default_factory=StepBenchConfig)
+    rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
     sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
@@ -85,7 +83,7 @@ def timed_rows(config: BenchConfig) -> Iterator[ResultRow]:
         return time_sampling(model, config.sampling, config.repeats, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
-    return time_llada8b(shape, config.llada8b_step, config.repeats)
+    return time_rivals(shape, config.rivals, config.repeats)
 
 
 def random_model(shape: ModelConfig, seed: int) -> lj.Model:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from llada_jax.atomic import new_folder
@@ -63,7 +64,7 @@ def save_huggingface(
     A new folder appears only when it is complete; in an existing one these files are replaced,
     each at once, and other files stay. Raises ValueError for quantized parameters, for parameters
     that do not fit `config`, for a `config` that the family cannot spell, and for a folder of
-    shards, whose index would still name them.
+    shards, whose index would still name them; OSError where the disk takes no more.
     """
     require_choice("dtype", dtype, SaveDtype)
     require(
@@ -74,7 +75,10 @@ def save_huggingface(
     sources = param_sources(config, families()[config.family].names)
     tensors = _tensors(sources, jax.tree.leaves(params, is_leaf=is_quantized), np.dtype(dtype))
     with new_folder(Path(folder), replace=False) as part:
-        save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
+        try:
+            save_file(tensors, part / SINGLE_FILE, metadata={"format": "pt"})
+        except SafetensorError as error:  # all that it says of the system's own
+            raise OSError(f"{folder} was not written: {error}") from error
         (part / CONFIG_FILE).write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
         if config.stop_ids:
             ends = {"eos_token_id": [config.eos_id, *config.stop_ids]}

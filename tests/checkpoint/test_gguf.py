@@ -26,7 +26,8 @@ from tests.checkpoint.folders import (
     write_folder,
 )
 
-MODELS = ("llada-mha", "llada-gqa", "dream")
+MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream")
+ARCHITECTURES = {"llada_moe": "llada-moe"}
 Tensors = dict[str, np.ndarray]
 
 
@@ -46,6 +47,12 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
     renamed = {}
     for path, template in families()[config.family].names.items():
         for layer in range(config.n_layers):
+            if "{e}" in template and config.moe is not None:
+                experts = [template.format(i=layer, e=e) for e in range(config.moe.n_experts)]
+                if experts[0] in tensors:
+                    stacked = np.stack([tensors[name] for name in experts])
+                    renamed[gguf_names()[f"routed:{path}"].format(i=layer)] = stacked
+                continue
             name = template.format(i=layer)
             if name not in tensors:
                 continue
@@ -53,14 +60,18 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
             if config.family == "llada" and path.endswith((".query", ".key")):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
-            renamed[gguf_names()[path].format(i=layer)] = tensor
-    assert len(renamed) == len(tensors)
+            renamed[gguf_names()[path.removeprefix("dense:")].format(i=layer)] = tensor
+    assert sum(tensor.size for tensor in renamed.values()) == sum(map(np.size, tensors.values()))
     return renamed
 
 
 def writer(path: Path, model: str) -> gguf.GGUFWriter:
     config = config_from_hf(golden_config(model))
-    out = gguf.GGUFWriter(path, config.family)
+    out = gguf.GGUFWriter(path, ARCHITECTURES.get(config.family, config.family))
+    if config.moe is not None:
+        out.add_expert_count(config.moe.n_experts)
+        out.add_expert_used_count(config.moe.experts_per_token)
+        out.add_expert_feed_forward_length(config.moe.expert_width)
     out.add_block_count(config.n_layers)
     out.add_embedding_length(config.width)
     out.add_feed_forward_length(config.ffn_width)
@@ -69,7 +80,8 @@ def writer(path: Path, model: str) -> gguf.GGUFWriter:
     out.add_rope_freq_base(config.rope_theta)
     out.add_layer_norm_rms_eps(config.norm_eps)
     out.add_context_length(config.max_length)
-    out.add_mask_token_id(319)
+    if config.mask_id is not None:
+        out.add_mask_token_id(config.mask_id)
     out.add_eos_token_id(318)
     out.add_pad_token_id(318)
     out.add_token_list(["a", "b"])
@@ -223,7 +235,9 @@ class TestErrors:
         out = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
         out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
         finish(out)
-        with pytest.raises(ValueError, match=r"architecture is 'llama'; allowed: 'llada', 'dream'"):
+        with pytest.raises(
+            ValueError, match=r"architecture is 'llama'; allowed: 'llada', 'llada-moe', 'dream'"
+        ):
             loaded(tmp_path / "model.gguf")
 
     def test_a_missing_key(self, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from llada_jax.checkpoint import huggingface, save_huggingface
@@ -315,6 +316,16 @@ def test_an_interrupted_save_leaves_nothing(
         save_huggingface(target, *loaded(GOLDENS / "llada-gqa"))
     assert [file.name for file in tmp_path.iterdir()] == (["saved"] if existing else [])
     assert not existing or not any(target.iterdir())
+
+
+def test_a_full_disk_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: Any, file: Path, metadata: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(huggingface, "save_file", full)
+    with pytest.raises(OSError, match=r"saved was not written: .*No space left on device"):
+        save_huggingface(tmp_path / "saved", *loaded(GOLDENS / "llada-gqa"))
+    assert not (tmp_path / "saved").exists()
 
 
 def test_quantized_parameters_are_not_saved(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def _is(value: object, wanted: object) -> bool:
 
 def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
     """Returns the template of a parameter's name; `path` has `{i}` for the layer's number."""
-    dense = f"dense:{path}"
-    return names[dense] if not routed and dense in names else names[path]
+    kind = f"{'routed' if routed else 'dense'}:{path}"
+    return names[kind] if kind in names else names[path]
 
 
 def completed(name: str, found: Mapping[str, Any]) -> ModelConfig:

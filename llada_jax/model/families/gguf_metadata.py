@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.families.family import REQUIRED, Names, completed, families, table
 
 
 def gguf_names() -> Names:
     """Returns llama.cpp's names of tensors."""
     return table()["gguf"]["names"]
+
+
+def gguf_keys(architecture: str) -> dict[str, str]:
+    """Returns the keys of metadata by the names of `ModelConfig`."""
+    return {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
 
 
 def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfig:
@@ -26,13 +31,22 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     )
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
-    keys = {ours: key.format(a=architecture) for ours, key in table()["gguf"]["keys"].items()}
+    keys = gguf_keys(architecture)
     found = {ours: _decimal(metadata[key]) for ours, key in keys.items() if key in metadata}
     found.setdefault("vocab_size", vocab_size)
     for ours in (*REQUIRED, "norm_eps"):
         require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
     name = known[architecture]
+    if (facts := families()[name].moe_facts) is not None:
+        found["moe"] = MoEConfig(**facts, **_experts(metadata, architecture))
     return completed(name, {**families()[name].facts, **found})
+
+
+def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, int]:
+    keys = {our: key.format(a=architecture) for our, key in table()["gguf"]["expert_keys"].items()}
+    for key in keys.values():
+        require(key in metadata, f"the file's metadata lacks {key!r}")
+    return {ours: metadata[key] for ours, key in keys.items()}
 
 
 def _decimal(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The most int8 operations a second that this machine's cores can do: what a share of peak is of.
+"""The most operations a second that this machine's cores can do, and the most bytes they read.
 
->>> measure_int8_peak(threads=2)
-Int8Peak(ops_per_second=2.06e12, how='C on 2 threads: AVX-512 VNNI, ...; best of 100')
+>>> measure_peak("int8", threads=2)
+Peak(ops_per_second=1.2e13, how='C on 2 threads: AMX, ...; best of 100')
 """
 
 import ctypes
@@ -14,32 +14,52 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Numbers = Literal["int8", "bfloat16"]
 
 KERNEL = Path(__file__).with_suffix(".c")
+FLAGS = ["-O3", "-march=native", "-shared", "-fPIC"]
+FLAGS += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]  # sums as vectors
 REPEATS = 100
 """Other programs take the cores at times; the best of many short times is free of them."""
 
 
-class Int8Peak(NamedTuple):
+class Peak(NamedTuple):
     ops_per_second: float
     """Two operations for each multiply-add."""
     how: str
     """What was run, and whether the true peak may be higher."""
 
 
-def measure_int8_peak(threads: int, seconds: float = 1.0) -> Int8Peak | None:
+def measure_peak(numbers: Numbers, threads: int, seconds: float = 1.0) -> Peak | None:
     """Measures the peak of that many threads at once, from times that add up to `seconds` or more.
     Returns None without a C compiler that builds the kernel."""
     compiler = find_compiler()
-    if compiler is None:
-        return None
+    kinds = ["-DBFLOAT16"] if numbers == "bfloat16" else []
     with TemporaryDirectory() as folder:
-        library = Path(folder) / "int8_peak.so"
-        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", KERNEL, "-o", library]
-        if subprocess.run(command, capture_output=True).returncode != 0:
-            return None
-        return _peak_of_kernel(ctypes.CDLL(str(library)), threads, seconds)
+        for tiles in ([], ["-DNO_TILES"]):  # a system may keep the tiles from its processes
+            library = Path(folder) / f"peak{len(tiles)}.so"
+            flags = [*FLAGS, *kinds, *tiles]
+            command = [compiler or "false", *flags, KERNEL, "-o", library]
+            if compiler and subprocess.run(command, capture_output=True).returncode == 0:
+                kernel = ctypes.CDLL(str(library))
+                if kernel.ready():
+                    return _peak_of_kernel(kernel, threads, seconds)
+    return None
+
+
+def measure_bandwidth(threads: int, size: int = 1 << 30) -> float:
+    """Returns bytes a second that so many threads read of more memory than a cache holds."""
+    numbers = np.ones((threads, size // 8 // threads), np.int64)
+
+    def seconds() -> float:
+        parts = iter(numbers)
+        return seconds_at_once(lambda: next(parts).max(), threads)
+
+    return numbers.nbytes / min(seconds() for _ in range(5))
 
 
 def find_compiler() -> str | None:
@@ -47,7 +67,7 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
-def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Int8Peak:
+def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Peak:
     kernel.run.argtypes, kernel.run.restype = [ctypes.c_int64], None
     kernel.multiply_adds_per_round.restype = ctypes.c_int64
     kernel.name.restype = ctypes.c_char_p
@@ -62,7 +82,7 @@ def _peak_of_kernel(kernel: ctypes.CDLL, threads: int, seconds: float) -> Int8Pe
     best = best_of(REPEATS, rounds)
     operations = 2 * kernel.multiply_adds_per_round() * rounds * threads
     cores = "1 thread" if threads == 1 else f"{threads} threads"
-    return Int8Peak(operations / best, f"C on {cores}: {kernel.name().decode()}; best of {REPEATS}")
+    return Peak(operations / best, f"C on {cores}: {kernel.name().decode()}; best of {REPEATS}")
 
 
 def seconds_at_once(work: Callable[[], object], threads: int) -> float:

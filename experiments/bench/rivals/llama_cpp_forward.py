@@ -1,0 +1,86 @@
+"""llama.cpp, by its Python package: for an interpreter that has `llama_cpp`, and nothing of ours.
+
+    python -m experiments.bench.rivals.llama_cpp_forward SETTINGS
+
+It makes its own format of a GGUF file where that is missing. Its LLaDA has no cache: the rows of a
+forward see each other alone, and a step of decoding is a forward of the whole canvas.
+"""
+
+import ctypes
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as lib  # pyright: ignore[reportMissingImports]
+
+from experiments.bench.rivals.answers import LayerClock, answer_lines
+
+THREADS = len(os.sched_getaffinity(0))
+_FOLDER = Path(str(lib.__file__)).with_name("lib")
+_name = ctypes.CDLL(str(_FOLDER / "libggml-base.so")).ggml_get_name
+_name.argtypes, _name.restype = [ctypes.c_void_p], ctypes.c_char_p
+
+
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Makes a file of a kind such as `Q4_K_M`, as the package's own quantizer does by default."""
+    params = lib.llama_model_quantize_default_params()
+    params.ftype, params.nthread = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}"), THREADS
+    part = target.with_suffix(".part")
+    if lib.llama_model_quantize(bytes(source), bytes(part), params):
+        raise RuntimeError(f"llama.cpp cannot quantize {source} to {kind}")
+    part.rename(target)
+
+
+class Forward:
+    """A model, and a context for batches of up to so many rows."""
+
+    def __init__(self, path: Path, most_rows: int, clock: LayerClock):
+        self._model = lib.llama_model_load_from_file(bytes(path), lib.llama_model_default_params())
+        params = lib.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = most_rows
+        params.n_threads = params.n_threads_batch = THREADS
+        self._clock = clock
+        self._watch = params.cb_eval = type(params.cb_eval)(self._after_node)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {path}")
+        self._context = lib.llama_init_from_model(self._model, params)
+        self._batch = lib.llama_batch_init(most_rows, 0, 1)
+
+    def _after_node(self, tensor: Any, asked: bool, _: Any) -> bool:
+        """Says whether it wants a node's result, and is called again once that is there."""
+        if not asked:
+            self._clock.stop()
+        return not asked or _name(tensor) == b"result_norm"
+
+    def run(self, rows: int) -> None:
+        """Scores all rows of one batch."""
+        batch = self._batch
+        batch.n_tokens = rows
+        for i in range(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = i, i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        self._clock.start()
+        if lib.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama.cpp cannot decode {rows} rows")
+        lib.llama_get_logits(self._context)  # waits for them
+
+
+def main(settings: str) -> None:
+    """Quantizes where it must, loads, and answers."""
+    told = json.loads(settings)
+    source, kind = Path(told["gguf"]), told["kind"]
+    path = source.with_name(f"{kind}.gguf")
+    if not path.exists():
+        quantize(source, path, kind)
+    clock = LayerClock()
+    forward = Forward(path, told["most_rows"], clock)
+    units = re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode())
+    about = f"llama.cpp of llama-cpp-python {lib.__version__}: {' '.join(units)}"
+    answer_lines(about, clock, {"forward": forward.run})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+"""One of ours as a child: LiteRT or XLA, driven as the sampler's host loop drives it.
+
+    python -m experiments.bench.rivals.ours SETTINGS
+
+A forward is the last rows of a canvas against a cache of all of it, and their scores. Decoding is
+that of Fast-dLLM's dual cache: each block begins with a forward of the whole canvas.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench.rivals.answers import LayerClock, answer_lines
+from experiments.harness.random_weights import RandomWeights
+from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.session import Session
+from llada_jax.backend.weights import whole
+from llada_jax.build.denoisers import denoiser_for, score_rules
+from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.model.params import ModelParams, abstract_params, parameter_name
+from llada_jax.rows import make_rows
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.types import Denoiser, Params
+
+
+def random_params(config: ModelConfig, numbers: str) -> ModelParams:
+    """Makes parameters of `int8` or `bfloat16`; what is no matrix of int8 is bfloat16."""
+    weights = RandomWeights(config, "int8" if numbers == "int8" else "float32")
+
+    def leaf(path: tuple[Any, ...], _: object) -> Any:
+        found = whole(weights.rows(parameter_name(path)))
+        if isinstance(found, np.ndarray):
+            return jnp.asarray(found, jnp.bfloat16)
+        return jax.tree.map(jnp.asarray, found)
+
+    return jax.tree.map_with_path(leaf, abstract_params(config))
+
+
+def clocked(denoiser: Denoiser, clock: LayerClock) -> Denoiser:
+    """Returns a denoiser outside JAX that times its forwards."""
+    compiled: Callable[[Any], Any] = jax.jit if denoiser.traceable else lambda function: function
+    forward, score = compiled(denoiser.forward_rows), compiled(denoiser.score_rows)
+
+    def forward_rows(*arguments: Any) -> Any:
+        clock.start()
+        out = jax.block_until_ready(forward(*arguments))
+        clock.stop()
+        return out
+
+    return denoiser._replace(
+        forward_rows=forward_rows, score_rows=score, measure_rows=None, traceable=False
+    )
+
+
+class Ours:
+    """What a child of ours can be asked for."""
+
+    def __init__(self, denoiser: Denoiser, params: Params, config: ModelConfig, told: Any):
+        self._denoiser, self._params, self._config = denoiser, params, config
+        self._told = told
+        self._cache = denoiser.empty_cache(params, 1, told["cached"])
+
+    def forward(self, rows: int) -> Any:
+        """Runs and scores one forward."""
+        cached = self._told["cached"]
+        positions = jnp.arange(cached - rows, cached, dtype=jnp.int32)[None]
+        every = jnp.ones_like(positions, bool)
+        asked = make_rows(positions, positions, every, jnp.ones((1, cached), bool))
+        out = self._denoiser.forward_rows(self._params, asked, self._cache)
+        return jax.block_until_ready(self._denoiser.score_rows(self._params, out.hidden, None))
+
+    def decode(self, steps: int) -> None:
+        """Decodes a prompt in so many steps."""
+        gen, told = self._told["gen_length"], self._told
+        sampler = SamplerConfig(
+            gen_length=gen, block_length=told["block_length"], steps=steps, cache="dual"
+        )
+        prompt = [list(range(told["prompt_length"]))]
+        decode(self._denoiser, self._params, self._config, prompt, sampler, loop="host")
+        self._cache = self._denoiser.empty_cache(self._params, 1, told["cached"])
+
+
+def main(settings: str) -> None:
+    """Opens an exported folder, or makes parameters, and answers."""
+    told = json.loads(settings)
+    runtime, numbers = told["kind"].split("/")
+    config, clock = ModelConfig(**told["model"]), LayerClock()
+    rules = score_rules(with_ids(SamplerConfig(), config))
+    params = None
+    if runtime == "litert":
+        denoiser = Session(Exported(Path(told["folder"])), rules).denoiser()
+    else:
+        denoiser, params = denoiser_for(config, rules), random_params(config, numbers)
+    ours = Ours(clocked(denoiser, clock), params, config, told)
+    package = {"litert": "ai-edge-litert", "xla": "jaxlib"}[runtime]
+    about = f"{package} {version(package)}"
+    answer_lines(about, clock, {"forward": ours.forward, "decode": ours.decode})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

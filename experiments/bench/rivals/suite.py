@@ -1,0 +1,261 @@
+"""The suite `rivals`: LLaDA-8B's shape with random weights, ours and other people's programs.
+
+Each contender is a process. The first of ours and one other take turns, so that a busy moment hits
+both, and the ratio is that of neighbours. Some layers with weights of their own are run, more than
+a cache holds, and the time in layers is scaled to the model's depth.
+"""
+
+import os
+import shutil
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast, get_args
+
+from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
+from experiments.bench.rivals.contender import Contender, Missing, Running, Timed, started
+from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied, spread
+from experiments.bench.rivals.gguf_file import write_gguf
+from experiments.bench.rivals.program import seconds_a_step
+from experiments.bench.rivals.weight_error import error_as_stored, error_of_gguf
+from experiments.harness.random_weights import RandomWeights
+from experiments.harness.results import ResultRow
+from llada_jax.backend.exported.contents import Export
+from llada_jax.backend.exported.writer import write_export
+from llada_jax.backend.resources import available_cores, require_disk
+from llada_jax.config import ExportConfig, ModelConfig, Quant, ascending_counts, require
+from llada_jax.model.params import param_count
+
+PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
+CANVAS = PROMPT_LENGTH + GEN_LENGTH
+BLOCKS = GEN_LENGTH // BLOCK_LENGTH
+
+
+@dataclass(frozen=True, kw_only=True)
+class RivalsBenchConfig:
+    """Who is timed, and how. The comments are in conf/bench.yaml."""
+
+    rows: tuple[int, ...] = (32, 64, 128)
+    layers: int = 8
+    ours: tuple[str, ...] = ("litert/int8",)
+    torch_python: str | None = None
+    fast_dllm: str | None = None
+    llama_cpp: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ("Q4_0", "Q8_0", "Q4_K_M")
+    programs: tuple[str, ...] = ()
+    tokens_per_step: int = 4
+    decodings: int = 2
+    scratch: str = "outputs/rivals"
+
+    def __post_init__(self) -> None:
+        ascending_counts("rows", self.rows)
+        require(self.rows[-1] <= CACHED, f"rows is {self.rows}; allowed: up to {CACHED}")
+        require(self.layers > 0, f"layers is {self.layers}; allowed: 1 or more")
+        require(self.decodings > 1, f"decodings is {self.decodings}; allowed: 2 or more")
+        require(
+            0 < self.tokens_per_step and BLOCK_LENGTH % self.tokens_per_step == 0,
+            f"tokens_per_step is {self.tokens_per_step}; allowed: a divisor of {BLOCK_LENGTH}",
+        )
+        integers = [quant for quant in get_args(Quant) if quant.startswith("int")]
+        kinds = [*(f"litert/{quant}" for quant in integers), "xla/int8", "xla/bfloat16"]
+        for kind in self.ours:
+            require(kind in kinds, f"ours has {kind!r}; allowed: {', '.join(kinds)}")
+        require(bool(self.ours), f"ours is {self.ours}; allowed: one or more")
+        for each in self.llama_cpp + self.programs:
+            require("=" in each, f"{each!r} names no rival; allowed: its name, =, and what it is")
+
+
+def time_rivals(model: ModelConfig, config: RivalsBenchConfig, repeats: int) -> Iterator[ResultRow]:
+    """Returns the rows of the suite. Raises ValueError for what it cannot time."""
+    require(repeats > 1, f"repeats is {repeats}; allowed: 2 or more, of which quartiles are taken")
+    require(
+        config.layers <= model.n_layers,
+        f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",
+    )
+    return _Suite(model, config, repeats).timed()
+
+
+class _Suite:
+    def __init__(self, model: ModelConfig, config: RivalsBenchConfig, repeats: int):
+        self._model, self._config, self._repeats = model, config, repeats
+        self._shape = model.replace(n_layers=config.layers)
+        self._deeper = model.n_layers / config.layers
+        self._scratch = self._gguf = Path(config.scratch).resolve()
+        self._steps = GEN_LENGTH // config.tokens_per_step
+        self._peaks: dict[str, Peak] = {}
+        self._fastest: dict[int, tuple[float, str]] = {}
+        """The fastest rival's seconds by rows, in those of ours."""
+
+    def timed(self) -> Iterator[ResultRow]:
+        """Yields all rows; the weights lie in a folder of their own, which is gone then."""
+        require_disk(self._scratch, 12 * param_count(self._shape), "weights in all their formats")
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self._scratch) as folder:
+            self._scratch = Path(folder)
+            self._gguf = self._scratch / "bfloat16.gguf"
+            yield from self._machine()
+            mine, *others = self._contenders()
+            with self._running(mine) as ours:
+                yield from self._alone(mine, ours)
+                for each in others:
+                    yield from self._beside(mine, ours, each)
+                for program in self._config.programs:
+                    yield from self._canvas_steps(mine, ours, *program.split("=", 1))
+            for rows, (ratio, name) in self._fastest.items():
+                yield ResultRow(f"fastest_rival/{rows}", ratio, f"x {mine.name}", source=name)
+
+    def _machine(self) -> Iterator[ResultRow]:
+        cores = available_cores()
+        yield ResultRow("cores", cores, "cores", source=instruction_sets())
+        yield ResultRow("load_average", os.getloadavg()[0], "processes")
+        yield ResultRow("layers", self._config.layers, f"scaled to {self._model.n_layers}")
+        yield ResultRow("read_bandwidth", measure_bandwidth(cores) / 1e9, "GB/s")
+        for numbers in get_args(Numbers):
+            peak = measure_peak(numbers, cores)
+            if peak is not None:
+                self._peaks[numbers] = peak
+                yield ResultRow(
+                    f"peak/{numbers}", peak.ops_per_second / 1e9, "GOP/s", source=peak.how
+                )
+
+    def _told(self) -> dict[str, object]:
+        return {
+            "model": asdict(self._shape),
+            "cached": CACHED,
+            "prompt_length": PROMPT_LENGTH,
+            "gen_length": GEN_LENGTH,
+            "block_length": BLOCK_LENGTH,
+        }
+
+    def _contenders(self) -> Iterator[Contender]:
+        for kind in self._config.ours:
+            numbers = "bfloat16" if kind == "xla/bfloat16" else "int8"
+            told = {"kind": kind, "folder": str(self._scratch / kind)}
+            yield Contender(kind, "ours", numbers, told)
+        if self._config.torch_python is None:
+            left_out("Fast-dLLM in PyTorch", "rivals.torch_python names no interpreter")
+        else:
+            told = {"checkout": self._config.fast_dllm}
+            python = self._config.torch_python
+            yield Contender("fast_dllm/bfloat16", "torch_fast_dllm", "bfloat16", told, python)
+        if not self._config.llama_cpp:
+            left_out("llama.cpp", "rivals.llama_cpp names no interpreter")
+        for each in self._config.llama_cpp:
+            build, python = each.split("=", 1)
+            for kind in self._config.formats:
+                told = {"gguf": str(self._gguf), "kind": kind, "most_rows": CACHED}
+                name = f"{build}/{kind}"
+                yield Contender(name, "llama_cpp_forward", "int8", told, python, decodes=False)
+
+    @contextmanager
+    def _running(self, contender: Contender) -> Iterator[Running]:
+        """Starts a contender once the weights that it reads are there."""
+        runtime, _, quant = contender.name.partition("/")
+        folder = self._scratch / contender.name
+        if runtime == "litert":
+            rows = tuple(sorted({*self._config.rows, BLOCK_LENGTH, CANVAS}))
+            settings = ExportConfig(quant=cast(Quant, quant), rows=rows, caches=(CACHED,))
+            weights = RandomWeights(self._shape, settings.quant)
+            folder.parent.mkdir(exist_ok=True)
+            write_export(folder, Export(self._shape, weights, settings, "random", verify=False))
+        elif "gguf" in contender.told and not self._gguf.exists():
+            write_gguf(self._gguf, self._shape, RandomWeights(self._shape, "float32"))
+        with started(contender, self._told()) as running:
+            yield running
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _alone(self, mine: Contender, ours: Running) -> Iterator[ResultRow]:
+        yield self._error(mine)
+        for work, number in self._works():
+            asked = [ours.ask(work, number) for _ in range(self._times(work) + 1)]
+            yield from self._seconds(mine, ours.about, work, number, asked[1:])
+
+    def _beside(self, mine: Contender, ours: Running, other: Contender) -> Iterator[ResultRow]:
+        """Times another one in turns with ours. Where it is missing, or ends, it says so."""
+        try:
+            with self._running(other) as running:
+                yield self._error(other)
+                for work, number in self._works():
+                    asked = self._in_turns(ours, running, other, work, number)
+                    theirs = [each for _, each in asked]
+                    yield from self._seconds(other, running.about, work, number, theirs)
+                    pairs = ([each.at_depth(self._deeper) for each in pair] for pair in asked)
+                    ratios = [theirs / ours for ours, theirs in pairs]
+                    name = f"ratio/{_named(work, other, number)}"
+                    yield from spread(name, ratios, f"x {mine.name}")
+                    if work == "forward" and other.module != "ours":
+                        found = statistics.median(ratios), other.name
+                        self._fastest[number] = min(found, self._fastest.get(number, found))
+        except Missing as error:
+            left_out(other.name, str(error))
+
+    def _works(self) -> Iterator[tuple[str, int]]:
+        yield from (("forward", rows) for rows in self._config.rows)
+        yield "decode", self._steps
+
+    def _times(self, work: str) -> int:
+        return self._repeats if work == "forward" else self._config.decodings
+
+    def _in_turns(
+        self, ours: Running, running: Running, other: Contender, work: str, number: int
+    ) -> list[tuple[Timed, Timed]]:
+        def theirs() -> Timed:
+            if work == "forward" or other.decodes:
+                return running.ask(work, number)
+            one = running.ask("forward", CANVAS)
+            return Timed(*(number * seconds for seconds in one))
+
+        calls = partial(ours.ask, work, number), theirs
+        for call in calls:
+            call()  # what it compiles, and what the one before left in the caches
+        asked = []
+        for turn in range(self._times(work)):
+            order = (0, 1) if turn % 2 else (1, 0)
+            found = {which: calls[which]() for which in order}
+            asked.append((found[0], found[1]))
+        return asked
+
+    def _error(self, contender: Contender) -> ResultRow:
+        _, _, kind = contender.name.partition("/")
+        if contender.module == "llama_cpp_forward":
+            error = error_of_gguf(self._shape, self._gguf.with_name(f"{kind}.gguf"))
+        else:
+            exact = contender.numbers == "bfloat16"
+            error = 0.0 if exact else error_as_stored(self._shape, cast(Quant, kind))
+        return ResultRow(f"weight_error/{contender.name}", error, "of the weights' size")
+
+    def _seconds(
+        self, contender: Contender, about: str, work: str, number: int, asked: list[Timed]
+    ) -> Iterator[ResultRow]:
+        seconds = [each.at_depth(self._deeper) for each in asked]
+        yield from spread(_named(work, contender, number), seconds, "s", about)
+        if work == "forward" and contender.numbers in self._peaks:
+            speed = 2 * number * multiplied(self._model) / statistics.median(seconds)
+            share = speed / self._peaks[contender.numbers].ops_per_second
+            yield ResultRow(f"peak_share/{contender.name}/{number}", share, "of the peak")
+
+    def _canvas_steps(
+        self, mine: Contender, ours: Running, name: str, command: str
+    ) -> Iterator[ResultRow]:
+        """Times a program's step of the whole canvas beside ours, of the layers that there are."""
+        values = {
+            "gguf": self._scratch / f"{self._config.formats[-1]}.gguf",
+            "prompt": ",".join(map(str, range(PROMPT_LENGTH))),
+            "tokens": GEN_LENGTH,
+            "threads": available_cores(),
+        }
+        try:
+            step = seconds_a_step(command, values, BLOCKS, self._steps)
+        except Missing as error:
+            return left_out(name, str(error))
+        ratio = step / ours.ask("forward", CANVAS).seconds
+        yield ResultRow(f"step/{name}", step, f"s, {CANVAS} rows, {self._config.layers} layers")
+        yield ResultRow(f"ratio/step/{name}", ratio, f"x {mine.name}")
+
+
+def _named(work: str, contender: Contender, number: int) -> str:
+    return f"forward/{contender.name}/{number}" if work == "forward" else f"decode/{contender.name}"

@@ -1,0 +1,188 @@
+"""Fast-dLLM in PyTorch in bfloat16, for an interpreter that has PyTorch, and nothing of ours.
+
+    python -m experiments.bench.rivals.torch_fast_dllm SETTINGS
+
+With the folder of a checkout of Fast-dLLM its own model and its own decoding are timed. Else this
+is its published algorithm, written here: the dual cache, confidences in float64 of every row's
+logits, and the most confident ones committed.
+"""
+
+import importlib
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+from torch.nn import functional  # pyright: ignore[reportMissingImports]
+
+from experiments.bench.rivals.answers import LayerClock, answer_lines
+
+WIDE = torch.bfloat16
+
+
+class Model:
+    """LLaDA with random weights, and one cache of a whole canvas."""
+
+    def __init__(self, shape: Any, length: int, clock: LayerClock):
+        heads = shape.n_heads * shape.head_dim
+        shapes = {
+            **dict.fromkeys(("query", "key", "value"), (heads, shape.width)),
+            "output": (shape.width, heads),
+            **dict.fromkeys(("gate", "up"), (shape.ffn_width, shape.width)),
+            "down": (shape.width, shape.ffn_width),
+        }
+        self._layers = [
+            {name: _random(*size) for name, size in shapes.items()} for _ in range(shape.n_layers)
+        ]
+        self._embedding = _random(shape.vocab_size, shape.width)
+        self._head = _random(shape.vocab_size, shape.width)
+        self._norm = torch.ones(shape.width, dtype=WIDE)
+        size = (shape.n_layers, 2, 1, shape.n_heads, length, shape.head_dim)
+        self._caches = torch.zeros(size, dtype=WIDE)
+        frequencies = shape.rope_theta ** -(torch.arange(shape.head_dim // 2) * 2 / shape.head_dim)
+        angles = torch.arange(length)[:, None] * frequencies
+        self._angles = angles.cos(), angles.sin()
+        self._shape, self._clock = shape, clock
+
+    def forward(self, canvas: Any, first: int, stop: int) -> Any:
+        """Returns logits [rows, V]; each row sees the whole canvas."""
+        self._clock.start()
+        hidden = self._embedding[canvas[first:stop]][None]
+        for layer, cache in zip(self._layers, self._caches[..., : len(canvas), :], strict=True):
+            hidden = self._layer(layer, cache, hidden, first, stop)
+        self._clock.stop()
+        return functional.linear(_normed(hidden, self._norm), self._head)[0]
+
+    def _layer(self, layer: Any, cache: Any, hidden: Any, first: int, stop: int) -> Any:
+        x = _normed(hidden, self._norm)
+        cos, sin = (table[first:stop] for table in self._angles)
+
+        def heads(name: str) -> Any:
+            split = (self._shape.n_heads, self._shape.head_dim)
+            return functional.linear(x, layer[name]).unflatten(-1, split).transpose(1, 2)
+
+        keys, values = cache
+        keys[:, :, first:stop] = _rotated(heads("key"), cos, sin)
+        values[:, :, first:stop] = heads("value")
+        query = _rotated(heads("query"), cos, sin)
+        mixed = functional.scaled_dot_product_attention(query, keys, values)
+        hidden = hidden + functional.linear(mixed.transpose(1, 2).flatten(-2), layer["output"])
+        x = _normed(hidden, self._norm)
+        gate, up = (functional.linear(x, layer[name]) for name in ("gate", "up"))
+        return hidden + functional.linear(functional.silu(gate) * up, layer["down"])
+
+    def decode(self, told: Any, steps: int) -> None:
+        """Begins each block with a forward of the whole canvas; the block's own ones follow."""
+        length = told.prompt_length + told.gen_length
+        canvas = torch.full((length,), self._shape.mask_id)
+        canvas[: told.prompt_length] = torch.arange(told.prompt_length)
+        steps = steps * told.block_length // told.gen_length
+        for first in range(told.prompt_length, length, told.block_length):
+            masked = torch.zeros(length, dtype=torch.bool)
+            masked[first : first + told.block_length] = True
+            for step in range(steps):
+                start, stop = (first, first + told.block_length) if step else (0, length)
+                logits = self.forward(canvas, start, stop)
+                rows = slice(start, stop)
+                commit(canvas[rows], masked[rows], logits, told.block_length // steps)
+
+
+def _random(*shape: int) -> Any:
+    return torch.empty(shape, dtype=WIDE).normal_(std=0.02)
+
+
+def _normed(x: Any, weight: Any) -> Any:
+    """Normalises in float32, cast back before the weight multiplies."""
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(x.dtype) * weight
+
+
+def _rotated(x: Any, cos: Any, sin: Any) -> Any:
+    """Turns by RoPE's half rotation, in float32."""
+    left, right = x.float().chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
+
+
+def commit(canvas: Any, masked: Any, logits: Any, count: int) -> None:
+    """Commits the most confident of the masked rows; all three are of the same rows."""
+    token = logits.argmax(-1)
+    confidence = logits.to(torch.float64).softmax(-1).gather(-1, token[:, None])[:, 0]
+    chosen = torch.where(masked, confidence, -torch.inf).topk(count).indices
+    canvas[chosen], masked[chosen] = token[chosen], False
+
+
+class Checkout:
+    """Fast-dLLM's own files."""
+
+    def __init__(self, folder: Path, shape: Any, clock: LayerClock):
+        sys.path.insert(0, str(folder / "llada"))
+        settings = importlib.import_module("model.configuration_llada")
+        modeling = importlib.import_module("model.modeling_llada")
+        self._generate = importlib.import_module("generate").generate_with_dual_cache
+        config = settings.LLaDAConfig(
+            d_model=shape.width, n_layers=shape.n_layers, n_heads=shape.n_heads,
+            n_kv_heads=shape.n_heads, mlp_hidden_size=shape.ffn_width, vocab_size=shape.vocab_size,
+            embedding_size=shape.vocab_size, rope=True, rope_theta=shape.rope_theta,
+            rope_full_precision=True, alibi=False, activation_type="silu", block_type="llama",
+            layer_norm_type="rms", rms_norm_eps=1e-5, include_bias=False, weight_tying=False,
+            include_qkv_bias=False, bias_for_layer_norm=False, max_sequence_length=4096,
+            flash_attention=False, attention_dropout=0.0, residual_dropout=0.0,
+            embedding_dropout=0.0, init_device="cpu", mask_token_id=shape.mask_id,
+        )  # fmt: skip
+        torch.set_default_dtype(WIDE)
+        self._model = modeling.LLaDAModelLM(config, init_params=True).eval()
+        parts = self._model.model.transformer
+        parts.wte.register_forward_pre_hook(clock.start)
+        parts.ln_f.register_forward_pre_hook(clock.stop)
+        self._mask_id, self._cache = shape.mask_id, None
+
+    def forward(self, canvas: Any, first: int, stop: int) -> Any:
+        """Returns logits [rows, V], as its loop asks for them."""
+        if first == 0:
+            out = self._model(canvas[None], use_cache=True)
+            self._cache = out.past_key_values
+            return out.logits[0]
+        replaced = torch.zeros((1, len(canvas)), dtype=torch.bool)
+        replaced[:, first:stop] = True
+        cached = {"past_key_values": self._cache, "use_cache": True}
+        return self._model(canvas[None, first:stop], replace_position=replaced, **cached).logits[0]
+
+    def decode(self, told: Any, steps: int) -> None:
+        """Decodes as its program does."""
+        prompt = torch.arange(told.prompt_length)[None]
+        self._generate(
+            self._model, prompt, steps=steps, gen_length=told.gen_length,
+            block_length=told.block_length, mask_id=self._mask_id,
+        )  # fmt: skip
+
+
+def main(settings: str) -> None:
+    """Makes a model, and answers."""
+    told, clock = SimpleNamespace(**json.loads(settings)), LayerClock()
+    shape = SimpleNamespace(**told.model)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        if told.checkout:
+            model = Checkout(Path(told.checkout), shape, clock)
+        else:
+            model = Model(shape, told.cached, clock)
+        canvas = torch.full((told.cached,), shape.mask_id)
+        model.forward(canvas, 0, told.cached)  # fills the cache
+
+        def forward(rows: int) -> None:
+            logits = model.forward(canvas, told.cached - rows, told.cached)
+            commit(canvas[-rows:].clone(), torch.ones(rows, dtype=torch.bool), logits, 1)
+
+        source = "its own checkout" if told.checkout else "the published algorithm, written here"
+        units = torch.backends.cpu.get_cpu_capability()
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+        about = f"PyTorch {torch.__version__}, {units}{', AMX' if amx else ''}; {source}"
+        decode = partial(model.decode, told)
+        answer_lines(about, clock, {"forward": forward, "decode": decode})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
