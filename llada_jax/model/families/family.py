@@ -105,7 +105,9 @@ def family_of(hf: Mapping[str, Any]) -> str:
 
     Raises ValueError that names the known ones, or says why a look-alike is not decoded.
     """
-    kind, (architecture, *_) = hf.get("model_type"), hf.get("architectures") or [None]
+    kind, named = hf.get("model_type"), hf.get("architectures") or [None]
+    require(isinstance(named, list), f"architectures is {named!r}; allowed: a list of names")
+    architecture = named[0]
     strings = {**hf, "architectures": architecture}
     for name, entry in table()["look_alikes"].items():
         alike = all(_is(strings.get(key), wanted) for key, wanted in entry["when"].items())
