@@ -42,7 +42,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     return completed(name, {**families()[name].facts, **found})
 
 
-def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, int]:
+def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     keys = {our: key.format(a=architecture) for our, key in table()["gguf"]["expert_keys"].items()}
     for key in keys.values():
         require(key in metadata, f"the file's metadata lacks {key!r}")
