@@ -32,6 +32,20 @@ def write_bytes(path: str | os.PathLike[str], content: bytes | bytearray | memor
         part.write_bytes(content)
 
 
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Adds a text to a file in one piece; a failure leaves the file as it was."""
+    content = text.encode()
+    with open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+
+
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives the path of a file to write, which replaces `path` where the body succeeds."""

@@ -1,5 +1,6 @@
 """What is written atomically is there whole or not at all, whoever else writes."""
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -41,6 +42,26 @@ def test_a_failure_leaves_the_old_file_and_no_temporary(tmp_path):
         part.write_text("half of the n")
         raise Interrupted
     assert contents(tmp_path) == {"a.txt": "old"}
+
+
+def test_a_row_that_could_not_be_added_leaves_none_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    atomic.append_text(path, "one ü\n")
+    atomic.append_text(path, "two\n")
+
+    def half_of(content: bytes, file) -> int:
+        return os.write(file.fileno(), content[: len(content) // 2])
+
+    class Full(io.FileIO):
+        def write(self, content):
+            return half_of(content, self)
+
+    monkeypatch.setattr(
+        atomic, "open", lambda path, mode, buffering: Full(path, "a"), raising=False
+    )
+    with pytest.raises(OSError, match="No space left on device"):
+        atomic.append_text(path, "three\n")
+    assert contents(tmp_path) == {"rows.jsonl": "one ü\ntwo\n"}
 
 
 def test_two_writers_of_a_file_do_not_clash(tmp_path):

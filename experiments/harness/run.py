@@ -199,9 +199,8 @@ class Run:
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`; the first one replaces those of an earlier run."""
-        mode = "a" if self._recorded else "w"
-        with (self.folder / "metrics.jsonl").open(mode, encoding="utf-8") as file:
-            file.write(_json(row))
+        add = atomic.append_text if self._recorded else atomic.write_text
+        add(self.folder / "metrics.jsonl", _json(row))
         self._recorded += 1
 
     def recorded(self, rows: Iterable[ResultRow]) -> list[ResultRow]:

@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: LLaDA and Dream, in floats or in blocks of integers."""
+"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE and Dream, in floats or in blocks of integers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +18,7 @@ from llada_jax.checkpoint.sources import (
     checked,
     listed,
     param_sources,
+    rows_of,
     tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
@@ -33,7 +34,7 @@ _PERMUTED = ("query", "key", "query_bias", "key_bias")
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Looks a file of architecture `llada` or `dream` through. Needs the extra `gguf`.
+    """Looks a file of one of llama.cpp's architectures through. Needs the extra `gguf`.
 
     As int4, matrices in Q4_0 keep their integers and scales; as stored, blocks become bfloat16, and
     as float32 they are the values of the package `gguf`.
@@ -80,13 +81,13 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def _stored(gguf: ModuleType, path: Path, tensor: GgufTensor) -> StoredTensor:
-    kind = tensor.kind.name
+    kind, shape = tensor.kind.name, rows_of(tensor.shape)
     return StoredTensor(
         tensor.name,
         path,
         offset=tensor.offset,
-        shape=tensor.shape,
-        row_bytes=tensor.bytes // tensor.shape[0],
+        shape=shape,
+        row_bytes=tensor.bytes // shape[0],
         kind=kind,
         dtype=_KINDS.get(kind),
         blocks=None if kind in FLOATS else partial(gguf.dequantize, qtype=tensor.kind),

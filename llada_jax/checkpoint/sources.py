@@ -133,10 +133,16 @@ def param_sources(config: ModelConfig, names: Names) -> list[ParamSource]:
         stacked = "{e}" in template
         experts = range(spec.shape[0] if stacked else 1)
         tensors = tuple(template.format(i=layer, e=expert) for expert in experts)
-        part = spec.shape[1:] if stacked else spec.shape
+        part = spec.shape[1:] if stacked else rows_of(spec.shape)
         sources.append(ParamSource(name, spec, tensors, part, next_row[tensors]))
         next_row[tensors] += part[0]
     return sources
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of a tensor as rows: the matrices of one that holds several follow on each
+    other."""
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 else shape
 
 
 def tensor_shapes(sources: Sequence[ParamSource]) -> dict[str, tuple[int, ...]]:

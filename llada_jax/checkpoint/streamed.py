@@ -27,8 +27,12 @@ class StreamedParams:
         """
         source, stored = self._sources[name], self._checkpoint.stored
         if source.part != source.spec.shape:
-            for tensor in source.tensors[start:stop]:
-                yield _joined(_pieces(stored[tensor], 0, stored[tensor].shape[0]), None)
+            n_experts, n_rows, _ = source.spec.shape
+            for expert in range(n_experts)[start:stop]:
+                tensor, place = divmod(expert, n_experts // len(source.tensors))
+                rows = range(place * n_rows, (place + 1) * n_rows)
+                pieces = _pieces(stored[source.tensors[tensor]], rows.start, rows.stop)
+                yield _joined(pieces, None)
             return
         n_rows = source.part[0]
         stop = n_rows if stop is None else stop

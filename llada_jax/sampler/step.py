@@ -42,7 +42,7 @@ def absorb(
     if cache.keys.shape[2]:
         cache = write_rows(cache, rows, out)
     settled = setup.window.settled(canvas, config, plan.window)
-    if setup.whole_block is not None:  # of which a part would have seen masks of the rest
+    if setup.whole_block is not None and setup.window.leaves_tokens:  # a part has seen masks
         settled = settled // setup.whole_block * setup.whole_block
     alive = (~canvas.done).astype(canvas.nfe.dtype)
     counts = _counts(canvas, plan, rows)

@@ -129,8 +129,7 @@ class MetricsFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes a row in one piece, and hands it to the system before it returns."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        atomic.append_text(self.path, json.dumps(row) + "\n")
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:

@@ -26,7 +26,8 @@ from tests.checkpoint.folders import (
     write_folder,
 )
 
-MODELS = ("llada-mha", "llada-gqa", "dream")
+MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream")
+ARCHITECTURES = {"llada_moe": "llada-moe"}
 DREAM = {
     "general.architecture": "dream",
     "dream.block_count": 28,
@@ -56,6 +57,12 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
     renamed = {}
     for path, template in families()[config.family].names.items():
         for layer in range(config.n_layers):
+            if "{e}" in template and config.moe is not None:
+                experts = [template.format(i=layer, e=e) for e in range(config.moe.n_experts)]
+                if experts[0] in tensors:
+                    stacked = np.stack([tensors[name] for name in experts])
+                    renamed[gguf_names()[f"routed:{path}"].format(i=layer)] = stacked
+                continue
             name = template.format(i=layer)
             if name not in tensors:
                 continue
@@ -63,14 +70,18 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
             if config.family == "llada" and path.endswith((".query", ".key")):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
-            renamed[gguf_names()[path].format(i=layer)] = tensor
-    assert len(renamed) == len(tensors)
+            renamed[gguf_names()[path.removeprefix("dense:")].format(i=layer)] = tensor
+    assert sum(tensor.size for tensor in renamed.values()) == sum(map(np.size, tensors.values()))
     return renamed
 
 
 def writer(path: Path, model: str) -> gguf.GGUFWriter:
     config = config_from_hf(golden_config(model))
-    out = gguf.GGUFWriter(path, config.family)
+    out = gguf.GGUFWriter(path, ARCHITECTURES.get(config.family, config.family))
+    if config.moe is not None:
+        out.add_expert_count(config.moe.n_experts)
+        out.add_expert_used_count(config.moe.experts_per_token)
+        out.add_expert_feed_forward_length(config.moe.expert_width)
     out.add_block_count(config.n_layers)
     out.add_embedding_length(config.width)
     out.add_feed_forward_length(config.ffn_width)
@@ -79,7 +90,8 @@ def writer(path: Path, model: str) -> gguf.GGUFWriter:
     out.add_rope_freq_base(config.rope_theta)
     out.add_layer_norm_rms_eps(config.norm_eps)
     out.add_context_length(config.max_length)
-    out.add_mask_token_id(319)
+    if config.mask_id is not None:
+        out.add_mask_token_id(config.mask_id)
     out.add_eos_token_id(318)
     out.add_pad_token_id(318)
     out.add_token_list(["a", "b"])
@@ -102,12 +114,18 @@ def write_gguf(path: Path, model: str, kind: str, tensors: Tensors | None = None
     out = writer(path, model)
     qtype = gguf.GGMLQuantizationType[kind]
     for name, tensor in gguf_tensors(model, tensors or golden_tensors(model)).items():
-        if tensor.ndim == 1 or kind == "F32":
+        if tensor.ndim == 1 or not fits(tensor, kind):
             out.add_tensor(name, tensor)
         else:
             out.add_tensor(name, gguf.quants.quantize(tensor, qtype), raw_dtype=qtype)
     finish(out)
     return path
+
+
+def fits(tensor: np.ndarray, kind: str) -> bool:
+    """As in llama.cpp, rows that are no whole blocks are of another kind: here, of F32."""
+    in_block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return kind != "F32" and tensor.shape[-1] % in_block == 0
 
 
 def through(kind: str, tensors: Tensors) -> Tensors:
@@ -117,7 +135,7 @@ def through(kind: str, tensors: Tensors) -> Tensors:
     qtype = gguf.GGMLQuantizationType[kind]
     return {
         name: tensor
-        if tensor.ndim == 1
+        if tensor.ndim == 1 or not fits(tensor, kind)
         else gguf.quants.dequantize(gguf.quants.quantize(tensor, qtype), qtype)
         for name, tensor in tensors.items()
     }
@@ -231,7 +249,7 @@ class TestErrors:
         out = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
         out.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
         finish(out)
-        with pytest.raises(ValueError, match=r"architecture is 'llama'; allowed: 'llada', 'dream'"):
+        with pytest.raises(ValueError, match=r"is 'llama'; allowed: 'llada', 'llada-moe', 'dream'"):
             loaded(tmp_path / "model.gguf")
 
     def test_a_missing_key(self, tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def shape(case):
 
 
 def groups():
-    """Cases that share a program; the quick ones are the two of each family with most cases."""
+    """Cases that share a program; the quick ones are the most of each family."""
     for family in DECODERS:
         cases = json.loads((GOLDENS / family / "generate.json").read_text())
         found = [list(group) for _, group in groupby(sorted(cases, key=shape), key=shape)]
         found.sort(key=len, reverse=True)
         for index, group in enumerate(found):
-            marks = [pytest.mark.slow] if index > 1 else []
+            marks = [pytest.mark.slow] if index else []
             yield pytest.param(family, group, id=f"{family}-{index}", marks=marks)
 
 

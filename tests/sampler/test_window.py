@@ -73,3 +73,28 @@ def test_programs_of_a_shifted_model_hold_the_row_before_the_window():
         changed = config.replace(**settings)
         assert buckets_for(changed, layout, CONFIG) == plain
         assert buckets_for(changed, layout, SHIFTED) == with_row
+
+
+@pytest.mark.parametrize("model", [BLOCK_CAUSAL, SHIFTED.replace(block_length=8)])
+def test_parts_of_a_models_block_see_the_whole_block(model):
+    """With cached blocks and with none, whether a sub-block decides or the block does."""
+    config = SamplerConfig(gen_length=16, block_length=4, steps=16)
+    prompts = [[1, 2, 3], list(range(9))]
+    whole = toy_decode(prompts, config, model)
+    cached = toy_decode(prompts, config.replace(cache="blockwise"), model)
+    np.testing.assert_array_equal(cached.generated, whole.generated)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_length": 16}, "block_length is 16; allowed: a divisor of the model's block, 8"),
+        ({"block_length": 4, "accept": "token_edit", "rescore": "token"}, "a part of the model's"),
+        ({"block_length": 4, "window": "multi_block", "threshold": 0.2}, "a part of the model's"),
+        ({"block_length": 8, "window": "multi_block", "threshold": 0.2}, "the block before predi"),
+    ],
+)
+def test_what_a_models_block_does_not_allow(settings, message):
+    config = SamplerConfig(gen_length=16, cache="blockwise", **settings)
+    with pytest.raises(ValueError, match=message):
+        toy_decode([[1, 2, 3]], config, SHIFTED.replace(block_length=8))

@@ -16,6 +16,8 @@ from llada_jax.model.families.family import (
     table,
 )
 
+_READ_ELSEWHERE = ("layer_types", "num_shared_experts", "partial_rotary_factor", "rope_parameters",
+                   "rotary_dim")  # fmt: skip
 _REQUIRED_MOE = ("n_experts", "experts_per_token", "expert_width")
 
 
@@ -43,6 +45,9 @@ def config_from_hf(
     hf = {**hf, **_rope_parameters(hf)}
     _reject_unsupported(hf, family)
     ends = [id_ for each in (hf, generation or {}) for id_ in _listed(each.get("eos_token_id"))]
+    require(
+        all(isinstance(id_, int) for id_ in ends), f"eos_token_id is {ends}; allowed: whole numbers"
+    )
     hf["eos_token_id"], *stops = list(dict.fromkeys(ends)) or [None]
     found = {**family.facts, **_read(hf, family, ModelConfig), "stop_ids": tuple(stops)}
     _require_fields(found, (*REQUIRED, *family.required), family)
@@ -142,6 +147,7 @@ def _plain(key: str, value: Any, kind: Any = int) -> Any:
 def _rope_parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Returns RoPE's keys from where transformers 5 writes them: a table of their own."""
     rope = hf.get("rope_parameters") or {}
+    require(isinstance(rope, Mapping), f"rope_parameters is {rope!r}; allowed: an object")
     kind = rope.get("rope_type", "default")
     require(kind == "default", f"rope_type is {kind!r}; allowed: 'default'")
     return {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
@@ -157,22 +163,18 @@ def _reject_unsupported(hf: Mapping[str, Any], family: Family) -> None:
             key in harmless or value in (allowed, None), f"{key} is {value!r}; allowed: {allowed!r}"
         )
     layers = hf.get("layer_types") or []
-    require({*layers} <= {"full_attention"}, f"layer_types is {layers}; allowed: 'full_attention'")
+    require(
+        isinstance(layers, list) and all(each == "full_attention" for each in layers),
+        f"layer_types is {layers}; allowed: 'full_attention' alone",
+    )
     records = (ModelConfig, MoEConfig) if family.moe_facts is not None else (ModelConfig,)
     read = {key for each in records for f in fields(each) for key in _spellings(f.name, family)}
-    read |= {
-        *harmless,
-        *family.constants,
-        *table()["computed"],
-        "layer_types",
-        "num_shared_experts",
-    }
-    read |= {"rope_parameters", "partial_rotary_factor", "rotary_dim"}
+    read |= {*harmless, *family.constants, *table()["computed"], *_READ_ELSEWHERE}
     if hf.get("use_sliding_window") is False:
         read.add("sliding_window")
     unknown = {key: value for key, value in hf.items() if key not in read and value is not None}
     require(
         not unknown,
-        f"the model's configuration says {unknown}, which nothing here reads; allowed: keys of "
-        "family, harmless ones (families.yaml), and null",
+        f"the model's configuration says {unknown!r:.200}, which nothing here reads; allowed: keys "
+        "of its family, harmless ones (families.yaml), and null",
     )

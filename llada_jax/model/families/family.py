@@ -105,7 +105,9 @@ def family_of(hf: Mapping[str, Any]) -> str:
 
     Raises ValueError that names the known ones, or says why a look-alike is not decoded.
     """
-    kind, (architecture, *_) = hf.get("model_type"), hf.get("architectures") or [None]
+    kind, named = hf.get("model_type"), hf.get("architectures") or [None]
+    require(isinstance(named, list), f"architectures is {named!r}; allowed: a list of names")
+    architecture = named[0]
     strings = {**hf, "architectures": architecture}
     for name, entry in table()["look_alikes"].items():
         alike = all(_is(strings.get(key), wanted) for key, wanted in entry["when"].items())
@@ -134,8 +136,8 @@ def _is(value: object, wanted: object) -> bool:
 
 def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
     """Returns the template of a parameter's name; `path` has `{i}` for the layer's number."""
-    dense = f"dense:{path}"
-    return names[dense] if not routed and dense in names else names[path]
+    kind = f"{'routed' if routed else 'dense'}:{path}"
+    return names[kind] if kind in names else names[path]
 
 
 def number(key: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.families.family import REQUIRED, Names, completed, families, number, table
 
 
@@ -37,7 +37,16 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
     for ours in (*REQUIRED, "norm_eps"):
         require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
     name = known[architecture]
+    if (facts := families()[name].moe_facts) is not None:
+        found["moe"] = MoEConfig(**facts, **_experts(metadata, architecture))
     return completed(name, {**families()[name].facts, **found})
+
+
+def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    keys = {our: key.format(a=architecture) for our, key in table()["gguf"]["expert_keys"].items()}
+    for key in keys.values():
+        require(key in metadata, f"the file's metadata lacks {key!r}")
+    return {ours: number(key, metadata[key]) for ours, key in keys.items()}
 
 
 def _decimal(key: str, value: Any) -> Any:
