@@ -1,14 +1,12 @@
-"""The verbs, each a program (`python -m experiments.<verb>`), and SIGINT while it imports."""
+"""The verbs, each a program: `python -m experiments.<verb>`."""
 
 import os
-import shlex
 import signal
 import sys
 
 
 def end_while_importing(*_: object) -> None:
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    os.write(2, f"error: stopped by SIGINT\nresume with: {command}\n".encode())
+    os.write(2, b"error: stopped by SIGINT, before anything began\n")
     os._exit(130)
 
 

@@ -25,8 +25,7 @@ _read_here: dict[str, list[Any]] = {}
 
 
 def content_hash(folder: Path, files: Iterable[Path]) -> str:
-    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder, or as
-    seen from one of them."""
+    """Returns one name, 32 hexadecimal digits, of what files hold and are called in a folder."""
     whole = hashlib.sha256()
     for name, file in sorted((os.path.relpath(file, folder), file) for file in files):
         whole.update(f"{file_hash(file)} {name}\n".encode())
@@ -57,8 +56,8 @@ def file_state(path: Path) -> list[int]:
 
 def _sha256(path: Path) -> str:
     digest, size = hashlib.sha256(), path.stat().st_size
-    about = {"unit": "B", "unit_scale": True, "desc": f"reading {path.name}", "mininterval": 1}
-    about |= {"delay": _SILENT_SECONDS, "disable": size < REMEMBERED_BYTES}
+    about = {"unit": "B", "unit_scale": True, "delay": _SILENT_SECONDS, "mininterval": 1}
+    about |= {"desc": f"reading {path.name}", "disable": size < REMEMBERED_BYTES}
     with path.open("rb") as stream, tqdm(total=size, **about) as bar:
         while piece := stream.read(_PIECE_BYTES):
             digest.update(piece)

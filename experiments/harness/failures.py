@@ -58,8 +58,7 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raises Terminated in the body on SIGTERM, and KeyboardInterrupt on SIGINT, where the body
-    runs in the main thread."""
+    """Raises Terminated in the body on SIGTERM, where the body runs in the main thread."""
 
     def terminate(number: int, frame: object) -> None:
         raise Terminated

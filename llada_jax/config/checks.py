@@ -17,11 +17,9 @@ def require(condition: bool, message: str) -> None:
 
 
 def shortened(message: str) -> str:
-    """Returns a message without the middle of what is no sentence: a file may hold values of any
-    length, which messages show. The end says what is allowed."""
-    if len(message) <= _LONGEST:
-        return message
-    return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    """Returns a message without its middle, where the value that it shows makes it too long."""
+    begin, end = message[: _LONGEST // 2], message[-_LONGEST // 2 :]
+    return message if len(message) <= _LONGEST else f"{begin} ... {end}"
 
 
 def require_choice(name: str, value: object, literal: Any) -> None:

@@ -1,5 +1,4 @@
-"""Whether weights, and what comes of them, are numbers: one NaN reaches every token, and no token
-would show it."""
+"""Whether weights and results are numbers: one NaN reaches every token, and no token shows it."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -65,9 +64,8 @@ def require_finite_tree(where: str, params: Any) -> None:
 
 
 def require_finite_results(what: str, results: Any) -> None:
-    """Raises FloatingPointError where an array of a tree that a model gave has NaN or infinity: who
-    times or counts such results would report a figure of nothing."""
-    for leaf in jax.tree.leaves(results):
-        if isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating):
-            if not all_finite(np.asarray(leaf)):
-                raise FloatingPointError(f"{what}: NaN or infinite; allowed: finite numbers")
+    """Raises FloatingPointError where an array of what a model gave has NaN or infinity."""
+    arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array | np.ndarray)]
+    floats = [each for each in arrays if jnp.issubdtype(each.dtype, jnp.floating)]
+    if not all(all_finite(np.asarray(each)) for each in floats):
+        raise FloatingPointError(f"{what}: NaN or infinite; allowed: finite numbers")

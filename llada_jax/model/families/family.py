@@ -141,10 +141,9 @@ def checkpoint_name(names: Names, path: str, *, routed: bool) -> str:
 
 
 def number(key: str, value: Any) -> Any:
-    """Returns a value that is a number. Raises ValueError for another, NaN and infinity among
-    them."""
-    is_one = isinstance(value, int | float) and abs(value) < 2**63
-    require(is_one, f"{key} is {value!r}; allowed: a number")
+    """Returns a value that is a number, and finite. Raises ValueError for another."""
+    finite = isinstance(value, int | float) and abs(value) < 2**63
+    require(finite, f"{key} is {value!r}; allowed: a number")
     return value
 
 

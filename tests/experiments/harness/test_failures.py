@@ -109,18 +109,16 @@ def test_a_signal(number, code, interruptible, stopped, tmp_path):
 
 def test_a_signal_while_a_verb_is_imported(tmp_path):
     (tmp_path / "jax.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    command = ["-m", "experiments.generate", "seed=3"]
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "-m", "experiments.generate"],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    goes_on = shlex.join(["python", *command])
-    assert done.stderr == f"error: stopped by SIGINT\nresume with: {goes_on}\n"
-    assert done.returncode == 130
+    told = "error: stopped by SIGINT, before anything began\n"
+    assert (done.returncode, done.stderr) == (130, told)
 
 
 @pytest.mark.parametrize("options", [[], ["--run"]])
