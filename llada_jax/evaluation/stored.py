@@ -42,9 +42,11 @@ def require_object(found: Any, path: Path, keys: Keys) -> dict[str, Any]:
     shown = repr(found)[:60]
     require(isinstance(found, dict), f"{path} is damaged: it has {shown}; allowed: an object")
     for key, kinds in keys.items():
+        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
         is_flag = isinstance(found.get(key), bool)  # which is an int, too
+        may_be = bool in allowed or object in allowed or not is_flag
         require(
-            key in found and isinstance(found[key], kinds) and is_flag <= (kinds in (bool, object)),
+            key in found and isinstance(found[key], allowed) and may_be,
             f"{path} is damaged: {key} is {found.get(key, 'absent')!r}; {_ALLOWED}",
         )
     return found

@@ -132,7 +132,9 @@ def test_a_plan_says_what_stays_and_what_moves(phone):
 def test_a_shape_is_a_name_a_path_or_a_configuration(tmp_path, phone):
     path = tmp_path / "mine.yaml"
     fields = {name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__}
-    lines = [f"{name}: {value}\n" for name, value in fields.items() if value not in (None, False)]
+    lines = [
+        f"{name}: {value}\n" for name, value in fields.items() if value not in (None, False, ())
+    ]
     path.write_text("".join(lines).replace("1e-05", "1.0e-05"))  # a number, to YAML
     tables = [phone.latency_table(shape, [4], canvas=64) for shape in (path, str(path), SHAPE)]
     assert tables[0] == tables[1] == tables[2]

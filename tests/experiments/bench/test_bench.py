@@ -162,18 +162,20 @@ def test_a_checkout_is_compared_with_itself(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_beside_others():
-    settings = read_config(BenchConfig, composed("suite=beside", "model=tiny", "beside.turns=2"))
-    rows = {row.name: row.value for row in timed_rows(settings)}
+def test_runs_beside_others(tmp_path):
+    config = composed("suite=beside", "model=tiny", "beside.turns=2")
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
     for loop in ("compiled", "host"):
         assert rows[f"beside/{loop}/alone"] > 0
         assert rows[f"beside/{loop}/busy_cores/median"] > 0.5
     assert len(rows) == 2 * 7
 
 
-def test_experts_beside_other_products():
+def test_experts_beside_other_products(tmp_path):
     small = ["experts=[4]", "experts_per_token=2", "rows=3", "width=32", "expert_width=16"]
     told = [f"experts.{each}" for each in small]
-    settings = read_config(BenchConfig, composed("suite=experts", "repeats=1", *told))
-    rows = {row.name: row.value for row in timed_rows(settings)}
+    config = composed("suite=experts", "repeats=1", *told)
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
     assert rows["experts/4/speed/ragged_dot"] > 0 and len(rows) == 7
