@@ -110,7 +110,8 @@ def judge(
     watch.folder, watch.outside, watch.code = folder, [], []
     try:
         try:
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+            # Again, since Python swallows what is raised while it collects garbage.
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS, 1)
             found = digest(load())
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
