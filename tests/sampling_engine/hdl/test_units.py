@@ -94,14 +94,10 @@ def with_one_gate_changed(netlist: Netlist) -> Netlist:
     return netlist._replace(cells=tuple(cells))
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("max_index",), pytest.param(("top_k", "sum_tree"), marks=pytest.mark.slow)],
-    ids="-".join,
-)
-def test_the_gates_do_what_the_interpreter_does(names):
-    """Units in one test: Yosys is compiled on its first run, and two workers would do it twice."""
-    for name in names:
+@pytest.mark.slow
+def test_the_gates_do_what_the_interpreter_does():
+    """Units in one test: Yosys is compiled on its first run, for 40 CPU-seconds."""
+    for name in UNITS:
         unit = UNITS[name]()
         made = synthesise(unit)
         vectors = VECTORS[name](unit, 12, 40, 7)
