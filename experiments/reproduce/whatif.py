@@ -59,7 +59,8 @@ def _compared(
     staged = world.phone("SM8750", vendor).transfers.seconds
     return {
         "gain": mean["cpu_prefix_kv"].value / mean["scr_delayed"].value,
-        "published_gain": published / world.figures["fig11_cells_SM8750_128"]["GSM8K"]["llada_cpp"],
+        "published_gain": published
+        / world.figures["fig11_s"]["SM8750"]["GSM8K"]["128"]["llada_cpp"],
         "step": step,
         "staged": staged,
         "hide": "do not hide" if staged > step else "hide",

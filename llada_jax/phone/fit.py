@@ -4,18 +4,14 @@ It is handed the content of `fit.json` (`PublishedTasks.figures`) and cannot see
 Every fitted number is written down in `profiles/`; a test holds that this module still gives it.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
-from llada_jax.phone.dynamics import Decoding, Dynamics, decode, statistics
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
@@ -25,7 +21,6 @@ from llada_jax.phone.workload import Forward
 from llada_jax.swap.address_budget import MIB
 
 Figures = Mapping[str, Any]
-TASK_TOKENS = 128
 ALL_MAPPED = WeightTransfers()
 """Of Table 2's step, which is taken to hold no mapping event, as no session can have it."""
 
@@ -117,18 +112,36 @@ def fit_mapping(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[
     }
 
 
-def fit_vendor(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
-    """Fits `npu.vendor`: bandwidth and softmax on Genie's Llama-3.2-3B, one row and 128 rows."""
-    genie = figures["genie_llama_3b"]
-    known = ", ".join(name for name in genie if name.startswith("SM"))
-    require(profile.soc in genie, f"soc is {profile.soc!r}; allowed: {known}")
-    cell = genie[profile.soc]
-    wanted = [1e3 / cell["tokens_per_second"], cell["rows128_ms"]]
+def fit_vendor(
+    figures: Figures, graphs_of: Callable[[str], GraphsLike], profiles: Sequence[Profile]
+) -> dict[str, dict[str, float]]:
+    """Fits `npu.vendor` of two phones to Genie's 3B on both and its 8B on the first, in one go.
 
-    def misfit(changed: Profile) -> np.ndarray:
-        return _relative([vendor_pass(graphs, changed, rows) for rows in (1, 128)], wanted)
+    Bandwidth is shared, as their memory is of one speed; softmax, and what a layer costs whatever
+    its rows, are each phone's own. So five numbers stand for six figures.
+    """
+    cells = [("llama32_3b", profile, "genie_llama_3b") for profile in profiles]
+    cells.append(("llama3_8b", profiles[0], "genie_llama_8b"))
+    paths = [f"npu.vendor.{name}" for name in ("score_ns", "layer_overhead_us")]
+    socs = [profile.soc for profile in profiles]
 
-    return fitted(profile, {"npu.vendor.dma_gbps": 50.0, "npu.vendor.score_ns": 0.1}, misfit)
+    def values(logs: np.ndarray) -> dict[str, dict[str, float]]:
+        gbps, *own = np.exp(logs).tolist()
+        pairs = zip(socs, own[::2], own[1::2], strict=True)
+        shared = {"npu.vendor.dma_gbps": gbps}
+        return {soc: shared | dict(zip(paths, pair, strict=True)) for soc, *pair in pairs}
+
+    def misfit(logs: np.ndarray) -> np.ndarray:
+        changed = values(logs)
+        found, wanted = [], []
+        for shape, profile, name in cells:
+            cell, moved = figures[name][profile.soc], profile.with_values(changed[profile.soc])
+            found += [vendor_pass(graphs_of(shape), moved, rows) for rows in (1, 128)]
+            wanted += [1e3 / np.mean(cell["tokens_per_second"]), np.mean(cell["rows128_ms"])]
+        return _relative(found, wanted)
+
+    start = np.log([50.0, *(0.1, 100.0) * len(profiles)])
+    return values(optimize.least_squares(misfit, start, xtol=1e-10).x)
 
 
 def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
@@ -138,67 +151,6 @@ def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 
     head = price_on_npu(graphs.head(1), kernels, profile.memory)
     call = kernels.step_overhead_us * 1e-6
     return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
-
-
-def fit_dynamics(figures: Figures) -> Dynamics:
-    """Fits the process of LLaDA-8B to Figures 5a, 5b, 5c and 8."""
-    first = np.array(figures["fig8_first_commit_step"]["values"])
-    tail = np.array(figures["fig5a_tail_steps_pct"]["pct"]) / 100
-    thresholds = figures["fig5b"]["commit_threshold"]
-
-    def at(threshold: float, name: str) -> float:
-        return float(np.interp(threshold, thresholds, figures["fig5b"][name]))
-
-    def misfit(candidate: tuple[float, float]) -> float:
-        found = statistics(Dynamics(reach=candidate[0], decay=candidate[1]), runs=200)
-        by_position = np.mean((found.first_commit / first - 1) ** 2)
-        return float(by_position + np.mean((found.tail_share - tail) ** 2))
-
-    grid = [(r / 100, d / 100) for r in range(40, 81, 5) for d in range(86, 97)]
-    reach, decay = min(grid, key=misfit)
-    forwards = statistics(Dynamics(reach=reach, decay=decay)).forwards
-    tokens_per_step = "tokens_per_step"
-    return Dynamics(
-        reach=reach,
-        decay=decay,
-        skipped=float(np.mean(figures["fig5c_skippable_decision_pct"]["cases"])) / 100,
-        strict=at(0.9, tokens_per_step) / at(0.7, tokens_per_step),
-        unstable=at(0.7, "pct_conf_below_0.9") / 100,
-        tokens_per_forward=len(first) / forwards,
-    )
-
-
-def fit_prompt(figures: Figures, task: str, graphs: GraphsLike, profile: Profile) -> int:
-    """Finds the unpublished length of a task's prompts by its 128-token CPU cell of Figure 11."""
-    wanted = figures["fig11_cells_SM8750_128"][task]["cpu"] / TASK_TOKENS
-    phone = ForwardTimer(graphs, profile, System(body="cpu"))
-
-    def seconds(prompt: int) -> float:
-        rows = prompt + TASK_TOKENS
-        return phone.step(Forward(rows, 0, rows)).seconds
-
-    high = bisect_left(range(512), wanted, lo=2, key=seconds)
-    return min((high - 1, high), key=lambda prompt: abs(seconds(prompt) - wanted))
-
-
-def fit_reach(
-    figures: Figures, task: str, prompt: int, dynamics: Dynamics, phone: ForwardTimer, runs: int
-) -> Dynamics:
-    """Fits a task's own forwards per block to its 128-token llada.cpp cell of Figure 11."""
-    wanted = figures["fig11_cells_SM8750_128"][task]["llada_cpp"]
-    low, high = 0.02, 1.0
-    for _ in range(12):
-        middle = (low * high) ** 0.5
-        tried = replace(dynamics, reach=middle)
-        found = mean_latency(tried, prompt, phone, runs)
-        low, high = (middle, high) if found > wanted else (low, middle)
-    return replace(dynamics, reach=(low * high) ** 0.5)
-
-
-def mean_latency(dynamics: Dynamics, prompt: int, phone: ForwardTimer, runs: int) -> float:
-    """Returns mean seconds of llada.cpp's decoding, over so many runs of the process."""
-    found = (decode(dynamics, Decoding(), prompt, TASK_TOKENS, seed) for seed in range(runs))
-    return float(np.mean([phone.latency(workload) for workload in found]))
 
 
 def residuals_of(

@@ -71,8 +71,11 @@ class ForwardTimer:
         self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         on_cpu = partial(price_on_cpu, memory=profile.memory)
-        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=profile.memory)
-        self._on_cpu = partial(on_cpu, kernels=profile.cpu_kernels(system.cpu))
+        host = profile.cpu_kernels(system.cpu)
+        self._on_npu = partial(
+            price_on_npu, kernels=self._kernels, memory=profile.memory, host=host
+        )
+        self._on_cpu = partial(on_cpu, kernels=host)
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
         self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)

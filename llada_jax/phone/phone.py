@@ -8,6 +8,7 @@
 All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
@@ -22,7 +23,7 @@ from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
-from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phone.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, from_trace, rounded
 
 ROWS = (32, 64, 128, 256)
@@ -37,7 +38,9 @@ class ModelledRun(Simulated):
     shape: str
     """The model that the phone runs."""
     interval: tuple[float, float]
-    """95 % interval of the seconds, by the profile's doubts: not by what the model leaves out."""
+    """95 % interval of the seconds, by the profile's doubts and the spread of its sessions."""
+    joules: tuple[float, float]
+    """95 % interval of the energy, whose powers are known to a factor alone."""
     doubts: tuple[tuple[str, float], ...]
     """The profile's numbers that matter most, each with the seconds that its doubt is worth."""
     footprint: Footprint
@@ -63,7 +66,8 @@ class ModelledRun(Simulated):
         return (
             f"ModelledRun({self.seconds:.2f} s ({low:.2f} to {high:.2f}), modelled: "
             f"{self.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
-            f"{self.energy.joules:.1f} J; {memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
+            f"{self.joules[0]:.0f} to {self.joules[1]:.0f} J; "
+            f"{memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
             f"{self.source})"
         )
 
@@ -129,16 +133,25 @@ class Phone:
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
 
-        def latency(moved: Profile) -> float:
-            timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
-            return timer.latency(workload)
+        def timer(profile: Profile) -> ForwardTimer:
+            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan, engine)
 
-        sure = with_uncertainty(self.profile, latency)
+        session, processor = self.profile.session, self.system.body
+        sure = with_uncertainty(
+            self.profile,
+            lambda moved: timer(moved).latency(workload),
+            self.system.uses,
+            session.spread(processor),
+        )
+        found = simulate(workload, timer(self.profile), session.slowdown(processor))
+        low, high = (bound * session.slowdown(processor) for bound in sure.bounds)
+        factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
         return ModelledRun(
-            **vars(simulate(workload, self.timer(shape, workload.canvas, plan, engine))),
+            **vars(found),
             soc=self.profile.soc,
             shape=shape_name(shape),
-            interval=sure.bounds,
+            interval=(low, high),
+            joules=(found.energy.joules / factor, found.energy.joules * factor),
             doubts=sure.largest,
             footprint=footprint(
                 self.system,

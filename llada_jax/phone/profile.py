@@ -20,11 +20,12 @@ PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
 """`measured` on a phone, `vendor` claim, `derived` from measurements (as fits), `inferred`."""
 Overlap = Literal["dequantization", "all"]
+AttentionOn = Literal["npu", "cpu"]
 CpuClass = Literal["plain", "tuned"]
 UNITS = {
     **{"gbps": "GB/s", "mib": "MiB", "ms": "ms", "us": "us", "ns": "ns", "gib": "ms/GiB"},
     **{"tops": "TOPS", "gweights": "Gweights/s", "rows": "rows", "bits": "bits", "w": "W"},
-    "overlap": "-",
+    **{"overlap": "-", "attention": "-", "slowdown": "times", "spread": "ln"},
 }
 """Of a number, by the end of its name; the file must state the same."""
 
@@ -95,6 +96,8 @@ class NpuKernels:
     """An attention score, its softmax and its share of both products' layout included."""
     activation_ns: float = 0
     """Quantizing an input or dequantizing an output of a product with integers."""
+    attention: AttentionOn
+    """Where attention runs: on the CPU, the NPU waits for it."""
     kv_bits: int
     layer_overhead_us: float = 0
     """What a layer costs whatever its rows: dispatch, synchronization, setup of its operators."""
@@ -122,6 +125,31 @@ class Power:
     npu_w: float
     cpu_w: float
     both_w: float
+    core_w: float
+    """One core that copies, above what else runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """How a phone's state (its heat, its power settings) slows whole runs, by what they run on.
+
+    All runs of a session share its state, so that it cancels in their ratios.
+    """
+
+    npu_slowdown: float
+    """A usual session's time over that of the other numbers, which are of a cool phone."""
+    npu_spread: float
+    """Standard deviation of its logarithm from session to session."""
+    cpu_slowdown: float
+    cpu_spread: float
+
+    def slowdown(self, processor: Literal["npu", "cpu"]) -> float:
+        """Returns a usual session's factor on runs that this processor leads."""
+        return self.npu_slowdown if processor == "npu" else self.cpu_slowdown
+
+    def spread(self, processor: Literal["npu", "cpu"]) -> float:
+        """Returns the standard deviation of that factor's logarithm."""
+        return self.npu_spread if processor == "npu" else self.cpu_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +165,7 @@ class Profile:
     cpu: Mapping[str, CpuKernels]
     """`plain` (llama.cpp as llada.cpp ran it) and `tuned` (int8 matrix instructions)."""
     power: Power
+    session: Sessions
     numbers: Mapping[str, Sourced]
     """All entries by path: `npu.llada_cpp.tile_rows`."""
 
@@ -196,7 +225,8 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
     return Sourced(**node)
 
 
-_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
+_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power, "session": Sessions}
+_CHOICES = (Overlap, AttentionOn)
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
 _REQUIRED = ("npu.llada_cpp", "npu.vendor", "cpu.plain", "cpu.tuned")
 
@@ -227,8 +257,8 @@ def _part(kind: Any, path: str, left: dict[str, Sourced]) -> Any:
 
 
 def _value(name: str, number: Any, hint: Any, *, zero: bool) -> Any:
-    if hint is Overlap:
-        require_choice(name, number, Overlap)
+    if hint in _CHOICES:
+        require_choice(name, number, hint)
         return number
     plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
     least = "0 or more" if zero else "above 0"

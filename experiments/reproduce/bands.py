@@ -1,0 +1,53 @@
+"""How far a modelled latency, or the ratio of two, may be off: bands of 95 %."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from statistics import fmean
+
+from llada_jax.phone.forward_timer import ForwardTimer
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_tasks import CANVAS
+from llada_jax.phone.system import System
+from llada_jax.phone.uncertainty import TWO_SIDED, moved_profiles
+from llada_jax.phone.workload import Workload
+
+Band = tuple[float, float]
+DOUBTED = 4
+"""Runs of a workload that the doubts are taken over."""
+
+
+@cache
+def _timers(shape: str, soc: str, system: System) -> dict[str, list[tuple[float, ForwardTimer]]]:
+    """By the number that is moved; under "" stands the profile as it is."""
+    profile, graphs = load_profile(soc), graphs_of(shape)
+    found = {"": [(1.0, ForwardTimer(graphs, profile, system, CANVAS))]}
+    for number, moved, deviations in moved_profiles(profile, system.uses):
+        timer = ForwardTimer(graphs, moved, system, CANVAS)
+        found.setdefault(number, []).append((deviations, timer))
+    return found
+
+
+def changes_of(
+    shape: str, soc: str, system: System, workloads: Sequence[Workload]
+) -> dict[str, float]:
+    """Returns by how much a mean latency's logarithm moves with each number's doubt."""
+
+    def latency(timer: ForwardTimer) -> float:
+        return fmean(map(timer.latency, workloads[:DOUBTED]))
+
+    timers = _timers(shape, soc, system)
+    base = latency(timers[""][0][1])
+    moved = {
+        number: [math.log(latency(timer) / base) / deviations for deviations, timer in each]
+        for number, each in timers.items()
+        if number
+    }
+    return {number: max(each, key=abs) for number, each in moved.items()}
+
+
+def band(value: float, *doubts: float) -> Band:
+    """Returns 95 % around a value, of independent standard deviations of its logarithm."""
+    factor = math.exp(TWO_SIDED * math.hypot(*doubts))
+    return value / factor, value * factor
