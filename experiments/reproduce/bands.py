@@ -1,9 +1,7 @@
 """How far a modelled latency, or the ratio of two, may be off: bands of 95 %."""
 
 import math
-from collections.abc import Sequence
-from functools import cache
-from statistics import fmean
+from functools import lru_cache
 
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
@@ -14,11 +12,9 @@ from llada_jax.phone.uncertainty import TWO_SIDED, moved_profiles
 from llada_jax.phone.workload import Workload
 
 Band = tuple[float, float]
-DOUBTED = 4
-"""Runs of a workload that the doubts are taken over."""
 
 
-@cache
+@lru_cache(6)
 def _timers(shape: str, soc: str, system: System) -> dict[str, list[tuple[float, ForwardTimer]]]:
     """By the number that is moved; under "" stands the profile as it is."""
     profile, graphs = load_profile(soc), graphs_of(shape)
@@ -29,18 +25,12 @@ def _timers(shape: str, soc: str, system: System) -> dict[str, list[tuple[float,
     return found
 
 
-def changes_of(
-    shape: str, soc: str, system: System, workloads: Sequence[Workload]
-) -> dict[str, float]:
-    """Returns by how much a mean latency's logarithm moves with each number's doubt."""
-
-    def latency(timer: ForwardTimer) -> float:
-        return fmean(map(timer.latency, workloads[:DOUBTED]))
-
-    timers = _timers(shape, soc, system)
-    base = latency(timers[""][0][1])
+def changes_of(shape: str, soc: str, system: System, workload: Workload) -> dict[str, float]:
+    """Returns by how much a latency's logarithm moves with each number's doubt."""
+    alike, timers = workload.alike(), _timers(shape, soc, system)
+    base = timers[""][0][1].latency(alike)
     moved = {
-        number: [math.log(latency(timer) / base) / deviations for deviations, timer in each]
+        number: [math.log(timer.latency(alike) / base) / deviations for deviations, timer in each]
         for number, each in timers.items()
         if number
     }

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from llada_jax.config import ModelConfig, require
@@ -83,6 +83,8 @@ class ForwardTimer:
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
         self._steps: dict[Forward, Timeline] = {}
+        self._layers = cache(self._layer_costs)
+        self._head_cost = cache(self._cost_of_head)
 
     def step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
@@ -124,11 +126,11 @@ class ForwardTimer:
         layers = self._layers(self._on_npu, forward.rows, forward.cache)
         return StepWork(_layer_tasks(layers, "npu"), beside, call)
 
-    def _layers(self, price: Price, rows: int, cache: int) -> list[StepCost]:
+    def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
         return layer_costs(self._graphs.model, layer, rows, price, self.routing)
 
-    def _head_cost(self, price: Price, rows: int) -> StepCost:
+    def _cost_of_head(self, price: Price, rows: int) -> StepCost:
         """Prices the head of the whole vocabulary."""
         return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 

@@ -137,14 +137,16 @@ class Phone:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan, engine)
 
         session, processor = self.profile.session, self.system.body
+        alike = workload.alike()
         sure = with_uncertainty(
             self.profile,
-            lambda moved: timer(moved).latency(workload),
+            lambda moved: timer(moved).latency(alike),
             self.system.uses,
             session.spread(processor),
         )
         found = simulate(workload, timer(self.profile), session.slowdown(processor))
-        low, high = (bound * session.slowdown(processor) for bound in sure.bounds)
+        scale = found.seconds / sure.seconds if sure.seconds else 1.0
+        low, high = (bound * scale for bound in sure.bounds)
         factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
         return ModelledRun(
             **vars(found),
