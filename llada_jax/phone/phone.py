@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
@@ -25,6 +25,10 @@ from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, from_trace, rounded
+
+if TYPE_CHECKING:
+    from llada_jax.phone.calibration.calibrate import Calibration
+    from llada_jax.phone.calibration.measurements import Measurement
 
 ROWS = (32, 64, 128, 256)
 CANVAS = 256
@@ -214,6 +218,31 @@ class Phone:
         step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
         return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
+
+    def calibrate(
+        self,
+        measurements: "Sequence[Measurement] | str | PathLike[str]",
+        shape: Shape,
+        *,
+        name: str = "mine",
+    ) -> "Calibration":
+        """Returns a profile of one's own phone from rows measured on it; this phone is the parent.
+
+        Args:
+          measurements: rows, or a CSV file or folder of them (`read_measurements`). Those that are
+            held out are predicted.
+          shape: the model whose graphs were timed, on this phone's `kernels` and `cpu`.
+          name: the new profile's.
+
+        Raises ValueError that names the row and what is wrong.
+        """
+        from llada_jax.phone.calibration.calibrate import calibrate  # which loads SciPy
+        from llada_jax.phone.calibration.measurements import read_measurements
+
+        if isinstance(measurements, str | PathLike):
+            measurements = read_measurements(measurements)
+        software = {"kernels": self.system.kernels, "cpu": self.system.cpu}
+        return calibrate(measurements, self.profile, shape, name=name, **software)
 
     def timer(
         self,

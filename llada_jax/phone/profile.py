@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from llada_jax import atomic
 from llada_jax.config import require, require_choice
 from llada_jax.config_files import find_yaml, read_yaml
 
@@ -38,6 +39,8 @@ class Sourced:
     unit: str
     tag: Tag
     source: str
+    doubt: float | None = None
+    """Standard deviation of its logarithm, where it is known; else its tag's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,24 @@ class Profile:
             numbers[path] = replace(numbers[path], value=value)
         return _build(self.soc, self.phone, numbers)
 
+    def with_numbers(self, name: str, numbers: Mapping[str, Sourced]) -> "Profile":
+        """Returns a phone of another name with other entries at all paths, checked again."""
+        return _build(name, self.phone, numbers)
+
+    def save(self, path: Path) -> None:
+        """Writes a YAML file that `load_profile` reads, whole or not at all."""
+        tree: dict[str, Any] = {"soc": self.soc, "phone": self.phone}
+        for place, entry in self.numbers.items():
+            *rooms, name = place.split(".")
+            node = tree
+            for room in rooms:
+                node = node.setdefault(room, {})
+            node[name] = {key: each for key, each in vars(entry).items() if each is not None}
+        import yaml
+
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+        atomic.write_text(path, text)
+
 
 def load_profile(name_or_path: str | PathLike[str]) -> Profile:
     """Reads a profile: of a phone that comes with the package by its SoC, or a YAML file of yours.
@@ -218,10 +239,13 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
         text = node.get(name)
         require(isinstance(text, str) and bool(text.strip()), f"{path} has no {name}")
     require_choice(f"tag of {path}", node["tag"], Tag)
-    unknown = set(node) - {"value", "unit", "tag", "source"}
+    unknown = set(node) - {"value", "unit", "tag", "source", "doubt"}
     require(
-        not unknown, f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag and source"
+        not unknown,
+        f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag, source and doubt",
     )
+    if "doubt" in node:
+        _value(f"doubt of {path}", node["doubt"], float, zero=False)
     return Sourced(**node)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llada_jax.phone.profile import Profile, Tag
+from llada_jax.phone.profile import Profile, Sourced, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by how it is known."""
@@ -48,6 +48,11 @@ class UncertainLatency(NamedTuple):
         return self.seconds / factor, self.seconds * factor
 
 
+def doubt_of(entry: Sourced) -> float:
+    """Returns the standard deviation of a number's logarithm."""
+    return math.log(1 + DOUBT[entry.tag]) if entry.doubt is None else entry.doubt
+
+
 def moved_profiles(profile: Profile, matters: Callable[[str], bool] = bool) -> list[Moved]:
     """Returns the profile with each number that matters moved by its doubt, alone."""
     found = []
@@ -59,7 +64,7 @@ def moved_profiles(profile: Profile, matters: Callable[[str], bool] = bool) -> l
                 values = {path: entry.value * (1 + change)}
                 found.append(Moved(path, profile.with_values(values), TWO_SIDED))
         elif entry.unit not in COUNTED:
-            values = {path: entry.value * (1 + DOUBT[entry.tag])}
+            values = {path: entry.value * math.exp(doubt_of(entry))}
             found.append(Moved(path, profile.with_values(values), 1.0))
     return found
 
