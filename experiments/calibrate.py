@@ -18,9 +18,10 @@ from typing import Any
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
+from llada_jax.backend.exported.calibration_rows import calibration_rows
 from llada_jax.config import require
 from llada_jax.phone.calibration.calibrate import Calibration, Rows, calibrate, hold_out
-from llada_jax.phone.calibration.design import design, drawn_phone, measured
+from llada_jax.phone.calibration.design import drawn_phone, measured
 from llada_jax.phone.calibration.measurements import read_measurements
 from llada_jax.phone.profile import load_profile
 
@@ -98,7 +99,7 @@ def _rows(found: Calibration) -> Iterator[ResultRow]:
 
 def _drawn(config: CalibrateConfig) -> Iterator[ResultRow]:
     """Yields how far the rows that the fit did not see are off, and how many bands hold them."""
-    rows, plan = Rows(config.shape, config.kernels, config.cpu), design()
+    rows, plan = Rows(config.shape, config.kernels, config.cpu), calibration_rows()
     parent = load_profile(config.parent)
     for count in COUNTS:
         errors, inside = [], []

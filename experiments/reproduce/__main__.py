@@ -4,7 +4,7 @@
     python -m experiments.reproduce experiment=table6    # one table or figure of conf/experiment
 
 The run folder gets `report.md` with its pictures, and `results.json`. Values are modelled; `fitted`
-says of each whether its reference went into the calibration, which `llada_jax.phone.fit` is.
+says of each whether its reference went into the calibration, which tests/phone/fitting is.
 """
 
 from collections.abc import Mapping, Sequence

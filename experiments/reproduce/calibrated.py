@@ -15,9 +15,9 @@ from llada_jax.phone.dynamics import (
     statistics,
     unstable_per_block,
 )
-from llada_jax.phone.fit import ffn_down, residuals_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.single_steps import ffn_down, residuals_of
 
 
 def table2(world: PublishedTasks) -> Chapter:

@@ -11,13 +11,12 @@ from experiments.reproduce.native_kernels import genie, ledger3b
 from experiments.reproduce.parts import platform
 from experiments.reproduce.table6 import table6
 from experiments.reproduce.table7 import table7
-from experiments.reproduce.whatif import whatif
 from llada_jax.phone.published_tasks import PublishedTasks
 
 CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
     each.__name__: each
     for each in (
         *(table2, dynamics, commits, table6, fig11, fig12, table7, fig13a, fig13c, fig14),
-        *(genie, ledger3b, platform, whatif),
+        *(genie, ledger3b, platform),
     )
 }

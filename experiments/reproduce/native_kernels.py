@@ -4,10 +4,10 @@ from typing import Any
 
 from experiments.reproduce.chapter import Chapter, chapter, modelled
 from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.fit import vendor_pass
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.single_steps import vendor_pass
 
 
 def genie(world: PublishedTasks) -> Chapter:

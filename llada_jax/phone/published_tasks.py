@@ -15,7 +15,7 @@ from llada_jax.phone.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published"
 """`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by.
-`tasks.json`: what `llada_jax.phone.fit` makes of the first; a test holds that it still does."""
+`tasks.json`: what tests/phone/fitting makes of the first; a test holds that it still does."""
 RUNS = 24
 """Decodings that a mean latency is taken over."""
 CANVAS = 256

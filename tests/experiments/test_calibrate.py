@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments import calibrate
 from experiments.harness.run import REPOSITORY, Run, read_config
+from llada_jax.backend.exported.calibration_rows import calibration_rows
 from llada_jax.phone.calibration.calibrate import Rows
-from llada_jax.phone.calibration.design import design, measured
+from llada_jax.phone.calibration.design import measured
 from llada_jax.phone.profile import load_profile
 
 
@@ -24,7 +25,7 @@ def composed(*overrides: str) -> calibrate.CalibrateConfig:
 
 def test_a_csv_becomes_a_phone(tmp_path, capsys):
     parent, rows = load_profile("SM8750"), Rows("llada_8b", "vendor", "tuned")
-    table = [asdict(each) for each in measured(parent, rows, design()[:10], 0)]
+    table = [asdict(each) for each in measured(parent, rows, calibration_rows()[:10], 0)]
     with (tmp_path / "phone.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()

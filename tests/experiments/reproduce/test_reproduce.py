@@ -201,7 +201,7 @@ def test_what_runs_do_not_tell_apart_is_not_told():
 
 
 def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
-    rows = {row.name: row for row in (*chapter("table6").rows, *chapter("whatif").rows)}
+    rows = {row.name: row for row in chapter("table6").rows}
     for row in rows.values():
         assert (row.interval is not None) == (row.n == RUNS), row.name
         assert row.n in (1, RUNS)
@@ -213,7 +213,6 @@ def test_every_row_says_what_it_is(chapter):
     for found in (
         chapter("table2"),
         chapter("dynamics"),
-        chapter("whatif"),
     ):
         for row in found.rows:
             assert row.kind == "modelled" and row.fitted is not None

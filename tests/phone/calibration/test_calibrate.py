@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.backend.exported.calibration_rows import calibration_rows
 from llada_jax.phone.calibration.calibrate import Rows, calibrate, hold_out
-from llada_jax.phone.calibration.design import design, drawn_phone, measured
+from llada_jax.phone.calibration.design import drawn_phone, measured
 from llada_jax.phone.profile import load_profile
 
 PARENT = load_profile("SM8750")
 ROWS = Rows("llada_8b", "vendor", "tuned")
-PLAN = design()
+PLAN = calibration_rows()
 
 
 def rows_of(phone, count=None, seed=0, noise=0.02):
@@ -87,12 +88,3 @@ def test_what_cannot_be_calibrated_is_refused(slow):
     wrong = replace(row, graph="product", weight="ffn.sideways")
     with pytest.raises(ValueError, match=r"weight of .* is 'ffn.sideways'; allowed: .*ffn.down"):
         calibrate([wrong], PARENT, "llada_8b")
-
-
-def test_the_plan_straddles_tiles_and_caches():
-    names = [row["name"] for row in PLAN]
-    assert len(set(names)) == len(names) >= 30
-    layers = [row for row in PLAN if row["graph"] == "layers"]
-    assert {row["rows"] for row in layers} == {1, 32, 33, 64, 65, 96, 128}
-    assert len({row["cache"] for row in layers}) == len({row["layers"] for row in layers}) == 2
-    assert {row["precision"] for row in PLAN} == {"fp16", "int8", "int4"}

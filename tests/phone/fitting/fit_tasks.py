@@ -1,6 +1,6 @@
 """Calibration of what a phone is asked to run: how decoding goes, tasks, and sessions.
 
-As `llada_jax.phone.fit`, it is handed the content of `fit.json` and cannot see the other file. What
+As `tests.phone.fitting.fit`, it is handed the content of `fit.json` and cannot see the other file. What
 it gives is written down in `published/tasks.json` and in the profiles; tests hold that.
 """
 
@@ -21,11 +21,11 @@ from llada_jax.phone.dynamics import (
     decode,
     statistics,
 )
-from llada_jax.phone.fit import Figures
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.workload import Forward, vanilla
+from tests.phone.fitting.fit import Figures
 
 TASK_TOKENS = 128
 

@@ -4,25 +4,21 @@ It is handed the content of `fit.json` (`PublishedTasks.figures`) and cannot see
 Every fitted number is written down in `profiles/`; a test holds that this module still gives it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
+from llada_jax.phone.single_steps import ALL_MAPPED, ffn_down, table2_seconds, vendor_pass
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import WeightTransfers
-from llada_jax.phone.workload import Forward
 from llada_jax.swap.address_budget import MIB
 
 Figures = Mapping[str, Any]
-ALL_MAPPED = WeightTransfers()
-"""Of Table 2's step, which is taken to hold no mapping event, as no session can have it."""
 
 
 def fitted(
@@ -39,19 +35,6 @@ def fitted(
     return values(optimize.least_squares(residuals, np.log([*start.values()]), xtol=1e-10).x)
 
 
-def product_step(rows: int, inputs: int, outputs: int, weight: LoweredWeight, name: str) -> Lowered:
-    """Returns a step that is one product with weights, as it would be lowered."""
-    operation = product_with(name, rows, inputs, outputs)
-    return Lowered(name, b"", {name: weight}, {}, {}, (operation,))
-
-
-def ffn_down(model: Any, rows: int) -> Lowered:
-    """Returns the product of Figure 3, in Q4_0."""
-    shape = (model.width, model.ffn_width)
-    weight = LoweredWeight(shape, 4, 32)
-    return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
-
-
 def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str, float]:
     """Fits `cpu.plain`: few rows on Figure 3b, the rest on Table 2 and Figure 3a together."""
     numbers = graphs.model.width * graphs.model.ffn_width
@@ -60,7 +43,7 @@ def fit_cpu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
     table, single = figures["table2_step_ms"], figures["fig3a_ffn_down_ms"]
 
     def misfit(changed: Profile) -> np.ndarray:
-        steps = _table2(figures, ForwardTimer(graphs, changed, System(body="cpu")))
+        steps = table2_seconds(figures, ForwardTimer(graphs, changed, System(body="cpu")))
         downs = [
             price_on_cpu(ffn_down(graphs.model, n), changed.cpu["plain"], profile.memory).seconds
             for n in single["rows"]
@@ -88,7 +71,7 @@ def fit_npu(figures: Figures, graphs: GraphsLike, profile: Profile) -> dict[str,
 
     def of_steps(changed: Profile) -> np.ndarray:
         phone = ForwardTimer(graphs, changed, System(), transfers=ALL_MAPPED)
-        return _relative(_table2(figures, phone), figures["table2_step_ms"]["npu"])
+        return _relative(table2_seconds(figures, phone), figures["table2_step_ms"]["npu"])
 
     fast = fitted(profile, {f"{prefix}.fast_dequant_gweights": 45.0}, of_down)
     start = {f"{prefix}.dequant_gweights": 22.0, f"{prefix}.layer_overhead_us": 4000.0}
@@ -142,31 +125,6 @@ def fit_vendor(
 
     start = np.log([50.0, *(0.1, 100.0) * len(profiles)])
     return values(optimize.least_squares(misfit, start, xtol=1e-10).x)
-
-
-def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
-    """Returns seconds of a Genie pass: a static context, all computed, and the head of one row."""
-    kernels = profile.npu["vendor"]
-    layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
-    head = price_on_npu(graphs.head(1), kernels, profile.memory)
-    call = kernels.step_overhead_us * 1e-6
-    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
-
-
-def residuals_of(
-    figures: Figures, graphs: GraphsLike, profile: Profile
-) -> Iterator[tuple[str, float, float]]:
-    """Yields the fitted points of Table 2: name, published and modelled milliseconds."""
-    table = figures["table2_step_ms"]
-    cpu = _table2(figures, ForwardTimer(graphs, profile, System(body="cpu")))
-    npu = _table2(figures, ForwardTimer(graphs, profile, System(), transfers=ALL_MAPPED))
-    for index, rows in enumerate(table["rows"]):
-        for name, seconds in (("cpu", cpu), ("npu", npu)):
-            yield f"table2/{name}/{rows}", table[name][index], seconds[index] * 1e3
-
-
-def _table2(figures: Figures, phone: ForwardTimer) -> list[float]:
-    return [phone.step(Forward(n, 0, n)).seconds for n in figures["table2_step_ms"]["rows"]]
 
 
 def _relative(modelled: Sequence[float], published_ms: Sequence[float]) -> np.ndarray:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.phone import fit, fit_tasks
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PUBLISHED, PublishedTasks
+from tests.phone.fitting import fit, fit_tasks
 
 LLADA = graphs_of("llada_8b")
 WORLD = PublishedTasks(LLADA)
