@@ -100,8 +100,9 @@ def _summary(chapters: Sequence[Chapter]) -> list[str]:
 
 def _what(row: ResultRow) -> str:
     """Names the phone that a row is of; decoding's statistics are of none."""
-    if row.name.startswith("fig14"):
-        return "watts and joules"
+    apart = {"fig14": "watts and joules", "held_out": "held out: other models"}
+    if (figure := row.name.partition("/")[0]) in apart:
+        return apart[figure]
     named = [soc for soc in SOCS if soc in row.name]
     if named:
         return named[0]

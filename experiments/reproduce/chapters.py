@@ -7,6 +7,7 @@ from experiments.reproduce.chapter import Chapter
 from experiments.reproduce.fig11 import fig11, fig12
 from experiments.reproduce.fig13 import fig13a, fig13c
 from experiments.reproduce.fig14 import fig14
+from experiments.reproduce.held_out import held_out
 from experiments.reproduce.native_kernels import genie, ledger3b
 from experiments.reproduce.parts import platform
 from experiments.reproduce.table6 import table6
@@ -17,6 +18,6 @@ CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
     each.__name__: each
     for each in (
         *(table2, dynamics, commits, table6, fig11, fig12, table7, fig13a, fig13c, fig14),
-        *(genie, ledger3b, platform),
+        *(genie, ledger3b, platform, held_out),
     )
 }

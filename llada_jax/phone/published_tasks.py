@@ -42,23 +42,24 @@ class PublishedTasks:
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> dict[str, Any]:
+        """Reads a file of published figures by its name."""
         return json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
 
     @cached_property
     def figures(self) -> dict[str, Any]:
         """Figures that the fit may know."""
-        return self._read("fit")
+        return self.read("fit")
 
     @cached_property
     def published(self) -> dict[str, Any]:
         """Validation figures: for references of results, never for the fit."""
-        return self._read("validation")
+        return self.read("validation")
 
     @cached_property
     def fitted(self) -> dict[str, Any]:
         """What was fitted: the process of LLaDA-8B, and what each dataset has of its own."""
-        return self._read("tasks")
+        return self.read("tasks")
 
     @property
     def dynamics(self) -> Dynamics:

@@ -1,7 +1,7 @@
 """Calibration of what a phone is asked to run: how decoding goes, tasks, and sessions.
 
-As `tests.phone.fitting.fit`, it is handed the content of `fit.json` and cannot see the other file. What
-it gives is written down in `published/tasks.json` and in the profiles; tests hold that.
+As `tests.phone.fitting.fit`, it is handed the content of `fit.json` and cannot see the other
+file. What it gives is written down in `published/tasks.json` and in profiles; tests hold that.
 """
 
 import math
