@@ -86,6 +86,7 @@ def generate_stream(
     config: SamplerConfig | None = None,
     *,
     places: int = 16,
+    together: int = 1,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
@@ -94,27 +95,29 @@ def generate_stream(
 ) -> ResultStream:
     """Decodes many prompts, a few at a time: one that is done gives its place to the next.
 
-    Each result is of one prompt, and is what `generate` gives of it among all prompts, its trace
-    included, whose `rows` are those of the prompt alone; `seconds` are its share of the time.
+    A result is that of `generate` on the same prompts, its trace included, but for seconds: the
+    result's are its share of the time, and those of single forwards are NaN.
 
     Args:
-      places: how many are decoded at a time. It changes no token.
+      places: how many prompts are decoded at a time. It changes no token.
+      together: how many prompts, one after the other, a result is of.
       The others: as in `generate`.
 
     Raises:
       ValueError: as `generate`, when it is called.
       FloatingPointError: as `generate`, in place of the first bad canvas's result.
     """
-    require(places > 0, f"places is {places}; allowed: 1 or more")
+    for name, count in (("places", places), ("together", together)):
+        require(count > 0, f"{name} is {count}; allowed: 1 or more")
     opened = ExitStack()
     with ExitStack() as threads:
         settings = _settings(model, config, backend, loop, refresh_on, threads)
-        taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places, trace=trace)
+        taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places)
         opened = threads.pop_all()
 
     def results() -> Iterator[Result]:
         with opened:
-            yield from (_of_model(result, model) for result in taken.results())
+            yield from (_of_model(each, model) for each in taken.results(together, trace=trace))
 
     return ResultStream(results(), taken)
 

@@ -36,6 +36,7 @@ class _Occupant:
     steps: list[Steps] = field(default_factory=list)
     seconds: float = 0.0
     nfe: int = 0
+    ended: Ended | None = None
 
 
 class Places:
@@ -46,30 +47,35 @@ class Places:
       useful: Those in which the place had a prompt that was not done.
     """
 
-    def __init__(self, run: Run, places: int, *, trace: bool) -> None:
+    def __init__(self, run: Run, places: int) -> None:
         self.offered = self.useful = 0
-        self._run, self._trace = run, trace
+        self._run = run
         self._waiting = deque(range(len(run.prompts)))
         self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))
         self._faults: list[Fault] = []
 
-    def results(self) -> Iterator[Result]:
-        """Yields the result of each prompt, in their order, as soon as it is there.
+    def results(self, together: int = 1, *, trace: bool = False) -> Iterator[Result]:
+        """Yields a result for every `together` prompts, in their order, as soon as it is there.
 
         Raises FloatingPointError as `decode`, once the prompts that have places are done; those
         that wait get none.
         """
-        found: dict[int, Result] = {}
-        canvas = None
-        for prompt in range(len(self._run.prompts)):
-            while prompt not in found:
+        run, canvas = self._run, None
+        found: dict[int, _Occupant] = {}
+        for first in range(0, len(run.prompts), together):
+            chosen = range(first, min(first + together, len(run.prompts)))
+            while not found.keys() >= {*chosen}:
                 require_scores([] if self._busy or self._waiting else self._faults)
-                with self._run.precision():
+                with run.precision():
                     began = perf_counter()
                     canvas, steps = self._forwards(self._with_the_next(canvas))
                     self._share(canvas, steps, perf_counter() - began)
                     found |= self._ended(canvas)
-            yield found.pop(prompt)
+            ended = [found.pop(prompt) for prompt in chosen]
+            rows = Ended(*map(np.concatenate, zip(*(each.ended for each in ended), strict=True)))
+            seconds = sum(each.seconds for each in ended)
+            steps = _joined([each.steps for each in ended], run.buckets(chosen))
+            yield result_of(run, chosen, rows, steps, seconds, trace=trace)
 
     @property
     def _busy(self) -> list[tuple[int, _Occupant]]:
@@ -83,7 +89,7 @@ class Places:
         begins = free & np.array([each is not None for each in self._taken])
         if canvas is not None and not begins.any():
             return canvas
-        filler = next(each.prompt for _, each in self._busy)
+        filler = self._busy[0][1].prompt
         prompts = [each.prompt if each else filler for each in self._taken]
         if canvas is None:
             return self._run.canvas(prompts)
@@ -100,33 +106,31 @@ class Places:
     def _share(self, canvas: Canvas, steps: Steps, seconds: float) -> None:
         """Gives each occupant its own part of the forwards, and of their time."""
         nfe = np.asarray(canvas.nfe)
-        taken_part = {row: int(nfe[row]) - each.nfe for row, each in self._busy}
-        useful = sum(taken_part.values())
+        part = {row: int(nfe[row]) - each.nfe for row, each in self._busy}
+        useful = sum(part.values())
         self.offered += len(steps.rows) * len(self._taken)
         self.useful += useful
         for row, each in self._busy:
-            each.steps.append(_of_row(steps, row, taken_part[row]))
-            each.seconds += seconds * taken_part[row] / max(1, useful)
+            each.steps.append(_of_row(steps, row, part[row]))
+            each.seconds += seconds * part[row] / useful
             each.nfe = int(nfe[row])
 
-    def _ended(self, canvas: Canvas) -> dict[int, Result]:
-        """Frees the places whose occupants are done; returns their results, by prompt."""
+    def _ended(self, canvas: Canvas) -> dict[int, _Occupant]:
+        """Frees the places whose occupants are done; returns those, by prompt."""
         done, faults = np.asarray(canvas.done), {each.canvas: each for each in faults_of(canvas)}
-        limit, found = self._run.most_steps, {}
+        found = {}
         for row, each in self._busy:
-            if not done[row] and each.nfe < limit:
+            if not done[row] and each.nfe < self._run.most_steps:
                 continue
             self._taken[row] = None
             if row in faults:
-                self._faults.append(faults[row]._replace(canvas=each.prompt))
-                self._faults.sort()
+                self._faults = sorted([*self._faults, faults[row]._replace(canvas=each.prompt)])
                 self._waiting.clear()
-                continue
-            ended = Ended(*(np.array(getattr(canvas, name)[row])[None] for name in Ended._fields))
-            steps = _joined(each.steps, self._run.buckets)
-            found[each.prompt] = result_of(
-                self._run, [each.prompt], ended, steps, each.seconds, trace=self._trace
-            )
+            else:
+                each.ended = Ended(
+                    *(np.array(getattr(canvas, name)[row])[None] for name in Ended._fields)
+                )
+                found[each.prompt] = each
         if not self._faults:
             require_numbers(self._run.setup.rule, canvas)
         return found
@@ -138,12 +142,20 @@ def _of_row(steps: Steps, row: int, count: int) -> Steps:
     return Steps(records, steps.rows[:count], steps.seconds[:count])
 
 
-def _joined(parts: Sequence[Steps], buckets: Sequence[int]) -> Steps:
-    """Returns the steps of a canvas, in the buckets that it takes alone."""
-    records, _, seconds = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+def _joined(canvases: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
+    """Returns the steps of canvases as if they had begun at once, in the buckets that they then
+    take. Seconds are NaN: a forward was shared with others."""
+    most = max(sum(len(part.rows) for part in parts) for parts in canvases)
+
+    def whole(*parts: np.ndarray) -> np.ndarray:
+        array = np.concatenate(parts)
+        return np.pad(array, [(0, most - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+    records = [jax.tree.map(whole, *(part.records for part in parts)) for parts in canvases]
+    records = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *records)
     sizes = np.asarray(buckets, np.int32)
-    rows = sizes[np.searchsorted(sizes, records.counts.live_rows[:, 0])]
-    return Steps(records, rows, seconds)
+    rows = sizes[np.searchsorted(sizes, records.counts.live_rows.max(axis=1))]
+    return Steps(records, rows, np.full(most, np.nan))
 
 
 def _exchanged(canvas: Canvas, new: Canvas, where: Bool[np.ndarray, " B"]) -> Canvas:

@@ -31,8 +31,6 @@ class Run:
     prompts: list[np.ndarray]
     seeds: list[tuple[int, int]]
     """Of each prompt, and the index that is folded into it."""
-    layout: CanvasLayout
-    """Of every canvas: it holds the longest prompt."""
     loop: Loop
     infill: bool = False
     on_step: OnStep | None = None
@@ -42,16 +40,25 @@ class Run:
     def config(self) -> SamplerConfig:
         return self.setup.config
 
-    @property
+    @cached_property
     def lengths(self) -> Int[np.ndarray, " B"]:
         """Returns how many tokens each prompt has."""
         return np.array([len(prompt) for prompt in self.prompts], np.int32)
 
     @cached_property
-    def buckets(self) -> tuple[int, ...]:
-        """Rows of the forwards that are compiled, ascending."""
-        extra = self.setup.most_extra_rows(self.layout.length)
-        return buckets_for(self.config, self.layout, self.setup.model, extra)
+    def layout(self) -> CanvasLayout:
+        """Returns the layout of every canvas: it holds the longest prompt."""
+        return self._layout(range(len(self.prompts)))
+
+    def _layout(self, chosen: Sequence[int]) -> CanvasLayout:
+        lengths = self.lengths[chosen]
+        return layout_of(lengths, self.config, self.setup.model, infill=self.infill)
+
+    def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """Returns rows of forwards, ascending, of canvases for these prompts alone."""
+        layout = self._layout(chosen)
+        extra = self.setup.most_extra_rows(layout.length)
+        return buckets_for(self.config, layout, self.setup.model, extra)
 
     @property
     def most_steps(self) -> int:
@@ -81,10 +88,11 @@ class Run:
         canvas."""
         dtype = self.config.parity.confidence_dtype
         setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.setup)
-        chosen = setup, self.denoiser, self.params, canvas, self.buckets, self.most_steps
+        buckets = self.buckets(range(len(self.prompts)))
+        decoded = setup, self.denoiser, self.params, canvas, buckets
         if self.loop == "compiled":
-            return compiled_loop(*chosen, until, most)
-        return host_loop(*chosen[:-1], until, most, self.on_step, self.refresher)
+            return compiled_loop(*decoded, self.most_steps, until, most)
+        return host_loop(*decoded, until, most, self.on_step, self.refresher)
 
 
 def checked_run(
@@ -112,9 +120,7 @@ def checked_run(
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
-    lengths = np.array([len(row) for row in rows], np.int32)
-    layout = layout_of(lengths, config, model, infill=infill)
-    return Run(setup, denoiser, params, rows, seeds, layout, loop, infill, on_step, refresher)
+    return Run(setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher)
 
 
 def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
