@@ -38,11 +38,11 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
-        parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
-        float16; `tiles` (the extra `revision`), the host's threads, for a model of `tiled`; a
-        `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`, whose
-        layers need not be in memory, nor in the model.
+      backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
+        (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
+        (the extra `qnn`), an emulated SM8750 in float16; `tiles` (the extra `revision`), the
+        host's threads, for a model of `tiled`; a `Backend`, for example an `EmulatedNpu` of
+        another SoC; or a `StreamedProgram`, whose layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
