@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.tasks import load_task
@@ -35,6 +35,9 @@ class ContinuousBenchConfig:
     def __post_init__(self) -> None:
         require_counts(self, "items", "batch")
         require_counts(self, "turns", least=2)
+        for name, sizes in (("places", self.places), ("samplers", self.samplers)):
+            require(len(sizes) > 0, f"{name} is empty; allowed: 1 or more")
+        require(min(self.places) > 0, f"places is {list(self.places)}; allowed: 1 or more")
         _ = [self.sampler(name) for name in self.samplers]
 
     def sampler(self, name: str) -> SamplerConfig:
