@@ -84,7 +84,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         needed = "medium" if config.suite == "sampling" else "llada_8b"
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "start":
-        return time_start(config.model, shape, config.start, config.repeats)
+        return time_start(config.model, shape, config.start, config)
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)

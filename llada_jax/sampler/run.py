@@ -97,7 +97,7 @@ class Run:
         canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
         return lowered_loop(*self._decoded(canvas), self.most_steps)
 
-    def _decoded(self, canvas: Canvas) -> tuple[Any, ...]:
+    def _decoded(self, canvas: Canvas) -> tuple[Setup, Denoiser, Params, Canvas, tuple[int, ...]]:
         """Returns what both loops take: the settings' numbers are arrays in it."""
         dtype = self.config.parity.confidence_dtype
         setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.setup)

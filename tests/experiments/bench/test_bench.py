@@ -184,7 +184,8 @@ def test_experts_beside_other_products(tmp_path):
 @pytest.mark.slow
 def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_path):
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
-    config = composed(*small, "++architecture.n_layers=8", "suite=start", "model=tiny")
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *special, "++architecture.n_layers=8", "suite=start", "model=tiny")
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name: row.value for row in timed}
     for window in ("dual", "blockwise", "llada_cpp"):
