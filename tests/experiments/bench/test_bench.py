@@ -117,6 +117,8 @@ def test_revision_beside_float32(tmp_path):
         ("revision.cached=-1", "revision: cached is -1; allowed: 0 or more"),
         ("sampling.rows=[]", r"sampling: rows is \[\]; allowed: ascending, from 1 on"),
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
+        ("continuous.turns=1", "continuous: turns is 1; allowed: 2 or more"),
+        ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: 1 or more"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
         ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),
@@ -170,6 +172,20 @@ def test_runs_beside_others(tmp_path):
         assert rows[f"beside/{loop}/alone"] > 0
         assert rows[f"beside/{loop}/busy_cores/median"] > 0.5
     assert len(rows) == 2 * 7
+
+
+@pytest.mark.slow
+def test_a_stream_beside_batches(random_model, tmp_path):
+    told = ["items=6", "batch=3", "places=[2]", "turns=2", "samplers=[threshold]"]
+    told = [f"continuous.{each}" for each in told]
+    config = composed("suite=continuous", f"model={random_model}", *told)
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
+    assert rows["continuous/threshold/places_2/same_answers"] == 1
+    for way in ("batches", "places_2"):
+        assert 0 < rows[f"continuous/threshold/{way}/useful"] <= 1
+    assert rows["continuous/threshold/places_2/processor/median"] > 0
+    assert len(rows) == 2 + 9
 
 
 def test_experts_beside_other_products(tmp_path):
