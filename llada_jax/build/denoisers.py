@@ -113,7 +113,7 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
         backend = _BACKENDS[backend](same.params)
     if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
         head = LiteRT(quant_of(same.params))
-        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS)
+        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS, canvases=(1,))
     return CompiledOnDemand(config, same.params, backend)
 
 

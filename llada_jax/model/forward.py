@@ -15,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import logits_of
 from llada_jax.model.layers import (
+    Attend,
     CachedLayer,
     Multiply,
     Rotation,
+    attend_to_cache,
     attention,
     attention_bias,
     feed_forward,
@@ -50,6 +52,7 @@ class LayerHooks(NamedTuple):
     multiply: Multiply = linear
     """Products with the matrices of attention."""
     feed_forward_of: FeedForwardOf = plain_feed_forward
+    attend_with: Attend = attend_to_cache
 
 
 PLAIN = LayerHooks()
@@ -104,7 +107,14 @@ def run_layer(
     """Runs one layer, whose number in the whole model the hooks are told."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, hooks.multiply
+        normed,
+        layer.attention,
+        config,
+        angles,
+        bias,
+        cached,
+        hooks.multiply,
+        hooks.attend_with,
     )
     hidden = hidden + mixed
     normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
