@@ -7,6 +7,7 @@
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
     python -m experiments.bench suite=beside
+    python -m experiments.bench suite=packed
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -24,6 +25,7 @@ from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
+from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
@@ -32,7 +34,9 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts"]
+Suite = Literal[
+    "hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts", "packed"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class BenchConfig(HotPathsConfig):
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
     beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
+    packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -81,6 +86,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "packed":
+        return time_packed(shape, config.packed, config.repeats)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)
