@@ -77,9 +77,7 @@ def time_packed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> 
 def _sliced(model: ModelConfig, layers: int) -> ModelConfig:
     vocabulary = model.vocab_size * layers // model.n_layers
     none = dict.fromkeys(("eos_id", "eot_id", "pad_id"))
-    return model.replace(
-        n_layers=layers, vocab_size=vocabulary, mask_id=vocabulary - 1, **none
-    )
+    return model.replace(n_layers=layers, vocab_size=vocabulary, mask_id=vocabulary - 1, **none)
 
 
 def _timed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:

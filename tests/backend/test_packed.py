@@ -16,11 +16,12 @@ from llada_jax.backend.program import CANVASES, ROW_BUCKETS, bucket_size
 from llada_jax.backend.protocol import Bucket
 from llada_jax.backend.steps import body_step, resized
 from tests.backend.example_backend import ExampleBackend
-from tests.backend.models import GQA, float_weights, random_inputs, random_params
-from tests.backend.test_decoding import word_problem
+from tests.backend.models import GQA, float_weights, quantized, random_inputs, random_params
 
-LENGTHS = (60, 20, 51, 33)
-"""Of the prompts: the ends of word problems."""
+MODEL = lj.Model(GQA.replace(n_layers=2), random_params(GQA.replace(n_layers=2)), None)
+PROMPTS = [[5, 20, 31, 7, 9, 40, 41, 2, 60], [8, 3, 77], [12, 50, 51, 6, 33, 1], [44, 45]]
+SHORT = lj.SamplerConfig(gen_length=16, block_length=8, threshold=0.05)
+ON_XLA = ExampleBackend()
 
 
 def sizes_for(rows: int) -> tuple[int, Sequence[int]]:
@@ -98,8 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def assert_tokens_of_singles(
     model: lj.Model, backend: Any, monkeypatch: pytest.MonkeyPatch, cache: Any, batch: int
 ) -> None:
-    prompts = [word_problem(model, index)[-length:] for index, length in enumerate(LENGTHS[:batch])]
-    config = lj.SamplerConfig(gen_length=16, block_length=8, threshold=0.9, cache=cache)
+    prompts, config = PROMPTS[:batch], SHORT.replace(cache=cache)
     ran = counted(monkeypatch)
     together = lj.generate(model, prompts, config, backend=backend)
     assert max(ran) > 1 and len(ran) < together.nfe.sum(), "forwards must be shared"
@@ -110,18 +110,23 @@ def assert_tokens_of_singles(
         assert together.nfe[row] == alone.nfe[0]
 
 
-@pytest.mark.parametrize(("dtype", "cache", "batch"), [("float32", "blockwise", 2),
-                                                       ("int8", "dual", 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "cache", "batch"), [("float32", "blockwise", 3), ("int8", "dual", 4)]
+)
 def test_litert_gives_a_batch_the_tokens_of_singles(
-    dtype: Any, cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch
+    dtype: str, cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
     pytest.importorskip("litert_converter", reason="needs the extra npu")
-    assert_tokens_of_singles(lj.load("tiny", dtype), "litert", monkeypatch, cache, batch)
+    params = MODEL.params if dtype == "float32" else quantized(MODEL.params, 8)
+    model = lj.Model(MODEL.config, params, None)
+    assert_tokens_of_singles(model, "litert", monkeypatch, cache, batch)
 
 
-@pytest.mark.parametrize(("cache", "batch"), [("blockwise", 3), ("dual", 4)])
+@pytest.mark.parametrize(
+    ("cache", "batch"), [("dual", 2), pytest.param("blockwise", 4, marks=pytest.mark.slow)]
+)
 def test_steps_on_xla_give_a_batch_the_tokens_of_singles(
     cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_tokens_of_singles(lj.load("tiny"), ExampleBackend(), monkeypatch, cache, batch)
+    assert_tokens_of_singles(MODEL, ON_XLA, monkeypatch, cache, batch)

@@ -140,7 +140,9 @@ def test_caches_beyond_the_memory(whole: Path, monkeypatch: pytest.MonkeyPatch) 
     model, config = lj.load(whole), SHORT.replace(cache="blockwise")
     lj.generate(model, [PROMPT], config, backend="litert")
     monkeypatch.setattr(resources, "available_memory", lambda: 10_000)
-    message = r"the cache of 3 canvases of 16 positions takes 12\.3kB of memory, but 10\.0kB are left"
+    message = (
+        r"the cache of 3 canvases of 32 positions takes 24\.6kB of memory, but 10\.0kB are left"
+    )
     with pytest.raises(ValueError, match=message):
         lj.generate(model, [PROMPT] * 3, config, backend="litert")
 
