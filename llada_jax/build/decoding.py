@@ -85,7 +85,7 @@ def generate_stream(
     prompts: Prompts,
     config: SamplerConfig | None = None,
     *,
-    places: int = 16,
+    places: int = 8,
     together: int = 1,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
