@@ -9,6 +9,7 @@
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=start start.export=path/to/an/export
     python -m experiments.bench suite=continuous
+    python -m experiments.bench suite=packed
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -27,6 +28,7 @@ from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkou
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
+from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
@@ -44,6 +46,7 @@ Suite = Literal[
     "checkouts",
     "beside",
     "continuous",
+    "packed",
     "experts",
     "start",
 ]
@@ -64,6 +67,7 @@ class BenchConfig(HotPathsConfig):
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
+    packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -101,6 +105,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "packed":
+        return time_packed(shape, config.packed, config.repeats)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

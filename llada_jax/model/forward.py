@@ -19,7 +19,7 @@ from llada_jax.model.layers import (
     CachedLayer,
     Multiply,
     Rotation,
-    attend,
+    attend_to_cache,
     attention,
     attention_bias,
     feed_forward,
@@ -52,7 +52,7 @@ class LayerHooks(NamedTuple):
     multiply: Multiply = linear
     """Products with the matrices of attention."""
     feed_forward_of: FeedForwardOf = plain_feed_forward
-    attend: Attend = attend
+    attend_with: Attend = attend_to_cache
 
     @property
     def in_graph(self) -> bool:
@@ -112,7 +112,14 @@ def run_layer(
     """Runs one layer, whose number in the whole model the hooks are told."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, hooks.multiply, hooks.attend
+        normed,
+        layer.attention,
+        config,
+        angles,
+        bias,
+        cached,
+        hooks.multiply,
+        hooks.attend_with,
     )
     hidden = hidden + mixed
     normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
