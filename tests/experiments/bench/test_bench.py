@@ -92,6 +92,7 @@ def test_one_pass_samples_what_float64_does():
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_revision_beside_float32(tmp_path):
     pytest.importorskip("llvmlite")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
