@@ -13,10 +13,11 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
