@@ -1,0 +1,65 @@
+"""A mixture of experts that begins with what a dense model knows.
+
+Attention, norms and vocabulary are the dense model's. Its feed-forward neurons are dealt out to the
+experts again and again, each time in another order, so that experts differ from the first step on
+(sparse upcycling, Komatsuzaki et al., arXiv 2212.05055, with experts narrower than the parent).
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from llada_jax.config import ModelConfig, require
+from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
+
+ROUTER_STD = 0.5
+"""Of the router's logits at first, for inputs of unit variance."""
+
+
+def dense_shape(config: ModelConfig) -> ModelConfig:
+    """Returns the dense shape that a mixture's parent has."""
+    return dataclasses.replace(config, family="llada", moe=None)
+
+
+def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams:
+    """Returns a mixture's parameters, float32, of a dense parent's with `dense_shape(config)`.
+
+    Raises ValueError for routed layers that the parent cannot fill: shared experts, dense layers,
+    or fewer neurons in all experts than the parent has.
+    """
+    moe = config.moe
+    assert moe is not None
+    require(
+        not moe.first_layer and not moe.shared_width,
+        f"first_layer, shared_width are {moe.first_layer}, {moe.shared_width}; allowed: 0, 0",
+    )
+    neurons = moe.n_experts * moe.expert_width
+    require(
+        neurons >= config.ffn_width,
+        f"the experts have {neurons} neurons; allowed: ffn_width ({config.ffn_width}) or more",
+    )
+    rng = np.random.default_rng(seed)
+    layers = tuple(_routed(layer, config, rng) for layer in parent.layers)
+    return parent._replace(layers=layers)
+
+
+def _routed(layer: Layer, config: ModelConfig, rng: np.random.Generator) -> Layer:
+    dense, moe = layer.ffn, config.moe
+    assert isinstance(dense, FeedForward) and moe is not None
+    wanted = moe.n_experts * moe.expert_width
+    rounds = -(-wanted // config.ffn_width)
+    dealt = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])[:wanted]
+    neurons = dealt.reshape(moe.n_experts, moe.expert_width)
+    # A row that weighs k of E experts by 1 / E each then gets the parent's output on average.
+    taken = moe.experts_per_token * moe.expert_width / config.ffn_width
+    router = rng.standard_normal((moe.n_experts, config.width)) * ROUTER_STD / config.width**0.5
+    experts = Experts(
+        router=jnp.asarray(router, jnp.float32),
+        selection_bias=None,
+        gate=dense.gate[neurons],
+        up=dense.up[neurons],
+        down=jnp.moveaxis(dense.down[:, neurons], 0, 1) * (moe.n_experts / taken),
+        shared=None,
+    )
+    return layer._replace(ffn=experts)
