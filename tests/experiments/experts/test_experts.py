@@ -12,7 +12,7 @@ from experiments.experts.hybrimoe_tables import PUBLISHED, Cell, gains_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.experts.routing import RoutingTrace
-from tests.experts.traces import SMALL, small_trace
+from tests.experts import traces
 
 SMALL = [
     "paper.profile_tokens=4", "paper.tokens=3", "paper.prompts=1", "phones.socs=[SM8750]",
@@ -97,8 +97,8 @@ def test_the_papers_tables(tmp_path):
 
 
 def test_gains_of_cells_and_their_average():
-    trace = small_trace()
-    cells = [Cell(f"small/{slots}", "decode", SMALL, slots / 16, trace, 6) for slots in (4, 8)]
+    trace, shape = traces.small_trace(), traces.SMALL
+    cells = [Cell(f"small/{slots}", "decode", shape, slots / 16, trace, 6) for slots in (4, 8)]
     rows = {row.name: row for row in gains_of("decode", cells)}
     gains = [rows[f"decode/{cell.name}/gain"].value for cell in cells]
     before, after = (rows[f"decode/small/8/{name}"].value for name in ("ktransformers", "hybrimoe"))
