@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
 
-from experiments.harness.results import ResultRow
+from experiments.harness.results import Kind, ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
 from llada_jax.config import require
 from llada_jax.sampling_engine import paper_results as paper
@@ -95,8 +95,10 @@ def _timed(program: SamplerProgram, **settings: Any) -> Timing:
     return time_program(program, TimingConfig(hbm=fitted_hbm(), **settings))
 
 
-def _modelled(name: str, value: float, unit: str, **more: Any) -> ResultRow:
-    return ResultRow(name, value, unit, kind="modelled", **more)
+def _modelled(
+    name: str, value: float, unit: str, kind: Kind = "modelled", **more: Any
+) -> ResultRow:
+    return ResultRow(name, value, unit, kind=kind, **more)
 
 
 def _beside(known: Mapping[int, float], vlen: int, source: str) -> dict[str, Any]:
@@ -108,22 +110,28 @@ def fit_rows() -> Iterator[ResultRow]:
     """Yields the two constants that were fitted."""
     hbm = fitted_hbm()
     source = f"fitted to {FITTED_TO} of {paper.PAPER}"
-    yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", source=source)
-    yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", source=source)
+    yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", "fitted", source=source)
+    yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", "fitted", source=source)
+
+
+LATENCY_KINDS: Mapping[int, Kind] = {512: "fitted", 2048: "informed"}
+"""Of the latencies' rows; at 2048 the memory cycles are fitted."""
+CYCLES_KINDS: Mapping[str, Kind] = {"memory": "fitted", "vector": "informed"}
+"""What a top-k unit takes was chosen with the published total of the vector cycles in view."""
 
 
 def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields the published rows and breakdown, then the other programs at the same lengths."""
     table = paper.LATENCY_MS if config.is_published_case else {}
-    role = {512: "fitted", 1024: "predicted", 2048: "predicted but for its memory cycles"}
     for vlen in config.vlens:
         cycles = _timed(programs["performance", vlen]).cycles
-        known = _beside(table, vlen, f"{TABLE}; {role.get(vlen)}")
-        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", **known)
-        if vlen not in table:
+        known = _beside(table, vlen, TABLE)
+        kind = LATENCY_KINDS.get(vlen, "modelled") if known else "modelled"
+        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", kind, **known)
+        if not known:
             continue
         yield _modelled(
-            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster",
+            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster", "repeated",
             reference=paper.A6000_MS / table[vlen], source=TABLE,
         )  # fmt: skip
         if vlen == 2048:
@@ -139,15 +147,14 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
 
 def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
     for unit, value in cycles.items():
-        role = "fitted" if unit == "memory" else "predicted"
         yield _modelled(
-            f"vlen2048/{unit}_cycles", value, "cycles", reference=paper.CYCLES_AT_2048[unit],
-            source=f"{paper.PAPER}, breakdown; {role}",
+            f"vlen2048/{unit}_cycles", value, "cycles", CYCLES_KINDS.get(unit, "modelled"),
+            reference=paper.CYCLES_AT_2048[unit], source=f"{paper.PAPER}, breakdown",
         )  # fmt: skip
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields what the published numbers leave out: other latency columns, and all scales of MX."""
+    """Yields what the published numbers leave out: other latencies, all scales of MX, and noise."""
     for vlen in config.vlens:
         for column in COLUMNS[1:]:
             for mode in ("performance", "one_pass_overlapped"):
@@ -155,6 +162,9 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
                 yield _modelled(f"{column}/{mode}/vlen{vlen}/latency_ms", ms, "ms")
         ms = _timed(programs["performance", vlen], scale_traffic="full").cycles.ms
         yield _modelled(f"full_scales/vlen{vlen}/latency_ms", ms, "ms")
+        noisy = replace(config.sampling("one_pass"), noisy=True)
+        timing = _timed(compile_sampler(noisy, EngineConfig(vlen=vlen)))
+        yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
 
 
 def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
@@ -178,11 +188,12 @@ def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
 
 def area_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields area, power, and the energy of one block's step."""
-    source = f"{paper.PAPER}, Table IV; the slope is fitted to it"
+    source = f"{paper.PAPER}, Table IV"
     for vlen in config.vlens:
         area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
-        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", **area)
-        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", **power)
+        kind = "fitted" if area else "modelled"
+        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", kind, **area)
+        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", kind, **power)
         for mode in MODES:
             energy = paper.energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
             yield _modelled(f"energy/{mode}/vlen{vlen}/mj", energy, "mJ")
