@@ -8,7 +8,7 @@ import pytest
 import llada_jax as lj
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
-from llada_jax.sampler import generate, loops
+from llada_jax.sampler import loops, run
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=64, width=16, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=8,
@@ -44,7 +44,7 @@ def lowered(monkeypatch):
             lj.generate(model, [list(range(8))], config)
         return stopped.value.args[0]
 
-    monkeypatch.setattr(generate, "compiled_loop", lower_only)
+    monkeypatch.setattr(run, "compiled_loop", lower_only)
     return of
 
 
