@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from experiments.harness.results import Kind, ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
+from experiments.sampling_engine.format_costs import AnswersConfig
 from llada_jax.config import require
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import (
@@ -50,10 +51,10 @@ class SamplingEngineConfig:
     chunk_rows: int = 4
     sweeps: SweepsConfig = field(default_factory=SweepsConfig)
     flips: FlipsConfig = field(default_factory=FlipsConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
     seed: int = 0
     full_size: bool = True
     hardware: bool = True
-    plots: bool = True
 
     def __post_init__(self) -> None:
         require(bool(self.vlens), "vlens is empty; allowed: at least one vector length")

@@ -39,9 +39,7 @@ def places_for(
 ) -> Places:
     config = with_ids(config, CONFIG)
     denoiser = denoiser or toy_denoiser(config)
-    return Places(
-        checked_run(denoiser, jnp.int32(1), CONFIG, prompts, config, **options), places
-    )
+    return Places(checked_run(denoiser, jnp.int32(1), CONFIG, prompts, config, **options), places)
 
 
 def assert_same(found: Result, expected: Result) -> None:
@@ -94,7 +92,10 @@ def test_prompts_of_other_lengths_and_one_program_that_goes_on():
 def test_results_come_in_the_order_of_prompts_while_others_wait():
     taken = places_for(UNEQUAL, ONE_BY_ONE, 2, loop="host")
     (first,) = islice(taken.results(), 1)
-    assert first.generated[0].tolist() == toy_decode(UNEQUAL[:1], ONE_BY_ONE, salt=1).generated[0].tolist()
+    assert (
+        first.generated[0].tolist()
+        == toy_decode(UNEQUAL[:1], ONE_BY_ONE, salt=1).generated[0].tolist()
+    )
     assert taken.offered == taken.useful == 2 * ONE_BY_ONE.gen_length
 
 
@@ -103,6 +104,8 @@ def test_a_bad_canvas_ends_the_stream_where_its_result_would_be(loop):
     prompts = [[3, 1], [4, 1], [9, 2], [5, 3], [6, 5]]
     results = places_for(prompts, ONE_BY_ONE, 2, poisoned({9: 3, 5: 1}), loop=loop).results()
     assert [len(next(results).generated[0]) for _ in range(2)] == [12, 12]
-    message = r"infinite \(canvas 2: forward 3, position \d+; canvas 3: forward 1, position \d+; all"
+    message = (
+        r"infinite \(canvas 2: forward 3, position \d+; canvas 3: forward 1, position \d+; all"
+    )
     with pytest.raises(FloatingPointError, match=message):
         next(results)

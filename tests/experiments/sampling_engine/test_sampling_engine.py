@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.harness import pictures
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.sampling_engine import hardware as sampling_engine_hardware
 from experiments.sampling_engine.__main__ import sampling_engine
@@ -30,7 +29,6 @@ def composed(*overrides):
 
 
 def test_it_runs(tmp_path):
-    pytest.importorskip("matplotlib")
     config = composed(*SMALL)
     sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
@@ -47,8 +45,6 @@ def test_it_runs(tmp_path):
     assert all("fingerprint" not in row for name, row in rows.items() if name not in tiny)
     for mode in ("performance", "one_pass"):
         assert rows[f"machine/exact/{mode}/flips"]["value"] == 0
-    pictures = {"latency.png", "breakdown.png", "sweeps.png", "flips.png"}
-    assert pictures <= {path.name for path in tmp_path.iterdir()}
     assert "V_RED_MAX_IDX" in (tmp_path / "one_pass.asm").read_text()
 
 
@@ -103,18 +99,9 @@ def test_bad_input(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("module", "override", "message"),
-    [
-        (pictures, "plots=true", "plots=true needs the extra `plots`"),
-        (sampling_engine_hardware, "hardware=true", "hardware=true needs the extra `hdl`"),
-    ],
-)
-def test_a_missing_extra_is_named_before_anything_runs(
-    module, override, message, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    config = composed(*SMALL, override)
-    with pytest.raises(ImportError, match=message):
+def test_a_missing_extra_is_named_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling_engine_hardware, "find_spec", lambda name: None)
+    config = composed(*SMALL, "hardware=true")
+    with pytest.raises(ImportError, match="hardware=true needs the extra `hdl`"):
         sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
     assert not list(tmp_path.iterdir())
