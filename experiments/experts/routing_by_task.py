@@ -46,7 +46,7 @@ class RoutingConfig:
 
     model: str | None = None
     tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku")
-    answers: int = 6
+    answers: int = 4
     ratios: tuple[float, ...] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,8 @@ def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingT
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
         traces.append(record_routing(model, [prompt], sampler, seed=seed)[1])
     trace = joined(traces)
-    return replace(trace, settings={**trace.settings, "fingerprint": model.fingerprint})
+    settings = {**trace.settings, "fingerprint": model.fingerprint}
+    return replace(trace, scores=trace.scores.astype(np.float16), settings=settings)
 
 
 def _drawn_like(trace: RoutingTrace, seed: int) -> RoutingTrace:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from experiments.harness.results import Kind, ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
 from experiments.sampling_engine.format_costs import AnswersConfig
+from experiments.sampling_engine.gpu_share import share_rows
 from llada_jax.config import require
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import (
@@ -87,6 +88,7 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from latency_rows(config, programs)
     yield from sensitivity_rows(config, programs)
     yield from gpu_rows(config)
+    yield from share_rows()
     yield from footprint_rows(programs)
     yield from area_rows(config, programs)
     yield from sweep_rows(config)
