@@ -154,6 +154,20 @@ def compiled_loop(
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
 
 
+def lowered_loop(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    buckets: tuple[int, ...],
+    limit: int,
+) -> jax.stages.Lowered:
+    """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
+    are enough."""
+    program = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
+    return program.lower(setup, denoiser, params, canvas, buckets, limit, 1, limit)
+
+
 def _decide_and_plan(
     setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
 ) -> tuple[Canvas, StepRecord, StepPlan]:

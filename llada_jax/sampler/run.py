@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
+from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.setup import Setup
@@ -86,13 +86,23 @@ class Run:
     def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
         canvas."""
-        dtype = self.config.parity.confidence_dtype
-        setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.setup)
-        buckets = self.buckets(range(len(self.prompts)))
-        decoded = setup, self.denoiser, self.params, canvas, buckets
+        decoded = self._decoded(canvas)
         if self.loop == "compiled":
             return compiled_loop(*decoded, self.most_steps, until, most)
         return host_loop(*decoded, until, most, self.on_step, self.refresher)
+
+    def lowered(self) -> jax.stages.Lowered:
+        """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
+        shapes and dtypes are enough."""
+        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
+        return lowered_loop(*self._decoded(canvas), self.most_steps)
+
+    def _decoded(self, canvas: Canvas) -> tuple[Setup, Denoiser, Params, Canvas, tuple[int, ...]]:
+        """Returns what both loops take: the settings' numbers are arrays in it."""
+        dtype = self.config.parity.confidence_dtype
+        setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.setup)
+        buckets = self.buckets(range(len(self.prompts)))
+        return setup, self.denoiser, self.params, canvas, buckets
 
 
 def checked_run(
