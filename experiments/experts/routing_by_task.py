@@ -33,6 +33,7 @@ from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 
 STORED = Path(__file__).with_name("small_moe")
 TOKENS_PER_STEP = 2
+RATIOS = (0.25, 0.5)
 PUBLISHED = {
     "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
     "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
@@ -47,40 +48,32 @@ class RoutingConfig:
     model: str | None = None
     tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku")
     answers: int = 4
-    ratios: tuple[float, ...] = (0.25, 0.5)
 
     def __post_init__(self) -> None:
         require_counts(self, "answers", least=2)
         for task in self.tasks:
             _ = load_task(task)  # which checks the name
-        for ratio in self.ratios:
-            _ = LLADA_MOE.slots_at(ratio)  # which checks the ratio
 
 
 def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Yields what the routing is like, then how policies do on it and on drawn routing.
+    """Yields what recorded and drawn routing are like, and how policies do on them.
 
-    The first answer profiles the experts. What is recorded goes to the run folder.
+    The first two blocks profile the experts. What is recorded goes to the run folder.
     """
     model = None if config.model is None else lj.load(config.model, "float32")
     traces = {}
     for task in config.tasks:
         if model is None:
-            traces[task] = RoutingTrace.load(STORED / f"{task}.npz")
+            traces[f"recorded/{task}"] = RoutingTrace.load(STORED / f"{task}.npz")
         else:
-            traces[task] = record_task(model, task, config.answers, seed)
-            traces[task].save(run.folder / f"{task}.npz")
-        fingerprint = traces[task].settings.get("fingerprint")
-        for row in statistics_of(traces[task], f"recorded/{task}"):
-            yield replace(row, fingerprint=fingerprint)
-    first = traces[config.tasks[0]]
-    drawn = _drawn_like(first, seed)
-    yield from statistics_of(drawn, "drawn/llada_moe")
+            trace = traces[f"recorded/{task}"] = record_task(model, task, config.answers, seed)
+            trace.save(run.folder / f"{task}.npz")
+    traces["drawn/llada_moe"] = _drawn_like(next(iter(traces.values())), seed)
     costs = phone_costs("SM8750", LLADA_MOE)
-    named = {f"recorded/{task}": trace for task, trace in traces.items()}
-    for name, trace in {**named, "drawn/llada_moe": drawn}.items():
+    for name, trace in traces.items():
+        yield from statistics_of(trace, name)
         profile = int(np.flatnonzero(trace.begins_block)[2])
-        for ratio in config.ratios:
+        for ratio in RATIOS:
             slots = int(ratio * trace.n_experts)
             yield from compare(trace, f"{name}/{round(100 * ratio)}", costs, slots, profile)
 
@@ -129,15 +122,12 @@ def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
         "reuse/token_stays": (mean(reuse[keeps]), "of a row's experts"),
         "reuse/token_changes": (mean(reuse[~keeps]), "of a row's experts"),
     }
-    gates = enumerate(gate_accuracy(trace), 1)
-    steps = (step for step in np.unique(place) if np.isfinite(reuse[place == step]).any())
-    values |= {f"gate/{ahead}": (share, "of a row's experts") for ahead, share in gates}
-    values |= {
-        f"reuse/step_{step}": (mean(reuse[place == step]), "of a row's experts") for step in steps
-    }
+    for ahead, share in enumerate(gate_accuracy(trace), 1):
+        values[f"gate/{ahead}"] = (share, "of a row's experts")
+    for step in np.unique(place[np.isfinite(reuse).any(axis=1)]):
+        values[f"reuse/step_{step}"] = (mean(reuse[place == step]), "of a row's experts")
+    kind = "modelled" if name.startswith("drawn") else "measured"
+    row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
     for what, (value, unit) in values.items():
         reference, source = PUBLISHED.get(what, (None, None))
-        kind = "modelled" if name.startswith("drawn") else "measured"
-        yield ResultRow(
-            f"{name}/{what}", value, unit, kind=kind, reference=reference, source=source
-        )
+        yield row(f"{name}/{what}", value, unit, reference=reference, source=source)

@@ -19,9 +19,10 @@ from llada_jax.model.head import ScoreRules, logits_of, without
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
-from llada_jax.sampling_engine.host import run_scores, store_logits
+from llada_jax.sampling_engine.host import run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.reference import StepInputs
 from llada_jax.sampling_engine.sampling import Key, Sampling
 from llada_jax.types import Denoiser, Scores
 
@@ -109,6 +110,8 @@ def engine_scores(
     engine = EngineConfig(vlen=VLEN, vector_format=vectors, int_bytes=1 << 20)
     sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
     stored = store_logits(sampling, VLEN, logits[None], format)
-    tokens, keys = run_scores(compile_sampler(sampling, engine), stored)
-    unknown = np.full(keys.shape, np.nan, np.float32)
-    return Scores(tokens, keys, unknown, unknown)
+    block, none = np.zeros((batch, rows), np.int32), np.zeros((1, batch), np.int32)
+    inputs = StepInputs(logits, block, block == 0, none)
+    found = run_sampler(compile_sampler(sampling, engine), inputs, stored)
+    unknown = np.full((batch, rows), np.nan, np.float32)
+    return Scores(found.predictions, found.keys, unknown, unknown)

@@ -29,19 +29,6 @@ ENOUGH_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepsConfig:
-    """One axis at a time. The comments are in conf/sampling_engine.yaml."""
-
-    rows: int = 64
-    vlen: int = 2048
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    blocks: tuple[int, ...] = (8, 16, 32, 64)
-    vocabs: tuple[int, ...] = (32000, 64000, 126464, 157184)
-    vlens: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
-    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 31, 62)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SamplingEngineConfig:
     """What to model and measure. The comments are in conf/sampling_engine.yaml."""
 
@@ -50,7 +37,6 @@ class SamplingEngineConfig:
     vocab: int = paper.VOCAB
     vlens: tuple[int, ...] = (512, 1024, 2048)
     chunk_rows: int = 4
-    sweeps: SweepsConfig = field(default_factory=SweepsConfig)
     flips: FlipsConfig = field(default_factory=FlipsConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     seed: int = 0
@@ -91,7 +77,6 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from share_rows()
     yield from footprint_rows(programs)
     yield from area_rows(config, programs)
-    yield from sweep_rows(config)
 
 
 def _timed(program: SamplerProgram, **settings: Any) -> Timing:
@@ -200,30 +185,3 @@ def area_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterato
         for mode in MODES:
             energy = paper.energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
             yield _modelled(f"energy/{mode}/vlen{vlen}/mj", energy, "mJ")
-
-
-def sweep_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """Yields one axis at a time, with memory enough for all."""
-    sweeps = config.sweeps
-    base = replace(config.sampling("edge"), rows=sweeps.rows)
-    axes = (
-        ("batch", "batch", sweeps.batches),
-        ("block", "rows", sweeps.blocks),
-        ("vocab", "vocab", sweeps.vocabs),
-        ("chunk", "chunk_rows", sweeps.chunks),
-    )
-    for mode in MODES:
-        for axis, name, values in axes:
-            for value in values:
-                sampling = replace(base, mode=mode, **{name: value})
-                yield _sweep_row(f"{axis}/{value}", sampling, sweeps.vlen)
-        for vlen in sweeps.vlens:
-            yield _sweep_row(f"vlen/{vlen}", replace(base, mode=mode), vlen)
-
-
-def _sweep_row(point: str, sampling: Sampling, vlen: int) -> ResultRow:
-    engine = EngineConfig(
-        vlen=vlen, vector_bytes=ENOUGH_MEMORY, fp_words=max(vlen, 1024), int_bytes=ENOUGH_MEMORY
-    )
-    ms = _timed(compile_sampler(sampling, engine)).cycles.ms
-    return _modelled(f"sweep/{sampling.mode}/{point}/latency_ms", ms, "ms")

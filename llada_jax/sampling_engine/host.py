@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import (
+    Floats,
     LogitFormat,
     StoredLogits,
     before,
@@ -69,39 +70,6 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
     for k in (int(inputs.k.min()), int(inputs.k.max())):
         require(0 <= k <= sampling.rows, f"k is {k}; allowed: 0 to rows ({sampling.rows})")
 
-    machine = _run(program, inputs, hbm)
-    transfers = slice(memory_map.transfer, memory_map.transfer + sampling.batch)
-    transfer = machine.vector[transfers, : sampling.rows] != 0
-    masks = slice(memory_map.mask, memory_map.mask + sampling.batch)
-    return Decisions(
-        tokens=_integers(program, machine, memory_map.tokens),
-        predictions=_integers(program, machine, memory_map.predictions),
-        transfer=transfer,
-        open=(machine.vector[masks, : sampling.rows] != 0) | transfer,
-    )
-
-
-def run_scores(
-    program: SamplerProgram, hbm: StoredLogits
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Runs a program of one step without a threshold that commits nothing.
-
-    Returns the best tokens [batch, rows] and the keys, by which others than it may commit.
-    """
-    sampling, first = program.sampling, program.memory_map.confidence
-    block = (sampling.batch, sampling.rows)
-    nothing = StepInputs(
-        logits=np.empty(0, np.float32), tokens=np.zeros(block, np.int32), open=np.ones(block, bool),
-        k=np.zeros((1, sampling.batch), np.int32),
-    )  # fmt: skip
-    machine = _run(program, nothing, hbm)
-    keys = machine.vector[first : first + sampling.batch, : sampling.rows]
-    return _integers(program, machine, program.memory_map.predictions), keys
-
-
-def _run(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
-    """Writes what a program reads, and runs it."""
-    sampling, memory_map = program.sampling, program.memory_map
     machine = Machine(program.engine, hbm)
     masks = slice(memory_map.mask, memory_map.mask + sampling.batch)
     machine.vector[masks, : sampling.rows] = inputs.open
@@ -110,13 +78,21 @@ def _run(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Mach
     machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.ravel().tolist()
     machine.fp[memory_map.fp_constants : memory_map.words["fp"]] = _constants(program)
     machine.run(program.instructions)
-    return machine
 
+    def integers(start: int) -> NDArray[np.int32]:
+        return np.array(machine.int[start : start + positions], np.int32).reshape(block)
 
-def _integers(program: SamplerProgram, machine: Machine, start: int) -> NDArray[np.int32]:
-    """Returns a word of each position [batch, rows]."""
-    block = (program.sampling.batch, program.sampling.rows)
-    return np.array(machine.int[start : start + math.prod(block)], np.int32).reshape(block)
+    def lanes(row: int) -> Floats:
+        return machine.vector[row : row + sampling.batch, : sampling.rows]
+
+    transfer = lanes(memory_map.transfer) != 0
+    return Decisions(
+        tokens=integers(memory_map.tokens),
+        predictions=integers(memory_map.predictions),
+        transfer=transfer,
+        open=(lanes(memory_map.mask) != 0) | transfer,
+        keys=lanes(memory_map.confidence),
+    )
 
 
 def _constants(program: SamplerProgram) -> list[float]:

@@ -61,7 +61,7 @@ def test_phones(tmp_path):
 def test_schedules(tmp_path):
     rows = run_parts(tmp_path, "parts=[schedules]", "pictures=false")
     assert rows["schedule_gap/earliest_finish/mean"]["value"] > 0
-    assert rows["schedule_256_experts_ms"]["kind"] == "measured"
+    assert rows["schedule_256_experts_ms/fastest"]["kind"] == "measured"
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -24,7 +24,7 @@ def test_stored_routing_is_like_what_is_published():
 
 @pytest.mark.slow
 def test_cells_of_recorded_and_drawn_routing(tmp_path):
-    small = ["parts=[routing]", "routing.tasks=[choices]", "routing.ratios=[0.5]", "pictures=false"]
+    small = ["parts=[routing]", "routing.tasks=[choices]", "pictures=false"]
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         config = compose("experts", small)
     experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
@@ -39,7 +39,6 @@ def test_cells_of_recorded_and_drawn_routing(tmp_path):
     [
         ({"answers": 1}, "answers is 1; allowed: 2 or more"),
         ({"tasks": ("poems",)}, "task is 'poems'; allowed: "),
-        ({"ratios": (0.0,)}, r"cache ratio is 0\.0; allowed: "),
     ],
 )
 def test_bad_input(settings, message):

@@ -6,23 +6,19 @@ from experiments.sampling_engine.gpu_share import GpuBody, bodies, share_rows
 
 
 def test_a_body_is_bound_by_its_weights_or_its_rows():
-    body = GpuBody(dense=10**9, routed=10**10, share=0.1, vocab=1000)
-    assert body.ms(1, "fewest") == body.ms(1, "expected") == pytest.approx(2 * 2 / 768 * 1e3)
-    assert body.ms(2, "expected") == pytest.approx(2 * (1 + 1.9) / 768 * 1e3)
-    assert body.ms(10**4, "fewest") == pytest.approx(2 * 2e9 * 1e4 / 155e12 * 1e3)
+    body = GpuBody(weights=2 * 10**9, vocab=1000)
+    assert body.ms(1) == body.ms(2) == pytest.approx(2 * 2 / 768 * 1e3)
+    assert body.ms(10**4) == pytest.approx(2 * 2e9 * 1e4 / 155e12 * 1e3)
 
 
 def test_sizes_of_the_papers_models():
-    found = bodies()
-    assert found["llada_8b"].dense / 1e9 == pytest.approx(7.5, rel=0.02)  # without the embedding
-    moe = found["llada_moe"]
-    assert (moe.dense + moe.routed) / 1e9 == pytest.approx(7.0, rel=0.02)
-    assert (moe.dense + moe.routed * moe.share) / 1e9 == pytest.approx(1.4, rel=0.05)
+    weights = [body.weights / 1e9 for body in bodies().values()]
+    assert weights == pytest.approx([7.5, 1.4], rel=0.05)  # without the embedding
 
 
 def test_shares_are_of_a_step_and_70_percent_asks_for_a_slower_sampler():
     rows = {row.name: row.value for row in share_rows()}
-    name = "gpu_share/llada_moe/unfused_float64/fewest_experts"
+    name = "gpu_share/llada_moe/unfused_float64"
     cells = [value for row, value in rows.items() if row.startswith(f"{name}/batch")]
     assert len(cells) == 24 and max(cells) == rows[f"{name}/peak"] < 0.3
     slower, peak = rows[f"{name}/slower_for_70_percent"], rows[f"{name}/peak"]

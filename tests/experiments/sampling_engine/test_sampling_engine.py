@@ -17,8 +17,6 @@ from llada_jax.sampling_engine.sampling import Sampling
 
 SMALL = [
     "batch=2", "rows=8", "vocab=300", "vlens=[32,64]", "hardware=false",
-    "sweeps.rows=8", "sweeps.vlen=32", "sweeps.batches=[1,2]", "sweeps.blocks=[4,8]",
-    "sweeps.vocabs=[100,200]", "sweeps.vlens=[16,32]", "sweeps.chunks=[1,2]",
     "flips.batch=2", "flips.k=2", "flips.steps=2", "flips.formats=[float32,mx_e4m3]",
 ]  # fmt: skip
 
@@ -35,7 +33,6 @@ def test_it_runs(tmp_path):
     for name in (
         "vlen64/latency_ms",
         "one_pass/vlen32/latency_ms",
-        "sweep/edge/chunk/2/latency_ms",
     ):
         assert rows[name]["kind"] == "modelled" and rows[name]["value"] > 0
     for name in ("flips/float32", "flips/mx_e4m3/tiny/odds", "machine/full_size_s"):
