@@ -7,9 +7,7 @@ from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.experts.__main__ import ExpertsConfig, experts
-from experiments.experts.expert_pictures import draw_pictures
 from experiments.experts.hybrimoe_tables import PUBLISHED, Cell, gains_of
-from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, read_config
 from llada_jax.experts.routing import RoutingTrace
 from tests.experts import traces
@@ -40,7 +38,6 @@ def test_the_configuration_is_the_default_of_the_dataclass():
 
 
 def test_phones(tmp_path):
-    pytest.importorskip("matplotlib")
     rows = run_parts(tmp_path, "parts=[phones]")
     for model in ("llada2_mini", "llada_moe"):
         cell = f"{model}/SM8750/50"
@@ -54,21 +51,18 @@ def test_phones(tmp_path):
         assert share == pytest.approx(speeds["denoising"] / speeds["bound"])
     assert rows["address_space/llada2_mini/SM8750/slots"]["value"] == 88
     assert rows["trace/llada2_mini/similarity_1"]["reference"] == 0.985
-    pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"llada2_mini_SM8750.png", "llada_moe_SM8750.png"}
 
 
 def test_schedules(tmp_path):
-    rows = run_parts(tmp_path, "parts=[schedules]", "pictures=false")
+    rows = run_parts(tmp_path, "parts=[schedules]")
     assert rows["schedule_gap/earliest_finish/mean"]["value"] > 0
     assert rows["schedule_256_experts_ms/fastest"]["kind"] == "measured"
-    assert not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.slow
 def test_the_papers_tables(tmp_path):
     """Averages and ablation lie within 20 %, and one of their rows was fitted."""
-    rows = run_all_of(tmp_path, "parts=[paper]", "pictures=false")
+    rows = run_all_of(tmp_path, "parts=[paper]")
     ablation = {
         f"qwen2_25/{phase}/{name}": value
         for phase, speedups in PUBLISHED["speedup"].items()
@@ -110,21 +104,11 @@ def test_gains_of_cells_and_their_average():
 @pytest.mark.slow
 def test_recorded_routing(tmp_path):
     small = ["recorded.gen_length=32", "recorded.steps=4"]
-    rows = run_parts(tmp_path, "parts=[recorded]", "pictures=false", *small)
+    rows = run_parts(tmp_path, "parts=[recorded]", *small)
     assert rows["budgeted/tiny_moe/25/denoising/equal_tokens"]["value"] == 1
     assert {row["fingerprint"] for row in rows.values()} == {lj.load("tiny_moe").fingerprint}
     trace = lj.Trace.load(tmp_path / "trace_tiny_moe.npz")
     assert len(trace.block) == RoutingTrace.load(tmp_path / "routing_tiny_moe.npz").n_steps
-
-
-def test_pictures_need_no_more_than_rows(tmp_path):
-    pytest.importorskip("matplotlib")
-    row = ResultRow(
-        name="qwen2_25/decode/all", value=1.8, unit="x faster", kind="modelled", reference=1.86,
-        source="arXiv 2504.05897",
-    )  # fmt: skip
-    draw_pictures([row], tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["ablation.png"]
 
 
 @pytest.mark.parametrize(

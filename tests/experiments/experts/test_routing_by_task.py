@@ -24,7 +24,7 @@ def test_stored_routing_is_like_what_is_published():
 
 @pytest.mark.slow
 def test_cells_of_recorded_and_drawn_routing(tmp_path):
-    small = ["parts=[routing]", "routing.tasks=[choices]", "pictures=false"]
+    small = ["parts=[routing]", "routing.tasks=[choices]"]
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         config = compose("experts", small)
     experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
