@@ -87,18 +87,27 @@ class Cell(NamedTuple):
 
 def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     """Predicts every cell, then the ablation, the averages and what else they could have been."""
-    decoding = {shape: _decoding(shape, config, seed) for shape in MODELS}
+    decoding = {
+        shape: decoding_trace(
+            shape, STATISTICS[shape.name], seed=seed, tokens=config.profile_tokens + config.tokens
+        )
+        for shape in MODELS
+    }
     cells = [
-        Cell(f"{shape.name}/{round(100 * ratio)}", "decode", shape, ratio, trace,
-             config.profile_tokens)
+        Cell(
+            f"{shape.name}/{100 * ratio:.0f}", "decode", shape, ratio, trace, config.profile_tokens
+        )
         for (shape, trace), ratio in product(decoding.items(), RATIOS)
-    ]  # fmt: skip
-    prompts = {each: _prefill(*each, config, seed) for each in product(MODELS, PREFILL_LENGTHS)}
-    cells += [
-        Cell(f"{shape.name}/{round(100 * ratio)}/{length}", "prefill", shape, ratio, trace,
-             config.prompts)
-        for ((shape, length), trace), ratio in product(prompts.items(), RATIOS)
-    ]  # fmt: skip
+    ]
+    for shape, length in product(MODELS, PREFILL_LENGTHS):
+        trace = prefill_trace(  # as many prompts before those that are timed
+            shape, STATISTICS[shape.name], seed=seed, prompts=2 * config.prompts, tokens=length
+        )
+        cells += [
+            Cell(f"{shape.name}/{100 * ratio:.0f}/{length}", "prefill", shape, ratio, trace,
+                 config.prompts)
+            for ratio in RATIOS
+        ]  # fmt: skip
     for phase in BASELINE:
         of_phase = [cell for cell in cells if cell.phase == phase]
         yield from gains_of(phase, of_phase)
@@ -106,17 +115,6 @@ def predict_paper(config: PaperConfig, seed: int) -> Iterator[ResultRow]:
     yield from _if_misses_ran_on_the_cpu([cell for cell in cells if cell.phase == "prefill"])
     for shape, trace in decoding.items():
         yield from hit_rates(trace, shape, config.profile_tokens)
-
-
-def _decoding(shape: MoEShape, config: PaperConfig, seed: int) -> RoutingTrace:
-    tokens = config.profile_tokens + config.tokens
-    return decoding_trace(shape, STATISTICS[shape.name], seed=seed, tokens=tokens)
-
-
-def _prefill(shape: MoEShape, length: int, config: PaperConfig, seed: int) -> RoutingTrace:
-    """Draws as many prompts before those that are timed."""
-    statistics, prompts = STATISTICS[shape.name], 2 * config.prompts
-    return prefill_trace(shape, statistics, seed=seed, prompts=prompts, tokens=length)
 
 
 def gains_of(phase: Phase, cells: list[Cell]) -> Iterator[ResultRow]:

@@ -27,7 +27,7 @@ from llada_jax.sampling_engine.sampling import Key, Sampling
 from llada_jax.types import Denoiser, Scores
 
 KEYS: tuple[Key, ...] = ("confidence", "odds")
-VLEN = 1024
+VLEN, BATCH, TOKENS_PER_STEP = 1024, 16, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,6 @@ class AnswersConfig:
     """What is answered. The comments are in conf/sampling_engine.yaml."""
 
     items: int = 0
-    batch_size: int = 16
-    tokens_per_step: int = 4
     model: str = "small"
     tasks: tuple[str, ...] = (
         "word_problems", "yes_no", "choices", "sudoku", "countdown", "endings",
@@ -44,7 +42,6 @@ class AnswersConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "items", least=0)
-        require_counts(self, "batch_size", "tokens_per_step")
         for task in self.tasks:
             _ = load_task(task)  # which checks the name
 
@@ -77,7 +74,7 @@ def _right_answers(
     assert tokenizer is not None
     length = task.gen_length
     sampler = SamplerConfig(
-        gen_length=length, block_length=32, steps=length // config.tokens_per_step,
+        gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP,
         cache="blockwise", eos_early_stop=True,
     )  # fmt: skip
     sampler = with_ids(sampler, model.config)
@@ -87,8 +84,8 @@ def _right_answers(
     scores = partial(engine_scores, format=format, key=key, rules=rules)
     denoiser = Denoiser(plain.forward_rows, scores, plain.empty_cache, traceable=False)
     right = 0
-    for first in range(0, len(items), config.batch_size):
-        batch = items[first : first + config.batch_size]
+    for first in range(0, len(items), BATCH):
+        batch = items[first : first + BATCH]
         chats = [[{"role": "user", "content": item.question}] for item in batch]
         prompts = [tokenizer.encode_chat(chat) for chat in chats]
         result = decode(denoiser, model.params, model.config, prompts, sampler, loop="host")

@@ -10,8 +10,8 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from llada_jax.config import ModelConfig, require
-from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
+from llada_jax.config import ModelConfig, MoEConfig, require
+from llada_jax.model.params import Experts, FeedForward, ModelParams
 
 ROUTER_STD = 0.5
 """Of the router's logits at first, for inputs of unit variance."""
@@ -40,21 +40,23 @@ def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams
         f"the experts have {neurons} neurons; allowed: ffn_width ({config.ffn_width}) or more",
     )
     rng = np.random.default_rng(seed)
-    layers = tuple(_routed(layer, config, rng) for layer in parent.layers)
-    return parent._replace(layers=layers)
+    rounds = -(-neurons // config.ffn_width)
+    layers = []
+    for layer in parent.layers:
+        dealt = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])
+        chosen = dealt[:neurons].reshape(moe.n_experts, moe.expert_width)
+        router = rng.standard_normal((moe.n_experts, config.width)) * ROUTER_STD / config.width**0.5
+        layers.append(layer._replace(ffn=_experts(layer.ffn, chosen, router, moe)))
+    return parent._replace(layers=tuple(layers))
 
 
-def _routed(layer: Layer, config: ModelConfig, rng: np.random.Generator) -> Layer:
-    dense, moe = layer.ffn, config.moe
-    assert isinstance(dense, FeedForward) and moe is not None
-    wanted = moe.n_experts * moe.expert_width
-    rounds = -(-wanted // config.ffn_width)
-    dealt = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])[:wanted]
-    neurons = dealt.reshape(moe.n_experts, moe.expert_width)
-    # A row that weighs k of E experts by 1 / E each then gets the parent's output on average.
-    taken = moe.experts_per_token * moe.expert_width / config.ffn_width
-    router = rng.standard_normal((moe.n_experts, config.width)) * ROUTER_STD / config.width**0.5
-    experts = Experts(
+def _experts(
+    dense: FeedForward, neurons: np.ndarray, router: np.ndarray, moe: MoEConfig
+) -> Experts:
+    """Deals neurons [E, F]. A row that weighs k of E experts by 1 / E each then gets the parent's
+    output on average."""
+    taken = moe.experts_per_token * moe.expert_width / dense.gate.shape[0]
+    return Experts(
         router=jnp.asarray(router, jnp.float32),
         selection_bias=None,
         gate=dense.gate[neurons],
@@ -62,4 +64,3 @@ def _routed(layer: Layer, config: ModelConfig, rng: np.random.Generator) -> Laye
         down=jnp.moveaxis(dense.down[:, neurons], 0, 1) * (moe.n_experts / taken),
         shared=None,
     )
-    return layer._replace(ffn=experts)

@@ -24,7 +24,7 @@ def test_in_float32_the_engine_scores_as_the_host(key):
 
 @pytest.mark.slow
 def test_rows_of_answers():
-    config = AnswersConfig(items=2, batch_size=2, model="tiny", tasks=("word_problems",))
+    config = AnswersConfig(items=2, model="tiny", tasks=("word_problems",))
     rows = {row.name: row for row in answer_rows(config, ("bfloat16",), 2)}
     assert rows["answers/bfloat16/bytes_a_logit"].value == 2
     for key in ("confidence", "odds"):
@@ -36,5 +36,5 @@ def test_rows_of_answers():
 def test_bad_input():
     with pytest.raises(ValueError, match="task is 'poems'; allowed: "):
         AnswersConfig(tasks=("poems",))
-    with pytest.raises(ValueError, match="tokens_per_step is 0; allowed: 1 or more"):
-        AnswersConfig(tokens_per_step=0)
+    with pytest.raises(ValueError, match="items is -1; allowed: 0 or more"):
+        AnswersConfig(items=-1)
