@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.streamed_program import StreamedProgram
@@ -13,7 +15,7 @@ from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
 from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
-from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import OnStep, Refresher
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.types import Denoiser, Params
@@ -26,7 +28,7 @@ def generate(
     *,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
-    trace: bool = False,
+    trace: Kept = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
@@ -42,7 +44,7 @@ def generate(
         `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`, whose
         layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
-      trace: keep what every forward did in `Result.trace`.
+      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
@@ -75,7 +77,12 @@ def generate(
         )
     if result.recorded is not None:
         result.recorded.settings["fingerprint"] = model.fingerprint
-    return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)
+    if model.tokenizer is None:
+        return result
+    if result.recorded is not None:
+        ids = np.union1d(result.recorded.tokens, result.recorded.event_token).tolist()
+        result.recorded.settings["pieces"] = model.tokenizer.pieces(ids)
+    return replace(result, to_text=model.tokenizer.decode)
 
 
 def infill(

@@ -1,10 +1,11 @@
 """`decode`: prompts in, tokens out. Checks everything before anything is computed."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,10 @@ from llada_jax.sampler.stop import require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, Params
+from llada_jax.view.page import Page
+
+Kept = bool | Literal["scores"]
+"""What a run keeps: nothing, its trace, or a trace with every score of its forwards."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class Result:
             raise ValueError("the run kept no trace; allowed: the trace of a run with trace=True")
         return self.recorded
 
+    def show(self, path: str | os.PathLike[str] | None = None, **shown: Any) -> Page:
+        """Replays the run on a page of its own: opens it in a browser, or writes it to `path`; a
+        notebook shows it by itself. `shown` is what `Trace.page` takes: `row`, `beside`, `timed`.
+
+        Raises ValueError where the run kept no trace.
+        """
+        return self.trace.page(**shown).show(path)
+
+    def _repr_html_(self) -> str | None:
+        """Returns the page of the first row, for notebooks; None without a trace."""
+        return self.recorded and self.recorded._repr_html_()
+
     @property
     def answers(self) -> list[Int[np.ndarray, " G"]]:
         """Each row's generation before the first token that ends a text or a turn."""
@@ -83,7 +100,7 @@ def decode(
     *,
     seed: int | Sequence[int] = 0,
     loop: Loop = "compiled",
-    trace: bool = False,
+    trace: Kept = False,
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
@@ -96,6 +113,7 @@ def decode(
       seed: one for the batch, or one for each row: a row with its own seed decodes as it would
         alone, at any temperature.
       loop: `compiled` or `host`; `on_step` needs `host`.
+      trace: whether to keep what every forward did; `"scores"` keeps its predictions, too.
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
@@ -112,8 +130,10 @@ def decode(
         denoiser.traceable or loop == "host",
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
+    require(trace in (False, True, "scores"), f"trace is {trace!r}; allowed: False, True, 'scores'")
     config = with_ids(config, model)
-    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
+    measures = denoiser.measure_rows is not None
+    setup = Setup(model, config, measures, keeps_scores=trace == "scores")
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
