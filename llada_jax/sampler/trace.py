@@ -112,9 +112,14 @@ class Trace:
         return self.page()._repr_html_()
 
     def same_decoding(self, other: "Trace") -> bool:
-        """Tells whether both did the same, wall time and settings aside."""
-        timeless = [f.name for f in fields(self) if f.name not in ("seconds", "settings")]
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless)
+        """Tells whether both did the same; wall time, settings and kept scores aside."""
+        timeless = [name for name in _array_names() if name != "seconds"]
+        return all(np.array_equal(self._done(name), other._done(name)) for name in timeless)
+
+    def _done(self, name: str) -> np.ndarray:
+        """Returns an array; of events, those that changed the canvas."""
+        array = getattr(self, name)
+        return array[self.event_kind != Event.SCORE] if name.startswith("event_") else array
 
 
 def _array_names() -> list[str]:
