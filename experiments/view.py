@@ -4,7 +4,7 @@
     python -m experiments.view run=a beside=b phones=[SM8750] browser=false
     python -m experiments.view run=a/trace.npz shape=dream_7b row=1
 
-The run folder gets `page.html`. What each forward predicted is shown where the run kept its scores,
+The run folder gets `page.html`, and `canvas.svg`, in which the canvas fills. What each forward predicted is shown where the run kept its scores,
 as `experiments.generate` does.
 """
 
@@ -19,6 +19,7 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import require
 from llada_jax.phone.profile import load_profile
 from llada_jax.sampler.replay import replay
+from llada_jax.view.animation import animated_svg
 from llada_jax.view.page import page_of, phone_timeline
 
 PAGE = "page.html"
@@ -47,6 +48,7 @@ def view(config: ViewConfig, run: Run) -> None:
     page = page_of(runs)
     run.begin()
     page.save(run.folder / PAGE)
+    run.write("canvas.svg", animated_svg(runs))
     forwards = [
         ResultRow(f"{name}/forwards", len(each["events"]), "forwards")
         for name, each in zip(("run", "beside"), runs, strict=False)
@@ -62,7 +64,7 @@ def _replayed(path: Path, config: ViewConfig) -> dict:
     timed = [lj.phone(soc).time(trace, config.shape, row=config.row) for soc in config.phones]
     shown = replay(trace, config.row) | {"phones": [phone_timeline(each) for each in timed]}
     name = path.parent if path.is_file() else path
-    return shown | {"title": f"{name.name}: {shown['title']}"}
+    return shown | {"title": name.name}
 
 
 def trace_file(path: Path) -> Path:

@@ -67,8 +67,8 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     start, stop = _windows(trace, row, sampler, origin, int(model.shift_logits))
     seconds = trace.seconds[useful]
     return {
-        "title": "{family}, {n_layers} layers of width {width}".format_map(settings["model"]),
-        "about": _about(settings["sampler"]),
+        "title": "A canvas, replayed",
+        "about": _about(settings["model"], settings["sampler"]),
         "kinds": {kind.name: int(kind) for kind in Event},
         "states": {"PROMPT": PROMPT, "MASKED": MASKED, "VISIBLE": VISIBLE, "STABLE": STABLE},
         "ids": ids.tolist(),
@@ -88,9 +88,10 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _about(sampler: dict[str, Any]) -> str:
-    """Names the settings of a sampler that are not the usual ones."""
+def _about(model: dict[str, Any], sampler: dict[str, Any]) -> str:
+    """Names the model, and the settings of a sampler that are not the usual ones."""
     usual = SamplerConfig().as_dict()
+    whose = "{family}, {n_layers} layers of width {width}".format_map(model)
     length, block = sampler["gen_length"], sampler["block_length"]
     named = [
         f"{name} {value}"
@@ -98,7 +99,7 @@ def _about(sampler: dict[str, Any]) -> str:
         if value != usual.get(name) and isinstance(value, str | int | float)
         and name not in ("gen_length", "block_length", "mask_id", "eos_id", "eot_id")
     ]  # fmt: skip
-    return ", ".join([f"{length} positions in blocks of {block}", *named])
+    return ", ".join([whose, f"{length} positions in blocks of {block}", *named])
 
 
 def _windows(

@@ -28,7 +28,7 @@ class InspectorView {
       const what = replay.names[event.kind].toLowerCase().padEnd(8);
       line.textContent = `${String(event.forward).padStart(4)} ${what} `
         + `${event.confidence.toFixed(3)} ${replay.shown(event.place)}`;
-      if (event.forward === step) list.scrollTop = line.offsetTop - list.offsetTop - 30;
+      if (event.forward <= step) list.scrollTop = line.offsetTop - list.offsetTop - 30;
     }
     this.plot(story, step);
   }
