@@ -22,8 +22,6 @@ from llada_jax.sampler.replay import replay
 from llada_jax.view.animation import animated_svg
 from llada_jax.view.page import page_of, phone_timeline
 
-PAGE = "page.html"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ViewConfig:
@@ -43,36 +41,29 @@ class ViewConfig:
 
 def view(config: ViewConfig, run: Run) -> None:
     """Writes the page, and opens it."""
-    folders = [Path(each) for each in (config.run, config.beside) if each is not None]
-    runs = [_replayed(folder, config) for folder in folders]
-    page = page_of(runs)
+    runs = [_replayed(each, config) for each in (config.run, config.beside) if each is not None]
+    page, path = page_of(runs), run.folder / "page.html"
     run.begin()
-    page.show(run.folder / PAGE)
+    page.show(path)
     run.write("canvas.svg", animated_svg(runs))
     forwards = [
         ResultRow(f"{name}/forwards", len(each["events"]), "forwards")
         for name, each in zip(("run", "beside"), runs, strict=False)
     ]
     run.finish([*forwards, ResultRow("page", len(page.html.encode()), "bytes")])
-    path = run.folder / PAGE
     opened = config.browser and webbrowser.open(path.resolve().as_uri())
     print(f"\n{'opened' if opened else 'open'} {os.path.relpath(path)}")
 
 
-def _replayed(path: Path, config: ViewConfig) -> dict:
-    trace = lj.Trace.load(trace_file(path))
-    timed = [lj.phone(soc).time(trace, config.shape, row=config.row) for soc in config.phones]
-    shown = replay(trace, config.row) | {"phones": [phone_timeline(each) for each in timed]}
-    name = path.parent if path.is_file() else path
-    return shown | {"title": name.name}
-
-
-def trace_file(path: Path) -> Path:
-    """Returns the trace of a run's folder. Raises ValueError where there is none."""
+def _replayed(name: str, config: ViewConfig) -> dict:
+    path = Path(name)
     file = path / "trace.npz" if path.is_dir() else path
     require(file.is_file(), f"{path} has no trace.npz; allowed: the folder of a run that keeps its "
             "trace (experiments.generate), or the file of a trace")  # fmt: skip
-    return file
+    trace = lj.Trace.load(file)
+    timed = [lj.phone(soc).time(trace, config.shape, row=config.row) for soc in config.phones]
+    phones = [phone_timeline(each) for each in timed]
+    return replay(trace, config.row) | {"phones": phones, "title": file.resolve().parent.name}
 
 
 main = entry_point("view", view, ViewConfig)
