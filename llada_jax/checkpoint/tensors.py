@@ -23,8 +23,9 @@ _ALIGNMENT = 64
 _PROGRESS_BYTES = 1 << 30
 
 
-def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
-    """Reads the parameter tree, in the order of its leaves.
+def read_params(checkpoint: Checkpoint, dtype: str | None, experts: bool = True) -> ModelParams:
+    """Reads the parameter tree, in the order of its leaves; without `experts`, None stands for the
+    matrices of routed ones.
 
     Beyond the parameters themselves it holds one piece of a tensor at a time (on devices other than
     the CPU, one leaf as well). Raises ValueError before it reads where int4 has no whole groups.
@@ -34,7 +35,8 @@ def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
         _check_int4_groups(sources)
     embedding = stored[sources[0].tensors[0]].dtype
     width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
-    total = sum(stored[name].row_bytes * each.part[0] for each in sources for name in each.tensors)
+    read = [each for each in sources if experts or len(each.spec.shape) < 3]
+    total = sum(stored[name].row_bytes * each.part[0] for each in read for name in each.tensors)
     leaves = []
     with tqdm(
         total=total,
@@ -45,6 +47,9 @@ def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
         mininterval=1,
     ) as bar:
         for source in sources:
+            if source not in read:
+                leaves.append(None)
+                continue
             bits = _BITS.get(dtype) if source.spec.quantizable else None
             kept = kept_dtype(source.last_name, stored[source.tensors[0]].dtype, width)
             leaves.append(jax.block_until_ready(_read(source, checkpoint, kept, bits, bar)))
