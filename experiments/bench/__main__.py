@@ -6,6 +6,8 @@
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
+    python -m experiments.bench suite=experts_budget
+    python -m experiments.bench suite=released_mixture
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
@@ -23,6 +25,7 @@ import llada_jax as lj
 from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
@@ -32,7 +35,10 @@ from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts"]
+Suite = Literal[
+    "hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts",
+    "experts_budget",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,7 @@ class BenchConfig(HotPathsConfig):
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
     beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
+    experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -76,11 +83,15 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         )
         return time_hot_paths(model, config)
     if shape is None:
-        needed = "medium" if config.suite == "sampling" else "llada_8b"
+        needed = {"sampling": "medium", "experts_budget": "mixture_1b"}.get(
+            config.suite, "llada_8b"
+        )
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "experts_budget":
+        return time_experts_budget(shape, config.experts_budget, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

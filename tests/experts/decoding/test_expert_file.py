@@ -64,7 +64,7 @@ def test_a_file_that_is_none_is_refused_when_it_is_opened(path, damage):
         "cut": content[PAGE:],
         "longer": content + b"\0",
         "tail": content[:-1] + b"2",
-        "index": content[:-100] + b"7" + content[-99:],
+        "index": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
         "empty": b"",
         "text": b"experts" * 100,
     }
