@@ -81,7 +81,7 @@ def weighted_experts(
     """
     require(
         experts.gate is not None,
-        "the experts are not in memory; allowed: a model with its experts, or generate_within_budget",
+        "the experts are not in memory; allowed: a model that has them, or generate_within_budget",
     )
     inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
     gate, up = (grouped_product(inputs, each, group_sizes) for each in (experts.gate, experts.up))

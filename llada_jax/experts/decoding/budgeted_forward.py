@@ -17,19 +17,19 @@ from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
-from llada_jax.model.forward import LayerHooks, forward_rows
+from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows
 from llada_jax.model.grouped_product import tile_by_tile, tile_rows
-from llada_jax.model.layers import feed_forward
+from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
-from llada_jax.model.quantize import QuantArray, is_quantized, linear
+from llada_jax.model.quantize import QuantArray, is_quantized
 from llada_jax.types import KVCache, Rows, RowsOut
 
 Planner = Callable[[int, RoutingRecord], LayerDecision]
 """Decides a routed layer by its number, which counts routed layers only, and its routing in NumPy:
 every expert that a live row takes is run once."""
 
-_linear = jax.jit(linear)
+_attended = jax.jit(attended, static_argnums=1)
 _dense = jax.jit(feed_forward)
 _routed = jax.jit(routed, static_argnums=(2, 3))
 
@@ -47,9 +47,11 @@ def forward_rows_budgeted(
     Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice,
     and what reading an expert raises.
     """
-    live = np.asarray(rows.live).reshape(-1)
+    assert config.moe is not None
+    first, live = config.moe.first_layer, np.asarray(rows.live).reshape(-1)
 
-    def routed_experts(x: Float[Array, "B R D"], index: int, number: int) -> Float[Array, "B R D"]:
+    def mixed(x: Float[Array, "B R D"], index: int) -> Float[Array, "B R D"]:
+        number = index - first
         routing, record = _routed(params, x, config, index)
         record = jax.tree.map(np.asarray, record)
         decision = plan(number, record)
@@ -57,25 +59,43 @@ def forward_rows_budgeted(
         flat = x.reshape(-1, x.shape[-1])
         return _run_experts(slots, number, flat, routing, decision).reshape(x.shape)
 
-    return forward_rows(params, config, rows, cache, hooks_around(routed_experts))
+    return forward_rows(params, config, rows, cache, run=around_experts(mixed))
 
 
-def hooks_around(
-    routed_experts: Callable[[Float[Array, "B R D"], int, int], Float[Array, "B R D"]],
-) -> LayerHooks:
-    """Returns hooks that run all but the routed experts, for which `routed_experts(x, index,
-    number)` is asked: `number` counts routed layers only."""
+def around_experts(
+    mixed: Callable[[Float[Array, "B R D"], int], Float[Array, "B R D"]],
+) -> Callable[..., LayerOut]:
+    """Returns what runs all of a layer but its routed experts, for which `mixed(x, index)` is
+    asked: in compiled parts, each of which rounds as the plain forward does."""
 
-    def feed_forward_of(
-        x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
-    ) -> Float[Array, "B R D"]:
-        if not isinstance(layer.ffn, Experts):
-            return _dense(x, layer.ffn)
-        assert config.moe is not None
-        mixed = routed_experts(x, index, index - config.moe.first_layer)
-        return mixed if layer.ffn.shared is None else mixed + _dense(x, layer.ffn.shared)
+    def run(
+        layer: Layer,
+        config: ModelConfig,
+        hidden: Float[Array, "B R D"],
+        angles: Rotation,
+        bias: Float[Array, "B R T"],
+        cached: CachedLayer,
+        index: int,
+        hooks: LayerHooks,
+    ) -> LayerOut:
+        ffn, half = layer.ffn, layer._replace(ffn=None)
+        hidden, normed, key, value = _attended(half, config, hidden, angles, bias, cached)
+        if not isinstance(ffn, Experts):
+            return hidden + _dense(normed, ffn), key, value
+        total = mixed(normed, index)
+        if ffn.shared is not None:
+            total = _with_shared(total, normed, ffn.shared)
+        return hidden + total, key, value
 
-    return LayerHooks(_linear, feed_forward_of)
+    return run
+
+
+@jax.jit
+def _with_shared(
+    total: Float[Array, "B R D"], x: Float[Array, "B R D"], shared: FeedForward
+) -> Float[Array, "B R D"]:
+    flat = x.reshape(-1, x.shape[-1])
+    return (total.reshape(flat.shape) + feed_forward(flat, shared)).reshape(x.shape)
 
 
 def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> None:

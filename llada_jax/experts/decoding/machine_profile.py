@@ -16,7 +16,7 @@ from jaxtyping import Array
 from llada_jax import atomic
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.decoding.budgeted_forward import hooks_around, run_expert
+from llada_jax.experts.decoding.budgeted_forward import around_experts, run_expert
 from llada_jax.experts.decoding.expert_file import ExpertFile, page_aligned
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.grouped_product import tile_rows
@@ -105,10 +105,8 @@ def measure_machine(
     tokens, position = np.zeros((1, rows), np.int32), np.arange(rows, dtype=np.int32)[None]
     nothing = np.zeros((1, 0), bool)
     window = make_rows(tokens, position, np.ones((1, rows), bool), nothing)
-    hooks = hooks_around(lambda x, index, number: x)
-    dense = _median(
-        lambda: forward_rows(params, config, window, cache_for(params, config, 1, 0), hooks)
-    )
+    cache, run_layer = cache_for(params, config, 1, 0), around_experts(lambda x, index: x)
+    dense = _median(lambda: forward_rows(params, config, window, cache, run=run_layer))
     return MachineProfile(
         experts=tuple(shape), rows=rows, run=by_rows, read=read, dense=dense / shape.n_layers
     )
