@@ -35,7 +35,7 @@ class ExpertsBudgetConfig:
 
     dtypes: tuple[str, ...] = ("int8", "int4")
     shares: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    policies: tuple[str, ...] = ("lru", "hybrimoe", "denoising")
+    policies: tuple[str, ...] = ("lru", "denoising")
     in_memory: bool = True
     prompt_length: int = 16
     steps: int = 16
