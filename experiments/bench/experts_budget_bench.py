@@ -35,7 +35,7 @@ class ExpertsBudgetConfig:
 
     dtypes: tuple[str, ...] = ("int8", "int4")
     shares: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    policies: tuple[str, ...] = ("lru", "denoising")
+    policies: tuple[str, ...] = ("lru",)
     in_memory: bool = True
     prompt_length: int = 16
     steps: int = 16
@@ -156,7 +156,7 @@ def _measure(case: _Case) -> MachineProfile:
 
 def _decode_in_memory(case: _Case) -> _Decoded:
     model, config = case.model(experts=True), case.config
-    for steps in (2, config.steps):  # the first one compiles
+    for steps in (1, config.steps):  # the first one compiles
         result = lj.generate(model, config.prompt, config.sampler(steps), loop="host")
     return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
 
@@ -164,7 +164,7 @@ def _decode_in_memory(case: _Case) -> _Decoded:
 def _decode_within(case: _Case, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
     model, config, file = case.model(experts=False), case.config, ExpertFile(case.file)
     profile = None
-    for steps in (2, config.steps):  # the first one compiles, and says what is used most
+    for steps in (1, config.steps):  # the first one compiles, and says what is used most
         run = generate_within_budget(
             model, file, config.prompt, POLICIES[policy], costs, slots, profile,
             config.sampler(steps),

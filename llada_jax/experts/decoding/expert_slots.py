@@ -57,6 +57,8 @@ class ExpertSlots:
             self._stopped = True
             self._changed.notify_all()
         self._thread.join()
+        self._there.clear()
+        self._free.clear()
 
     def resident(self, layer: int) -> set[int]:
         """Returns the experts of a layer that are there, or are on their way to stay."""
