@@ -122,6 +122,7 @@ def checked_run(
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
+    keeps_scores: bool = False,
 ) -> Run:
     """Checks everything before anything is computed. Arguments and ValueError as `decode`."""
     require_choice("loop", loop, Loop)
@@ -131,7 +132,7 @@ def checked_run(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
+    setup = Setup(model, config, denoiser.measure_rows is not None, keeps_scores)
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
