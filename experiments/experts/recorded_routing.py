@@ -1,4 +1,4 @@
-"""Records the routing of our own forwards, and decodes the same within a budget of experts."""
+"""Decodes within a budget of experts, beside a recorded run without one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,13 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.decoding.expert_file import ExpertFile
+from llada_jax.experts.decoding.generation import (
+    generate_within_budget,
+    record_routing,
+    write_experts_of,
+)
 from llada_jax.experts.expert_policies import POLICIES
-from llada_jax.experts.routing import experts_per_step, imbalance, step_similarity
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
 
@@ -76,7 +80,7 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
 
 
 def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Yields statistics of recorded routing, and whether a budget changes any token.
+    """Yields whether a budget changes any token, and what it costs.
 
     The run folder gets the routing beside the trace that it belongs to, step for step.
     """
@@ -85,21 +89,19 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     result, routing = record_routing(model, prompt, config.sampler, seed=seed)
     result.trace.save(run.folder / f"trace_{shape.name}.npz")
     routing.save(run.folder / f"routing_{shape.name}.npz")
-    name = f"recorded/{shape.name}"
-    yield row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
-    yield row(f"{name}/similarity_1", step_similarity(routing), "cosine")
-    yield row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
     costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
-    profile = routing.first_steps(1)
+    write_experts_of(config.trained, run.folder / "experts", "float32")
+    file = ExpertFile(run.folder / "experts")
     for policy in ("hybrimoe", "denoising"):
         budgeted = generate_within_budget(
-            model, prompt, POLICIES[policy], costs, slots, profile, config.sampler, seed=seed
-        )
+            model, file, prompt, POLICIES[policy], costs, slots, routing.loads[:1], config.sampler,
+            seed=seed,
+        )  # fmt: skip
         equal = np.mean(budgeted.result.tokens == result.tokens)
         hits = budgeted.policy_run.hits / budgeted.policy_run.uses
         speed = routing.committed.sum() / budgeted.policy_run.seconds
         name = f"budgeted/{shape.name}/25/{policy}"
         yield row(f"{name}/equal_tokens", equal, "of the tokens")
         yield row(f"{name}/hit_rate", hits, "of activated experts")
-        yield row(f"{name}/transfers", budgeted.store.moved, "experts")
+        yield row(f"{name}/transfers", budgeted.slots.read, "experts")
         yield row(f"{name}/tokens_per_second", speed, "tokens/s", kind="modelled")

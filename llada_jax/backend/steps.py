@@ -23,7 +23,14 @@ from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import PLAIN, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, Rotation, attend, rms_norm
+from llada_jax.model.layers import (
+    HIDDEN_SCORE,
+    CachedLayer,
+    Fresh,
+    Rotation,
+    attend_to_cache,
+    rms_norm,
+)
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
@@ -40,9 +47,6 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     names = [name for name in specs if name.startswith(prefixes)]
     tree = jax.tree.structure(abstract_params(config).layers[layers.start : layers.stop])
     last = layers.stop == config.n_layers
-    hooks = PLAIN
-    if bucket.canvases > 1:
-        hooks = PLAIN._replace(attend=partial(_attend_by_canvas, bucket.canvases))
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         def cached(layer: int, canvas: int) -> CachedLayer:
@@ -60,7 +64,7 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["bias"][None],
             [[cached(i, canvas) for canvas in range(bucket.canvases)] for i in layers],
             first=layers.start,
-            hooks=hooks,
+            hooks=PLAIN._replace(attend_with=_attend_by_canvas),
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)
@@ -80,21 +84,18 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
 
 
 def _attend_by_canvas(
-    canvases: int,
     query: Float[Array, "1 R H Dh"],
-    keys: Sequence[Float[Array, "1 t K Dh"]],
-    values: Sequence[Float[Array, "1 t K Dh"]],
+    fresh: Fresh,
     bias: Float[Array, "1 R T"],
+    cached: Sequence[CachedLayer],
 ) -> Float[Array, "1 R HDh"]:
-    """Lets the rows of each canvas attend as they would alone: to its cache, and to each other."""
-    split = partial(jnp.split, indices_or_sections=canvases, axis=1)
-
-    def by_canvas(parts: Sequence[Float[Array, "1 t K Dh"]]) -> list[list[Array]]:
-        fresh = enumerate(split(parts[-1]))
-        return [[*parts[canvas:-1:canvases], rows] for canvas, rows in fresh]
-
-    outs = map(attend, split(query), by_canvas(keys), by_canvas(values), split(bias))
-    return jnp.concatenate(list(outs), axis=1)
+    """Lets the rows of each canvas attend as they would alone."""
+    if len(cached) == 1:
+        return attend_to_cache(query, fresh, bias, cached[0])
+    split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
+    parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
+    outs = [attend_to_cache(rows, (key, value), sees, old) for rows, key, value, sees, old in parts]
+    return jnp.concatenate(outs, axis=1)
 
 
 def cache_names(layer: int, canvas: int = 0) -> list[str]:
