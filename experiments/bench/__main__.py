@@ -6,9 +6,12 @@
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
+    python -m experiments.bench suite=experts_budget
+    python -m experiments.bench suite=released_mixture
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=start start.export=path/to/an/export
     python -m experiments.bench suite=continuous
+    python -m experiments.bench suite=packed
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -26,7 +29,9 @@ from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
+from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
@@ -44,7 +49,9 @@ Suite = Literal[
     "checkouts",
     "beside",
     "continuous",
+    "packed",
     "experts",
+    "experts_budget",
     "start",
 ]
 
@@ -64,6 +71,8 @@ class BenchConfig(HotPathsConfig):
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
+    packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
+    experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -94,13 +103,19 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         )
         return time_hot_paths(model, config)
     if shape is None:
-        needed = "medium" if config.suite == "sampling" else "llada_8b"
+        needed = {"sampling": "medium", "experts_budget": "mixture_1b"}.get(
+            config.suite, "llada_8b"
+        )
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "start":
         return time_start(config.model, shape, config.start, config)
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "packed":
+        return time_packed(shape, config.packed, config.repeats)
+    if config.suite == "experts_budget":
+        return time_experts_budget(shape, config.experts_budget, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

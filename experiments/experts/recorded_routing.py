@@ -13,7 +13,12 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.evaluation.tasks import load_task
-from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.decoding.expert_file import ExpertFile
+from llada_jax.experts.decoding.generation import (
+    generate_within_budget,
+    record_routing,
+    write_experts_of,
+)
 from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
@@ -85,16 +90,18 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     result.trace.save(run.folder / f"trace_{shape.name}.npz")
     routing.save(run.folder / f"routing_{shape.name}.npz")
     costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
-    profile = routing.first_steps(1)
+    write_experts_of(config.trained, run.folder / "experts", "float32")
+    file = ExpertFile(run.folder / "experts")
     for policy in ("hybrimoe", "denoising"):
         budgeted = generate_within_budget(
-            model, prompt, POLICIES[policy], costs, slots, profile, config.sampler, seed=seed
-        )
+            model, file, prompt, POLICIES[policy], costs, slots, routing.loads[:1], config.sampler,
+            seed=seed,
+        )  # fmt: skip
         equal = np.mean(budgeted.result.tokens == result.tokens)
         hits = budgeted.policy_run.hits / budgeted.policy_run.uses
         speed = routing.committed.sum() / budgeted.policy_run.seconds
         name = f"budgeted/{shape.name}/25/{policy}"
         yield row(f"{name}/equal_tokens", equal, "of the tokens")
         yield row(f"{name}/hit_rate", hits, "of activated experts")
-        yield row(f"{name}/transfers", budgeted.store.moved, "experts")
+        yield row(f"{name}/transfers", budgeted.slots.read, "experts")
         yield row(f"{name}/tokens_per_second", speed, "tokens/s", kind="modelled")

@@ -13,10 +13,11 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -117,6 +118,7 @@ def checked_run(
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
+    keeps_scores: bool = False,
 ) -> Run:
     """Checks everything before anything is computed. Arguments and ValueError as `decode`."""
     require_choice("loop", loop, Loop)
@@ -126,7 +128,7 @@ def checked_run(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
+    setup = Setup(model, config, denoiser.measure_rows is not None, keeps_scores)
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))

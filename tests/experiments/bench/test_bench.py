@@ -92,6 +92,7 @@ def test_one_pass_samples_what_float64_does():
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_revision_beside_float32(tmp_path):
     pytest.importorskip("llvmlite")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
@@ -208,3 +209,22 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
     assert rows["start/generate/again vs first"] > 1
     assert "start/export/again" not in rows
+
+
+@pytest.mark.slow
+def test_a_budget_of_experts_beside_all_of_them(tmp_path):
+    told = ["dtypes=[int4]", "shares=[0.25]", "policies=[denoising]", f"scratch={tmp_path}"]
+    shape = ["width=64", "n_layers=2", "n_heads=2", "n_kv_heads=2", "head_dim=32", "vocab_size=512"]
+    moe = ["n_experts=8", "experts_per_token=2", "expert_width=32"]
+    config = composed(
+        "suite=experts_budget",
+        *(f"experts_budget.{each}" for each in told),
+        *(f"architecture.{each}" for each in [*shape, "mask_id=511", "eos_id=510"]),
+        *(f"architecture.moe.{each}" for each in moe),
+    )
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name.removeprefix("experts_budget/int4/"): row.value for row in timed}
+    assert rows["25/denoising/equal_tokens"] == 1
+    assert 0 < rows["25/denoising/hit_rate"] < 1 and rows["25/denoising/read"] > 0
+    assert rows["25/denoising/weights"] < rows["memory/weights"]
+    assert [path.name for path in tmp_path.iterdir()] == []
