@@ -121,7 +121,7 @@ def _forward(rows, weights, group_sizes):
 
 def _backward(inputs, gradient):
     rows, weights, group_sizes = inputs
-    of_rows = _tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
+    of_rows = tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
     return of_rows, _outer_by_tile(rows, gradient, group_sizes).astype(weights.dtype), None
 
 
