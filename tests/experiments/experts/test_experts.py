@@ -129,8 +129,9 @@ def test_bad_input(override, message):
         read_config(ExpertsConfig, composed(override))
 
 
-def test_a_model_that_does_not_exist_is_told_before_the_run(tmp_path):
-    config = composed("recorded.trained=nowhere")
+@pytest.mark.parametrize("name", ["recorded.trained", "routing.model"])
+def test_a_model_that_does_not_exist_is_told_before_the_run(name, tmp_path):
+    config = composed(f"{name}=nowhere", f"parts=[{name.partition('.')[0]}]")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
     assert not list(tmp_path.iterdir())
