@@ -1,4 +1,4 @@
-"""Records the routing of our own forwards, and decodes the same within a budget of experts."""
+"""Decodes within a budget of experts, beside a recorded run without one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from llada_jax.experts.decoding.generation import (
     write_experts_of,
 )
 from llada_jax.experts.expert_policies import POLICIES
-from llada_jax.experts.routing import experts_per_step, imbalance, step_similarity
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.model.architecture.parameters import body_matrices, head_weights
 
@@ -81,7 +80,7 @@ def shape_of(name: str, config: ModelConfig) -> MoEShape:
 
 
 def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[ResultRow]:
-    """Yields statistics of recorded routing, and whether a budget changes any token.
+    """Yields whether a budget changes any token, and what it costs.
 
     The run folder gets the routing beside the trace that it belongs to, step for step.
     """
@@ -90,10 +89,6 @@ def run_recorded(config: RecordedConfig, seed: int, run: Run) -> Iterator[Result
     result, routing = record_routing(model, prompt, config.sampler, seed=seed)
     result.trace.save(run.folder / f"trace_{shape.name}.npz")
     routing.save(run.folder / f"routing_{shape.name}.npz")
-    name = f"recorded/{shape.name}"
-    yield row(f"{name}/experts_per_step", experts_per_step(routing), "experts")
-    yield row(f"{name}/similarity_1", step_similarity(routing), "cosine")
-    yield row(f"{name}/imbalance", imbalance(routing).mean(), "x the mean load")
     costs, slots = phone_costs("SM8750", shape), shape.slots_at(0.25)
     write_experts_of(config.trained, run.folder / "experts", "float32")
     file = ExpertFile(run.folder / "experts")

@@ -92,6 +92,7 @@ def test_one_pass_samples_what_float64_does():
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_revision_beside_float32(tmp_path):
     pytest.importorskip("llvmlite")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
@@ -117,6 +118,8 @@ def test_revision_beside_float32(tmp_path):
         ("revision.cached=-1", "revision: cached is -1; allowed: 0 or more"),
         ("sampling.rows=[]", r"sampling: rows is \[\]; allowed: ascending, from 1 on"),
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
+        ("continuous.turns=1", "continuous: turns is 1; allowed: 2 or more"),
+        ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: 1 or more"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
         ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),
@@ -172,6 +175,20 @@ def test_runs_beside_others(tmp_path):
     assert len(rows) == 2 * 7
 
 
+@pytest.mark.slow
+def test_a_stream_beside_batches(random_model, tmp_path):
+    told = ["items=6", "batch=3", "places=[2]", "turns=2", "samplers=[threshold]"]
+    told = [f"continuous.{each}" for each in told]
+    config = composed("suite=continuous", f"model={random_model}", *told)
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
+    assert rows["continuous/threshold/places_2/same_answers"] == 1
+    for way in ("batches", "places_2"):
+        assert 0 < rows[f"continuous/threshold/{way}/useful"] <= 1
+    assert rows["continuous/threshold/places_2/processor/median"] > 0
+    assert len(rows) == 2 + 9
+
+
 def test_experts_beside_other_products(tmp_path):
     small = ["experts=[4]", "experts_per_token=2", "rows=3", "width=32", "expert_width=16"]
     told = [f"experts.{each}" for each in small]
@@ -179,6 +196,19 @@ def test_experts_beside_other_products(tmp_path):
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name: row.value for row in timed}
     assert rows["experts/4/speed/ragged_dot"] > 0 and len(rows) == 7
+
+
+@pytest.mark.slow
+def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_path):
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *special, "++architecture.n_layers=8", "suite=start", "model=tiny")
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
+    for window in ("dual", "blockwise", "llada_cpp"):
+        assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
+    assert rows["start/generate/again vs first"] > 1
+    assert "start/export/again" not in rows
 
 
 @pytest.mark.slow
