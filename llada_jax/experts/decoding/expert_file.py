@@ -144,7 +144,7 @@ def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
     if isinstance(piece, QuantArray):
         groups = 1 if bits == 8 else piece.values.shape[-1] // INT4_GROUP
         if piece.values.dtype.name == dtype and piece.scale.shape[-1] == groups:
-            return [_packed(piece.values), np.asarray(piece.scale, np.float32)]
+            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale, np.float32)]
         piece = np.asarray(dequantize(piece, np.float32))
     if bits is None:
         return [piece.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)]
