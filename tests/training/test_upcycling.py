@@ -7,7 +7,7 @@ import pytest
 
 from llada_jax.config import MoEConfig
 from llada_jax.model.forward import forward
-from llada_jax.model.params import init_params
+from llada_jax.model.params import Experts, init_params
 from llada_jax.training.upcycling import dense_shape, upcycled
 from tests.training.test_state import MODEL
 
