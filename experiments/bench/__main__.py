@@ -6,6 +6,8 @@
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
+    python -m experiments.bench suite=experts_budget
+    python -m experiments.bench suite=released_mixture
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=start start.export=path/to/an/export
     python -m experiments.bench suite=continuous
@@ -27,6 +29,7 @@ from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
@@ -48,6 +51,7 @@ Suite = Literal[
     "continuous",
     "packed",
     "experts",
+    "experts_budget",
     "start",
 ]
 
@@ -68,6 +72,7 @@ class BenchConfig(HotPathsConfig):
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
+    experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -98,7 +103,9 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         )
         return time_hot_paths(model, config)
     if shape is None:
-        needed = "medium" if config.suite == "sampling" else "llada_8b"
+        needed = {"sampling": "medium", "experts_budget": "mixture_1b"}.get(
+            config.suite, "llada_8b"
+        )
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "start":
         return time_start(config.model, shape, config.start, config)
@@ -107,6 +114,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         return time_sampling(model, config.sampling, config.repeats, config.seed)
     if config.suite == "packed":
         return time_packed(shape, config.packed, config.repeats)
+    if config.suite == "experts_budget":
+        return time_experts_budget(shape, config.experts_budget, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

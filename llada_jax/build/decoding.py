@@ -17,9 +17,10 @@ from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
-from llada_jax.sampler.loops import OnStep, Refresher
+from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.sampler.run import checked_run
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.types import Denoiser, Params
 
 

@@ -12,11 +12,12 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
 from llada_jax.sampler.canvas import VISIBLE
-from llada_jax.sampler.loops import OnStep, Refresher, Steps
+from llada_jax.sampler.loops import Refresher, Steps
 from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.prompts import Prompts
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params

@@ -13,10 +13,11 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -71,8 +72,12 @@ class Run:
 
     def canvas(self, chosen: Sequence[int], cache: KVCache | None = None) -> Canvas:
         """Returns a canvas of these prompts, by their places; with a cache, that goes on in it."""
-        seeds = [self.seeds[place] for place in chosen]
-        keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
+        seeds = {place: self.seeds[place] for place in chosen}
+        key = {
+            place: jax.random.fold_in(jax.random.key(seed), row)
+            for place, (seed, row) in seeds.items()
+        }
+        keys = jnp.stack([key[place] for place in chosen])
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
             cached = self.layout.length if self.setup.window.caches else 0
