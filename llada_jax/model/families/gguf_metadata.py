@@ -9,7 +9,6 @@ from typing import Any
 from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.families.family import REQUIRED, Names, completed, families, number, table
 
-
 DIFFUSE_MASK = "diffuse.mask_token_id"
 
 
