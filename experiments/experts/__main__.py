@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Literal, get_args
 
+import llada_jax as lj
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
 from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
 from experiments.experts.routing_by_task import RoutingConfig, judge_routing
@@ -50,6 +51,8 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "schedules": partial(measure_schedules, config.seed),
         "routing": partial(judge_routing, config.routing, config.seed, run),
     }
+    if "routing" in config.parts and config.routing.model is not None:
+        _ = lj.load(config.routing.model)  # which checks the model
     run.begin()
     run.finish(run.recorded(chain.from_iterable(parts[part]() for part in config.parts)))
 

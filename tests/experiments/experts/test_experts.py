@@ -114,3 +114,10 @@ def test_gains_of_cells_and_their_average():
 def test_bad_input(override, message):
     with pytest.raises(ValueError, match=message):
         read_config(ExpertsConfig, composed(override))
+
+
+def test_a_model_that_does_not_exist_is_told_before_the_run(tmp_path):
+    config = composed("routing.model=nowhere", "parts=[routing]")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
+    assert not list(tmp_path.iterdir())
