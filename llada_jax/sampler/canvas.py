@@ -79,16 +79,18 @@ def new_canvas(
     model: ModelConfig,
     keys: Key[Array, " B"],
     cache: KVCache,
+    length: int,
     *,
     infill: bool,
 ) -> Canvas:
-    """Returns a canvas that starts with the prompts, with [MASK] where tokens are to come.
+    """Returns a canvas of `length` that starts with the prompts, with [MASK] where tokens are to
+    come.
 
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     end = canvas_end(lengths, config, model, infill=infill)
-    batch, length = len(prompts), _padded(int(end.max()))
+    batch = len(prompts)
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
     for row, prompt in enumerate(prompts):

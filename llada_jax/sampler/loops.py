@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
@@ -23,23 +23,8 @@ from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
+from llada_jax.sampler.step_view import OnStep, view_of
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
-
-
-class StepView(NamedTuple):
-    """What `on_step` is shown after each forward, as numpy arrays."""
-
-    step: int
-    rows: int
-    tokens: Int[np.ndarray, "B L"]
-    state: Int[np.ndarray, "B L"]
-    confidence: Float[np.ndarray, "B L"]
-    fresh: Bool[np.ndarray, "B L"]
-    """Positions that this step committed."""
-    nfe: Int[np.ndarray, " B"]
-
-
-OnStep = Callable[[StepView], None]
 
 
 class RefreshWorker(Protocol):
@@ -78,6 +63,8 @@ def _run_whole(
     canvas: Canvas,
     buckets: tuple[int, ...],
     limit: int,
+    until: Int[Array, ""],
+    most: Int[Array, ""],
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
@@ -116,7 +103,7 @@ def _run_whole(
         return step + 1, canvas, records, rows.at[step].set(n_rows)
 
     def unfinished(carry):
-        return (carry[0] < limit) & ~carry[1].done.all()
+        return (carry[0] < most) & (carry[1].done.sum() < until)
 
     start = (jnp.int32(0), canvas, records, jnp.zeros(limit, jnp.int32))
     step, canvas, records, rows = jax.lax.while_loop(unfinished, body, start)
@@ -136,13 +123,34 @@ def compiled_loop(
     canvas: Canvas,
     buckets: tuple[int, ...],
     limit: int,
+    until: int,
+    most: int,
 ) -> tuple[Canvas, Steps]:
-    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas."""
+    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas.
+
+    Args:
+      limit: the most steps that the program has room for.
+      until: it stops when so many rows are done, or after `most` steps.
+    """
     run = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
-    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit)
+    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
+
+
+def lowered_loop(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    buckets: tuple[int, ...],
+    limit: int,
+) -> jax.stages.Lowered:
+    """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
+    are enough."""
+    program = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
+    return program.lower(setup, denoiser, params, canvas, buckets, limit, 1, limit)
 
 
 def _decide_and_plan(
@@ -179,11 +187,13 @@ def host_loop(
     params: Params,
     canvas: Canvas,
     buckets: tuple[int, ...],
-    limit: int,
+    until: int,
+    most: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
 ) -> tuple[Canvas, Steps]:
-    """Decodes step by step from Python, for backends and callbacks; consumes the canvas.
+    """Decodes step by step from Python, for backends and callbacks, until so many rows are done,
+    or for `most` steps; consumes the canvas.
 
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
     denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
@@ -198,7 +208,7 @@ def host_loop(
     length = shape[1]
     head_sizes = setup.head_sizes(length)
     plan = programs.plan(setup, canvas)
-    while len(records) < limit and not np.asarray(canvas.done).all():
+    while len(records) < most and np.asarray(canvas.done).sum() < until:
         began = time.perf_counter()
         n_rows = _holding(buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None
@@ -218,7 +228,7 @@ def host_loop(
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(_view(len(records) - 1, n_rows, canvas, before))
+            on_step(view_of(len(records) - 1, n_rows, canvas, before))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
 
@@ -265,21 +275,3 @@ def _start_refresh(
 
     worker.submit(refresh)
     return job
-
-
-def _view(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
-    length = int(canvas.end.max())
-
-    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
-        return np.array(array)[:, :length]
-
-    state = shown(canvas.state)
-    return StepView(
-        step=step,
-        rows=rows,
-        tokens=shown(canvas.tokens),
-        state=state,
-        confidence=shown(canvas.confidence),
-        fresh=state != before[:, :length],
-        nfe=np.array(canvas.nfe),
-    )

@@ -19,6 +19,8 @@ class Setup:
     config: SamplerConfig
     measures: bool = field(default=False, metadata={"static": True})
     """Whether the backend's head measures what is asked beside the scores."""
+    keeps_scores: bool = field(default=False, metadata={"static": True})
+    """Whether the record of a step has every score of its forward."""
 
     @property
     def rule(self) -> Rule:
