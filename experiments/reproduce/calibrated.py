@@ -61,11 +61,11 @@ def dynamics(world: PublishedTasks) -> Chapter:
     for fitted, figures in ((True, world.figures), (False, world.published)):
         first, tail = figures["fig8_first_commit_step"], figures["fig5a_tail_steps_pct"]
         known = dict(zip(first["position"], first["values"], strict=True))
-        modelled_first = {place: found.first_commit[place - 1] for place in known}
+        modelled_first = {place: float(found.first_commit[place - 1]) for place in known}
         rows += _points("fig8/position", modelled_first, known, "forwards", fitted)
         known = dict(zip(tail["masks_left"], tail["pct"], strict=True))
         rows += _points(
-            "fig5a/", {k: 100 * found.tail_share[k - 1] for k in known}, known, "%", fitted
+            "fig5a/", {k: float(100 * found.tail_share[k - 1]) for k in known}, known, "%", fitted
         )
     words = [
         f"`{name}`: prompt of {task.prompt} tokens, {statistics(task.dynamics).forwards:.1f} "

@@ -142,7 +142,8 @@ def busy_seconds(timeline: Timeline) -> dict[tuple[Lane, ...], float]:
     """Sums seconds by the lanes that are busy together, in order of `LANES`."""
     found: dict[tuple[Lane, ...], float] = defaultdict(float)
     for seconds, busy in _stretches(timeline):
-        found[tuple(lane for lane in LANES if lane in busy)] += seconds
+        together: tuple[Lane, ...] = tuple(sorted(busy, key=LANES.index))
+        found[together] += seconds
     return found
 
 

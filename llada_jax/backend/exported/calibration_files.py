@@ -111,7 +111,7 @@ def _product(model: ModelConfig, matrix: str, rows: int) -> Step:
 
 def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     with atomic.new_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        table: Any = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
 
@@ -127,7 +127,7 @@ def _write_compiled(
 
 
 def _write_golden(export: Export, steps: Mapping[str, Sequence[Step]], path: Path) -> None:
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for file, some in steps.items():
         for step in some:
             inputs = _inputs(export.model, step)

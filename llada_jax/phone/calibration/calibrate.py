@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize
@@ -176,10 +176,16 @@ class _Prior:
         def residuals(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.misfit(z), z])
 
-        def jacobian(z: np.ndarray) -> np.ndarray:
+        def jacobian(z: np.ndarray) -> Any:
             return np.concatenate([self.slopes(z) / self._noise[:, None], np.eye(n)])
 
-        found = optimize.least_squares(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6)
+        found = optimize.least_squares(
+            residuals,
+            np.zeros(n),
+            jacobian,
+            xtol=1e-6,
+            ftol=1e-6,  # pyright: ignore
+        )
         slopes = self.slopes(found.x) / self._noise[:, None]
         return found.x, np.linalg.inv(slopes.T @ slopes + np.eye(n))
 
@@ -257,7 +263,7 @@ def _correlations(
     scale = np.sqrt(np.diag(covariance))
     pairs = [
         (names[i], names[j], float(covariance[i, j] / scale[i] / scale[j]))
-        for i, j in combinations(learned, 2)
+        for i, j in combinations(map(int, learned), 2)
     ]
     return sorted(pairs, key=lambda pair: -abs(pair[2]))
 

@@ -35,11 +35,15 @@ def measured(
     `plan` has fields of `Measurement`; those that it does not know are left out.
     """
     draw = np.random.default_rng([seed, 1]).standard_normal
-    state = {"runs": 50, "thermal": 0, "version": "drawn"}
+    state: dict[str, Any] = {"runs": 50, "thermal": 0, "version": "drawn"}
     for row in plan:
         each = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
         unknown = Measurement(**each, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
         off = math.hypot(noise, MODEL_DOUBT) * draw()
         median = 1e3 * rows.seconds(phone, unknown) * math.exp(off)
-        times = {"median_ms": median, "p5_ms": median * 0.98, "p95_ms": median * 1.04}
+        times: dict[str, Any] = {
+            "median_ms": median,
+            "p5_ms": median * 0.98,
+            "p95_ms": median * 1.04,
+        }
         yield Measurement(**each, **state, **times)

@@ -7,7 +7,7 @@ file. What it gives is written down in `published/tasks.json` and in profiles; t
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from scipy import optimize
@@ -94,7 +94,7 @@ def fit_answer(
 
     found = {}
     for answer in (*range(16, TASK_TOKENS, 16), None):
-        best = optimize.minimize_scalar(misfit, (0.1, 0.9), (0.05, 1.0), answer, "bounded",
+        best: Any = optimize.minimize_scalar(misfit, (0.1, 0.9), (0.05, 1.0), answer, "bounded",
                                         options={"xatol": 0.005})  # fmt: skip
         found[replace(dynamics, reach=float(best.x), answer=answer)] = best.fun
     chosen = min(found, key=lambda each: found[each])
@@ -120,7 +120,8 @@ def fit_rates(
         logs = session_logs(figures, graphs, profile.with_values(values(factor)), "npu", prompts)
         return float(np.mean(logs)) ** 2
 
-    return values(float(optimize.minimize_scalar(misfit, (0.5, 1.5)).x))
+    found: Any = optimize.minimize_scalar(misfit, (0.5, 1.5))
+    return values(float(found.x))
 
 
 def fit_spread(
