@@ -35,9 +35,6 @@ class ResultRow:
     """Of a modelled value: whether the reference, or a figure that shares it, went into the fit."""
     band: tuple[float, float] | None = None
     """Of a modelled value: what it should lie within at 95 %, by the doubts of the model."""
-    untested: Literal["informed", "repeats"] | None = None
-    """Why a reference that was not fitted is no test of the model: it was in view when the model
-    was made, or another row holds the same."""
     trace_source: str | None = None
     """Of a modelled run: where its decoding dynamics come from."""
     fingerprint: str | None = None
@@ -70,7 +67,7 @@ class ResultRow:
     @property
     def is_predicted(self) -> bool:
         """Tells whether a modelled value has a reference that tests the model."""
-        return self.error is not None and self.fitted is False and self.untested is None
+        return self.error is not None and self.fitted is False
 
     @property
     def is_in_band(self) -> bool:
@@ -135,7 +132,7 @@ def _cells(row: ResultRow) -> dict[str, str]:
         "items": _shown(row.items),
         "interval": " to ".join(map(_shown, row.interval or ())),
         "band": " to ".join(map(_shown, row.band or ())),
-        "fitted": row.untested or {None: "", True: "yes", False: "no"}[row.fitted],
+        "fitted": {None: "", True: "yes", False: "no"}[row.fitted],
         "source": row.source or "",
     }
 

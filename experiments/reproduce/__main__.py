@@ -120,7 +120,7 @@ def _table(rows: Sequence[ResultRow]) -> list[str]:
     for row in rows:
         published = "" if row.reference is None else _shown(row.reference)
         error = "" if row.error is None else f"{row.error:+.1%}"
-        fitted = row.untested or ("yes" if row.fitted else "no")
+        fitted = {True: "yes", False: "no", None: row.kind}[row.fitted]
         interval, band = (" to ".join(map(_shown, ends or ())) for ends in (row.interval, row.band))
         cells = (row.name, _shown(row.value), interval, band, row.unit, published, error, fitted)
         lines.append(f"| {' | '.join((*cells, row.trace_source or ''))} |")

@@ -142,7 +142,7 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
     for column, cell in cells.items():
         session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
         mean = mean_of(cell.seconds)
-        more: Any = {"untested": "repeats" if column in PAIRS and not cell.fitted else None}
+        more: Any = {"kind": "repeated" if column in PAIRS and not cell.fitted else "modelled"}
         yield modelled(
             f"{prefix}/{column}", mean, "s", reference=cell.reference, fitted=cell.fitted,
             band=band(mean.value, *cell.changes.values(), session, cell.workload),
@@ -155,7 +155,7 @@ def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[Resul
         apart = [slow.changes.get(n, 0.0) - fast.changes.get(n, 0.0) for n in numbers]
         found = ratio(slow.seconds * len(fast.seconds), fast.seconds)
         both = slow.fitted and fast.fitted
-        more = {"untested": "repeats" if fast.fitted and not both else None}
+        more = {"kind": "repeated" if fast.fitted and not both else "modelled"}
         yield modelled(
             f"{prefix}/{base}_over_{column}", found, "times",
             reference=slow.reference / fast.reference, fitted=both, source=source,
@@ -173,7 +173,7 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
         seconds = _phone("llama3_8b", soc, system).latency(workload)
         seconds *= session.slowdown(system.body)
         changes = changes_of("llama3_8b", soc, system, workload).values()
-        more: Any = {"untested": "informed" if column == "npu" else None}
+        more: Any = {"kind": "informed" if column == "npu" else "modelled"}
         yield modelled(
             f"fig11/{soc}/{name}/128/llama_{column}", seconds, "s", reference=published[column],
             fitted=False, band=band(seconds, *changes, session.spread(system.body)), source=FIGURE,
@@ -213,5 +213,5 @@ def _speedups(rows: list[ResultRow]) -> Iterator[ResultRow]:
     for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
         yield modelled(
             f"fig11/SM8750/speedup_{name}", choose(gains), "times", reference=reference,
-            fitted=False, untested="repeats", source=f"{PAPER}, abstract", trace_source=SOURCE,
+            fitted=False, kind="repeated", source=f"{PAPER}, abstract", trace_source=SOURCE,
         )  # fmt: skip

@@ -51,7 +51,7 @@ def ledger3b(world: PublishedTasks) -> Chapter:
         for precision, (quant, kernels) in LEDGER_CLASSES.items():
             fitted = (shape, precision) in known
             # Overlap, rows of a pass and the calls' price are read off the 3B's other columns.
-            untested: Any = "informed" if shape == "llama32_3b" else None
+            kind: Any = "informed" if shape == "llama32_3b" and not fitted else "modelled"
             cells = known.get((shape, precision), ledger[shape].get(precision))
             if cells is None:
                 continue
@@ -61,7 +61,7 @@ def ledger3b(world: PublishedTasks) -> Chapter:
                 rows.append(
                     modelled(f"{prefix}/{precision}/rows{count}", seconds * 1e3, "ms",
                               reference=cells[f"rows{count}_ms"], source=ledger["source"],
-                              fitted=fitted, untested=None if fitted else untested)
+                              fitted=fitted, kind=kind)
                 )  # fmt: skip
     return chapter("ledger3b", rows)
 

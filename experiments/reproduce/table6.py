@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of
-from experiments.harness.results import ResultRow
+from experiments.harness.results import Kind, ResultRow
 from experiments.reproduce.chapter import ONE_A_STEP, PAPER, TEXTS, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -24,7 +24,7 @@ class Rung(NamedTuple):
     system: System
     source: str
     fitted: bool = False
-    untested: Literal["informed", "repeats"] | None = None
+    kind: Kind = "modelled"
 
 
 def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
@@ -39,12 +39,13 @@ def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain"
         return world.workloads("GSM8K", 128, Decoding(**settings))
 
     on_cpu = System(body="cpu", cpu=cpu)  # pyright: ignore[reportArgumentType]
-    swap, seen = npu("swap"), "informed"
+    swap = npu("swap")
+    seen: Kind = "informed"
     return [
         Rung("cpu", "CPU", whole, on_cpu, ONE_A_STEP, True),
-        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP, untested="repeats"),
-        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP, untested="repeats"),
-        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP, untested=seen),
+        Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP, kind="repeated"),
+        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP, kind="repeated"),
+        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP, kind=seen),
         Rung("somr", "+SOMR", cached, swap, ONE_A_STEP),
         Rung(
             "mbsd",
@@ -52,10 +53,10 @@ def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain"
             decoded(commit="one", skip_logits=False, refresh=0),
             swap,
             SOURCE,
-            untested=seen,
+            kind=seen,
         ),
-        Rung("sts", "+STS", decoded(skip_logits=False, refresh=0), swap, SOURCE, untested=seen),
-        Rung("sls", "+SLS", decoded(refresh=0), swap, SOURCE, untested=seen),
+        Rung("sts", "+STS", decoded(skip_logits=False, refresh=0), swap, SOURCE, kind=seen),
+        Rung("sls", "+SLS", decoded(refresh=0), swap, SOURCE, kind=seen),
         Rung("scr", "+SCR", decoded(), swap, SOURCE, True),
     ]
 
@@ -70,7 +71,7 @@ def table6(world: PublishedTasks) -> Chapter:
         seconds = mean_of(world.seconds("SM8750", rung.system, rung.workloads))
         rows.append(
             modelled(f"table6/{rung.name}", seconds, "s", reference=published[rung.published],
-                      source=f"{PAPER}, Table 6", fitted=rung.fitted, untested=rung.untested,
+                      source=f"{PAPER}, Table 6", fitted=rung.fitted, kind=rung.kind,
                       trace_source=rung.source)
         )  # fmt: skip
         found = simulate(rung.workloads[0], world.phone("SM8750", rung.system))

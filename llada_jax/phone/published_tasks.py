@@ -21,6 +21,15 @@ RUNS = 24
 CANVAS = 256
 
 
+def whole_figure(name: str) -> dict[str, list[float]]:
+    """Returns a figure that the fit knows in parts: its lists, all points in order of the first."""
+    parts = [json.loads((PUBLISHED / f"{each}.json").read_text(encoding="utf-8"))[name]
+             for each in ("fit", "validation")]  # fmt: skip
+    lists = [key for key, value in parts[0].items() if isinstance(value, list)]
+    points = sorted(point for part in parts for point in zip(*map(part.get, lists), strict=True))
+    return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
+
+
 class PublishedTask(NamedTuple):
     """A dataset of the paper: how long its prompts are, and how fast it settles."""
 
