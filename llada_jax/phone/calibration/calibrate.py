@@ -176,7 +176,7 @@ class _Prior:
         def residuals(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.misfit(z), z])
 
-        def jacobian(z: np.ndarray) -> Any:
+        def jacobian(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.slopes(z) / self._noise[:, None], np.eye(n)])
 
         found = optimize.least_squares(
