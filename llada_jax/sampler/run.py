@@ -72,8 +72,12 @@ class Run:
 
     def canvas(self, chosen: Sequence[int], cache: KVCache | None = None) -> Canvas:
         """Returns a canvas of these prompts, by their places; with a cache, that goes on in it."""
-        seeds = [self.seeds[place] for place in chosen]
-        keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
+        seeds = {place: self.seeds[place] for place in chosen}
+        key = {
+            place: jax.random.fold_in(jax.random.key(seed), row)
+            for place, (seed, row) in seeds.items()
+        }
+        keys = jnp.stack([key[place] for place in chosen])
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
             cached = self.layout.length if self.setup.window.caches else 0

@@ -130,3 +130,12 @@ def test_steps_on_xla_give_a_batch_the_tokens_of_singles(
     cache: Any, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_tokens_of_singles(MODEL, ON_XLA, monkeypatch, cache, batch)
+
+
+def test_a_stream_leaves_nothing_of_a_canvas_to_the_next_one_in_its_place() -> None:
+    config, prompts = SHORT.replace(cache="dual"), PROMPTS[:2]
+    together = lj.generate(MODEL, prompts, config, backend=ON_XLA).generated
+    several = [*prompts, *prompts[::-1]]
+    stream = lj.generate_stream(MODEL, several, config, backend=ON_XLA, places=2)
+    for found, expected in zip(stream, [*together, *together[::-1]], strict=True):
+        np.testing.assert_array_equal(found.generated[0], expected)

@@ -149,6 +149,12 @@ def test_bad_input(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_suite_chooses_its_model():
+    assert composed().model == "tiny"
+    assert composed("suite=continuous").model == composed("suite=beside").model == "small"
+    assert composed("suite=continuous", "model=tiny").model == "tiny"
+
+
 def test_medium_is_a_model():
     config = read_config(BenchConfig, composed("architecture=medium"))
     assert config.architecture is not None and config.architecture.vocab_size == 126464
