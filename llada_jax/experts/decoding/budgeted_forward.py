@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
@@ -22,7 +22,7 @@ from llada_jax.model.grouped_product import tile_rows
 from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
-from llada_jax.model.quantize import QuantArray, Weight, linear
+from llada_jax.model.quantize import QuantArray, Weight, dequantize, linear
 from llada_jax.types import KVCache, Rows, RowsOut
 
 Planner = Callable[[int, RoutingRecord], LayerDecision]
@@ -171,7 +171,7 @@ def run_expert(
     by the products of `grouped_product`."""
     rows = jax.lax.dynamic_slice_in_dim(inputs, start, most)
     before = jax.lax.dynamic_slice_in_dim(outputs, start, most)
-    gate, up, down = map(_unpacked, matrices)
+    gate, up, down = (_unpacked(matrix, rows.dtype) for matrix in matrices)
     gated = jax.nn.silu(_product(rows, gate, count, tile))
     made = _product(gated * _product(rows, up, count, tile), down, count, tile)
     made = jnp.where(jnp.arange(most)[:, None] < count, made, before)
@@ -194,9 +194,11 @@ def _product(
     return jax.lax.fori_loop(0, -(-count // tile), with_tile, empty)[: len(rows)]
 
 
-def _unpacked(matrix: Weight) -> Weight:
-    """Returns a matrix whose int4 may be packed into bytes as it was."""
-    if isinstance(matrix, QuantArray) and matrix.values.dtype == jnp.uint8:
-        nibbles = jax.lax.bitcast_convert_type(matrix.values, jnp.int4)
-        return matrix._replace(values=nibbles.reshape(len(nibbles), -1))
-    return matrix
+def _unpacked(matrix: Weight, dtype: DTypeLike) -> Weight:
+    """Returns a matrix as it is; of int4 in a file's bytes, the floats that they stand for."""
+    if not (isinstance(matrix, QuantArray) and matrix.values.dtype == jnp.uint8):
+        return matrix
+    halves = jnp.concatenate([matrix.values & 15, matrix.values >> 4], axis=1)
+    # Without the barrier XLA unpacks number by number again for every tile.
+    values = jax.lax.optimization_barrier(halves.astype(jnp.int8) - 8)
+    return jax.lax.optimization_barrier(dequantize(QuantArray(values, matrix.scale), dtype))
