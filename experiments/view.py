@@ -2,7 +2,7 @@
 
     python -m experiments.view run=outputs/generate/2030-01-01/12-00-00
     python -m experiments.view run=a beside=b phones=[SM8750] browser=false
-    python -m experiments.view run=a/trace.npz shape=dream_7b row=1
+    python -m experiments.view run=a/trace.npz shape=llama32_1b row=0
 
 The run folder gets `page.html`, and `canvas.svg`, in which the canvas fills. What each forward
 predicted is shown where the run kept its scores, as `experiments.generate` does.

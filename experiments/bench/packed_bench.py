@@ -5,16 +5,14 @@ cut in proportion, so that the head keeps its share. Weights are random, so the 
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from jaxtyping import Int
 
 from experiments.bench.rivals.figures import instruction_sets, spread
 from experiments.bench.rivals.ours import random_params
@@ -37,7 +35,7 @@ from llada_jax.config import (
 from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.prompts import with_ids
 
-PROMPT_LENGTH, ROWS = 16, (4, 8, 16, 32, 64, 128)
+PROMPT_LENGTH, TOKENS_PER_STEP, ROWS = 16, 2, (4, 8, 16, 32, 64, 128)
 Decode = Callable[[list[list[int]], int], Result]
 """`decode(prompts, block_length)`."""
 
@@ -50,17 +48,16 @@ class PackedBenchConfig:
     layers: int = 3
     block_lengths: tuple[int, ...] = (4, 8, 32)
     gen_length: int = 32
-    tokens_per_step: int = 2
-    scratch: str = "outputs/packed"
 
     def __post_init__(self) -> None:
         ascending_counts("block_lengths", self.block_lengths)
-        require_counts(self, "canvases", "layers", "gen_length", "tokens_per_step")
+        require_counts(self, "layers", "gen_length")
+        require_counts(self, "canvases", least=2)
         for block in self.block_lengths:
             require(
-                self.gen_length % block == 0 == block % self.tokens_per_step,
+                self.gen_length % block == 0 == block % TOKENS_PER_STEP,
                 f"block_lengths has {block}; allowed: divisors of gen_length "
-                f"({self.gen_length}), multiples of tokens_per_step ({self.tokens_per_step})",
+                f"({self.gen_length}), multiples of {TOKENS_PER_STEP}",
             )
 
 
@@ -94,61 +91,48 @@ def _timed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Itera
 def _compared(
     name: str, run: Decode, prompts: list[list[int]], block: int, repeats: int
 ) -> Iterator[ResultRow]:
-    """Yields tokens a second in both ways, in turns, and the ratio of neighbours."""
+    """Yields tokens a second of both, in turns, and the ratios of neighbours: by the clock, and
+    by the seconds of the processor, which other processes disturb less."""
     ways = {
         "one_by_one": lambda: [run([prompt], block).generated[0] for prompt in prompts],
         "packed": lambda: run(prompts, block).generated,
     }
     first = {way: np.stack(call()) for way, call in ways.items()}  # compiles
-    speeds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(repeats):
-        for way in sorted(ways, reverse=turn % 2 == 1):
-            speeds[way].append(_tokens_a_second(ways[way]))
-    for way, each in speeds.items():
-        yield from spread(f"{name}/{way}", each, "tokens/s")
-    ratios = [b / a for a, b in zip(*speeds.values(), strict=True)]
-    yield from spread(f"{name}/ratio", ratios, "x one by one")
     same = float((first["packed"] == first["one_by_one"]).mean())
     yield ResultRow(f"{name}/same_tokens", same, "of all tokens")
+    took: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for turn in range(repeats):
+        for way in sorted(ways, reverse=turn % 2 == 1):
+            began = time.perf_counter(), time.process_time()
+            ways[way]()
+            took[way].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    for way, times in took.items():
+        speeds = [first[way].size / seconds for seconds, _ in times]
+        yield from spread(f"{name}/{way}", speeds, "tokens/s")
+    for index, clock in enumerate(("ratio", "processor_ratio")):
+        ratios = [a[index] / b[index] for a, b in zip(*took.values(), strict=True)]
+        yield from spread(f"{name}/{clock}", ratios, "x one by one")
     yield ResultRow(f"{name}/load_average", os.getloadavg()[0], "processes")
 
 
-def _tokens_a_second(call: Callable[[], list[Int[np.ndarray, " G"]]]) -> float:
-    began = time.perf_counter()
-    tokens = sum(map(len, call()))
-    return tokens / (time.perf_counter() - began)
-
-
 def _sampler(config: PackedBenchConfig, block: int) -> SamplerConfig:
-    steps = config.gen_length // config.tokens_per_step
-    return SamplerConfig(
-        gen_length=config.gen_length, block_length=block, steps=steps, cache="blockwise"
-    )
+    gen, steps = config.gen_length, config.gen_length // TOKENS_PER_STEP
+    return SamplerConfig(gen_length=gen, block_length=block, steps=steps, cache="blockwise")
 
 
 def _litert(model: ModelConfig, config: PackedBenchConfig) -> Decode:
     """Returns the decoding of an export, whose folder is gone once it is open."""
-    Path(config.scratch).mkdir(parents=True, exist_ok=True)
-    folder = Path(mkdtemp(dir=config.scratch))
-    sizes = tuple(sorted({1, config.canvases}))
     canvas = -(-(PROMPT_LENGTH + config.gen_length) // 64) * 64
-    settings = ExportConfig(quant="int8", rows=ROWS, caches=(canvas,), canvases=sizes)
-    try:
-        weights = RandomWeights(model, "int8")
-        write_export(folder / "model", Export(model, weights, settings, "random", verify=False))
-        rules = score_rules(with_ids(SamplerConfig(), model))
-        denoiser = Session(Exported(folder / "model"), rules).denoiser()
-    finally:
-        shutil.rmtree(folder)  # what is open stays
-
-    def run(prompts: list[list[int]], block: int) -> Result:
-        return decode(denoiser, None, model, prompts, _sampler(config, block), loop="host")
-
-    return run
+    settings = ExportConfig(rows=ROWS, caches=(canvas,), canvases=(1, config.canvases))
+    with TemporaryDirectory() as scratch:  # what is open stays
+        folder, weights = Path(scratch) / "model", RandomWeights(model, "int8")
+        write_export(folder, Export(model, weights, settings, "random", verify=False))
+        denoiser = Session(Exported(folder), score_rules(with_ids(SamplerConfig(), model)))
+    run = partial(decode, denoiser.denoiser(), None, model, loop="host")
+    return lambda prompts, block: run(prompts, _sampler(config, block))
 
 
 def _xla(model: ModelConfig, config: PackedBenchConfig) -> Decode:
-    params = random_params(model, "int8")
-    rules = score_rules(with_ids(SamplerConfig(), model))
-    run = partial(decode, denoiser_for(model, rules), params, model)
+    denoiser = denoiser_for(model, score_rules(with_ids(SamplerConfig(), model)))
+    run = partial(decode, denoiser, random_params(model, "int8"), model)
     return lambda prompts, block: run(prompts, _sampler(config, block))

@@ -14,16 +14,16 @@ from functools import partial
 from itertools import chain
 from typing import Literal, get_args
 
+import llada_jax as lj
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
 from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
-from experiments.experts.recorded_routing import RecordedConfig, run_recorded, trained_model
 from experiments.experts.routing_by_task import RoutingConfig, judge_routing
 from experiments.experts.schedule_gaps import measure_schedules
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
-Part = Literal["paper", "phones", "schedules", "routing", "recorded"]
+Part = Literal["paper", "phones", "schedules", "routing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,6 @@ class ExpertsConfig:
     paper: PaperConfig = field(default_factory=PaperConfig)
     phones: PhonesConfig = field(default_factory=PhonesConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
-    recorded: RecordedConfig = field(default_factory=RecordedConfig)
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, f"seed is {self.seed}; allowed: 0 or more")
@@ -51,10 +50,9 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "phones": partial(simulate_phones, config.phones, config.seed),
         "schedules": partial(measure_schedules, config.seed),
         "routing": partial(judge_routing, config.routing, config.seed, run),
-        "recorded": partial(run_recorded, config.recorded, config.seed, run),
     }
-    if "recorded" in config.parts:
-        _ = trained_model(config.recorded.trained, config.seed)  # which checks the model
+    if "routing" in config.parts and config.routing.model is not None:
+        _ = lj.load(config.routing.model)  # which checks the model
     run.begin()
     run.finish(run.recorded(chain.from_iterable(parts[part]() for part in config.parts)))
 

@@ -1,6 +1,7 @@
 """The sampling engine: time, traffic, area, and the decisions that number formats flip.
 
     python -m experiments.sampling_engine
+    python -m experiments.sampling_engine hardware=false
     python -m experiments.sampling_engine vlens=[256,4096] hardware=false
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two

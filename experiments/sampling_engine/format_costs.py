@@ -7,6 +7,7 @@ from itertools import islice, product
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
@@ -95,7 +96,7 @@ def _right_answers(
 
 
 def engine_scores(
-    params: Any, hidden: jax.Array, noise: None, *, format: LogitFormat, key: Key, rules: ScoreRules
+    params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, key: Key, rules: ScoreRules
 ) -> Scores:
     """Returns the engine's tokens and keys for states [B, C, D]; entropy and margin are NaN.
 
@@ -110,5 +111,5 @@ def engine_scores(
     block, none = np.zeros((batch, rows), np.int32), np.zeros((1, batch), np.int32)
     inputs = StepInputs(logits, block, block == 0, none)
     found = run_sampler(compile_sampler(sampling, engine), inputs, stored)
-    unknown = np.full((batch, rows), np.nan, np.float32)
-    return Scores(found.predictions, found.keys, unknown, unknown)
+    unknown = jnp.full((batch, rows), jnp.nan)
+    return Scores(jnp.asarray(found.predictions), jnp.asarray(found.keys), unknown, unknown)

@@ -1,4 +1,4 @@
-"""What the cycle model says of the engine: time, traffic, memory, area and energy."""
+"""What the cycle model says of the engine: time, traffic, memory, area and power."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -76,7 +76,7 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from gpu_rows(config)
     yield from share_rows()
     yield from footprint_rows(programs)
-    yield from area_rows(config, programs)
+    yield from area_rows(config)
 
 
 def _timed(program: SamplerProgram, **settings: Any) -> Timing:
@@ -174,14 +174,11 @@ def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
             yield _modelled(f"memory/{mode}/vlen{vlen}/{domain}_bytes", size, "bytes")
 
 
-def area_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields area, power, and the energy of one block's step."""
+def area_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
+    """Yields area and power of the vector datapath."""
     source = f"{paper.PAPER}, Table IV"
     for vlen in config.vlens:
         area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
         kind = "fitted" if area else "modelled"
         yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", kind, **area)
         yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", kind, **power)
-        for mode in MODES:
-            energy = paper.energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
-            yield _modelled(f"energy/{mode}/vlen{vlen}/mj", energy, "mJ")

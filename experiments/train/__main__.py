@@ -1,6 +1,7 @@
 """Trains a masked-diffusion model on a mixture of tasks and exports it in the Hugging Face layout.
 
     python -m experiments.train hydra.run.dir=outputs/small
+    python -m experiments.train train.steps=200 hydra.run.dir=outputs/short
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
 
 The same command resumes a run that was stopped, from its last checkpoint; with more steps it is

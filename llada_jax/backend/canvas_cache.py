@@ -19,7 +19,7 @@ class Fresh(NamedTuple):
     rows: Int[np.ndarray, " r"]
     """Indices into the outputs."""
     positions: Int[np.ndarray, " r"]
-    outputs: list[Mapping[str, np.ndarray]]
+    outputs: Sequence[Mapping[str, np.ndarray]]
 
 
 class CanvasCache:

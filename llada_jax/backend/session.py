@@ -215,7 +215,7 @@ class Session:
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
 
 
-def _live_rows(rows: Rows, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
+def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
     tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
     sees_rows = sees_rows[np.ix_(run, run)]
     return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])

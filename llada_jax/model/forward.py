@@ -165,7 +165,7 @@ def run_layers(
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    caches: Iterable[CachedLayer],
+    caches: Iterable[Any],
     first: int = 0,
     hooks: LayerHooks = PLAIN,
     run: Callable[..., LayerOut] = run_layer,
@@ -176,7 +176,8 @@ def run_layers(
     that the graph is matrix products and elementwise operations.
 
     Args:
-      caches: keys and values for each layer, taken when its turn comes.
+      caches: keys and values for each layer, taken when its turn comes; a `CachedLayer`, or what
+        else `hooks.attend_with` takes.
       first: the first layer's number in the whole model.
       run: `run_layer`, or what does the same.
 

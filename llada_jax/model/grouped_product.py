@@ -27,7 +27,7 @@ def grouped_product(
     multiplies all rows by all matrices. That of the gradients is, too.
     """
     if is_quantized(weights):
-        return tile_by_tile(rows, weights, group_sizes)
+        return _tile_by_tile(rows, weights, group_sizes)
     return jax.lax.platform_dependent(
         rows, weights, group_sizes, cpu=_differentiable_tiles, default=_at_once
     )
@@ -66,16 +66,13 @@ def _each_tile(
     return jax.lax.fori_loop(0, stops[-1], step, out)
 
 
-def tile_by_tile(
-    rows: Float[Array, "T In"],
-    weights: Weight,
-    group_sizes: Int[Array, " E"],
-    size: int | None = None,
+def _tile_by_tile(
+    rows: Float[Array, "T In"], weights: Weight, group_sizes: Int[Array, " E"]
 ) -> Float[Array, "T Out"]:
-    """Multiplies tiles of `size` rows, by default what `tile_rows` says. What a tile has beyond its
-    group is overwritten by the tile of the next group, and after the last group it is anything."""
+    """Multiplies tiles of rows. What a tile has beyond its group is overwritten by the tile of the
+    next group."""
     n_groups, n_out = (weights.values if isinstance(weights, QuantArray) else weights).shape[:2]
-    size = size or tile_rows(len(rows), n_groups)
+    size = tile_rows(len(rows), n_groups)
     padded = jnp.pad(rows, [(0, size), (0, 0)])
 
     def with_tile(tile: _Tile, out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
@@ -111,17 +108,17 @@ def tile_rows(n_rows: int, n_groups: int) -> int:
 
 @jax.custom_vjp
 def _differentiable_tiles(rows, weights, group_sizes):
-    """Is `tile_by_tile`, whose loop has no gradient of its own."""
-    return tile_by_tile(rows, weights, group_sizes)
+    """Is `_tile_by_tile`, whose loop has no gradient of its own."""
+    return _tile_by_tile(rows, weights, group_sizes)
 
 
 def _forward(rows, weights, group_sizes):
-    return tile_by_tile(rows, weights, group_sizes), (rows, weights, group_sizes)
+    return _tile_by_tile(rows, weights, group_sizes), (rows, weights, group_sizes)
 
 
 def _backward(inputs, gradient):
     rows, weights, group_sizes = inputs
-    of_rows = tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
+    of_rows = _tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
     return of_rows, _outer_by_tile(rows, gradient, group_sizes).astype(weights.dtype), None
 
 

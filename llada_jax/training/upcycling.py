@@ -46,6 +46,7 @@ def upcycled(parent: ModelParams, config: ModelConfig, seed: int) -> ModelParams
         dealt = np.concatenate([rng.permutation(config.ffn_width) for _ in range(rounds)])
         chosen = dealt[:neurons].reshape(moe.n_experts, moe.expert_width)
         router = rng.standard_normal((moe.n_experts, config.width)) * ROUTER_STD / config.width**0.5
+        assert isinstance(layer.ffn, FeedForward)
         layers.append(layer._replace(ffn=_experts(layer.ffn, chosen, router, moe)))
     return parent._replace(layers=tuple(layers))
 
@@ -55,12 +56,13 @@ def _experts(
 ) -> Experts:
     """Deals neurons [E, F]. A row that weighs k of E experts by 1 / E each then gets the parent's
     output on average."""
-    taken = moe.experts_per_token * moe.expert_width / dense.gate.shape[0]
+    gate, up, down = (jnp.asarray(each, jnp.float32) for each in dense)
+    taken = moe.experts_per_token * moe.expert_width / len(gate)
     return Experts(
         router=jnp.asarray(router, jnp.float32),
         selection_bias=None,
-        gate=dense.gate[neurons],
-        up=dense.up[neurons],
-        down=jnp.moveaxis(dense.down[:, neurons], 0, 1) * (moe.n_experts / taken),
+        gate=gate[neurons],
+        up=up[neurons],
+        down=jnp.moveaxis(down[:, neurons], 0, 1) * (moe.n_experts / taken),
         shared=None,
     )

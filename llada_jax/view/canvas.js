@@ -70,7 +70,9 @@ class CanvasView {
 }
 
 function aboutOf({ model, sampler }) {
-  const settings = Object.entries(sampler).filter(([, value]) => value !== null && value !== 0);
+  const staged = sampler.accept === "staged";
+  const settings = Object.entries(sampler).filter(([name, value]) =>
+    value !== null && value !== 0 && (staged || !name.startsWith("theta")));
   return `${model.family}, ${model.n_layers} layers of width ${model.width}: `
     + settings.map(([name, value]) => `${name} ${value}`).join(", ");
 }

@@ -7,7 +7,7 @@ import pytest
 
 from llada_jax.config import MoEConfig
 from llada_jax.model.forward import forward
-from llada_jax.model.params import init_params
+from llada_jax.model.params import Experts, init_params
 from llada_jax.training.upcycling import dense_shape, upcycled
 from tests.training.test_state import MODEL
 
@@ -18,9 +18,10 @@ PARENT = init_params(MODEL, jax.random.key(0))
 
 def test_with_all_experts_and_an_even_router_it_is_the_parent():
     made = upcycled(PARENT, MIXTURE, 0)
-    even = [
-        each._replace(ffn=each.ffn._replace(router=0 * each.ffn.router)) for each in made.layers
-    ]
+    even = []
+    for layer in made.layers:
+        assert isinstance(layer.ffn, Experts)
+        even.append(layer._replace(ffn=layer.ffn._replace(router=0 * layer.ffn.router)))
     tokens = jnp.arange(12).reshape(2, 6)
     found = forward(made._replace(layers=tuple(even)), MIXTURE, tokens)
     np.testing.assert_allclose(found, forward(PARENT, MODEL, tokens), atol=1e-4)

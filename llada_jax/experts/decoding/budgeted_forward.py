@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
@@ -18,11 +18,11 @@ from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows
-from llada_jax.model.grouped_product import tile_by_tile, tile_rows
+from llada_jax.model.grouped_product import tile_rows
 from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
 from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
 from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
-from llada_jax.model.quantize import QuantArray, is_quantized
+from llada_jax.model.quantize import QuantArray, Weight, dequantize, linear
 from llada_jax.types import KVCache, Rows, RowsOut
 
 Planner = Callable[[int, RoutingRecord], LayerDecision]
@@ -171,17 +171,34 @@ def run_expert(
     by the products of `grouped_product`."""
     rows = jax.lax.dynamic_slice_in_dim(inputs, start, most)
     before = jax.lax.dynamic_slice_in_dim(outputs, start, most)
-    gate, up, down = map(_one_group, matrices)
-    sizes = count[None]
-    gated = jax.nn.silu(tile_by_tile(rows, gate, sizes, tile))
-    made = tile_by_tile(gated * tile_by_tile(rows, up, sizes, tile), down, sizes, tile)
+    gate, up, down = (_unpacked(matrix, rows.dtype) for matrix in matrices)
+    gated = jax.nn.silu(_product(rows, gate, count, tile))
+    made = _product(gated * _product(rows, up, count, tile), down, count, tile)
     made = jnp.where(jnp.arange(most)[:, None] < count, made, before)
     return jax.lax.dynamic_update_slice_in_dim(outputs, made, start, axis=0)
 
 
-def _one_group(matrix: QuantArray | Array) -> QuantArray | Array:
-    """Returns a matrix as the only one of a group, of int4 that were packed into bytes."""
-    if is_quantized(matrix) and matrix.values.dtype == jnp.uint8:
-        nibbles = jax.lax.bitcast_convert_type(matrix.values, jnp.int4)
-        matrix = matrix._replace(values=nibbles.reshape(len(nibbles), -1))
-    return jax.tree.map(lambda leaf: leaf[None], matrix)
+def _product(
+    rows: Float[Array, "R In"], matrix: Weight, count: Int[Array, ""], tile: int
+) -> Float[Array, "R Out"]:
+    """Multiplies the first `count` rows tile by tile, as `grouped_product` does; others give
+    anything."""
+    padded = jnp.pad(rows, [(0, tile), (0, 0)])
+
+    def with_tile(number: Int[Array, ""], out: Float[Array, "r Out"]) -> Float[Array, "r Out"]:
+        some = jax.lax.dynamic_slice_in_dim(padded, number * tile, tile)
+        return jax.lax.dynamic_update_slice_in_dim(out, linear(some, matrix), number * tile, axis=0)
+
+    n_out = len(matrix.values if isinstance(matrix, QuantArray) else matrix)
+    empty = jnp.zeros((len(padded), n_out), rows.dtype)
+    return jax.lax.fori_loop(0, -(-count // tile), with_tile, empty)[: len(rows)]
+
+
+def _unpacked(matrix: Weight, dtype: DTypeLike) -> Weight:
+    """Returns a matrix as it is; of int4 in a file's bytes, the floats that they stand for."""
+    if not (isinstance(matrix, QuantArray) and matrix.values.dtype == jnp.uint8):
+        return matrix
+    halves = jnp.concatenate([matrix.values & 15, matrix.values >> 4], axis=1)
+    # Without the barrier XLA unpacks number by number again for every tile.
+    values = jax.lax.optimization_barrier(halves.astype(jnp.int8) - 8)
+    return jax.lax.optimization_barrier(dequantize(QuantArray(values, matrix.scale), dtype))

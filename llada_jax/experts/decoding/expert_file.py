@@ -84,7 +84,8 @@ class ExpertShape(NamedTuple):
 
     def parts(self) -> list[_Part]:
         """Returns the arrays of an expert: values, and the scales of quantized ones, of `gate`,
-        `up` and `down`. Two int4 are a byte, the first in its low bits."""
+        `up` and `down`. Of int4, a byte has one of a row's first half in its low bits and one of
+        its second half, both biased by 8."""
         matrices = [(self.expert_width, self.width)] * 2 + [(self.width, self.expert_width)]
         parts: list[_Part] = []
         end = 0
@@ -144,7 +145,7 @@ def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
     if isinstance(piece, QuantArray):
         groups = 1 if bits == 8 else piece.values.shape[-1] // INT4_GROUP
         if piece.values.dtype.name == dtype and piece.scale.shape[-1] == groups:
-            return [_packed(piece.values), np.asarray(piece.scale, np.float32)]
+            return [_packed(np.asarray(piece.values)), np.asarray(piece.scale, np.float32)]
         piece = np.asarray(dequantize(piece, np.float32))
     if bits is None:
         return [piece.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)]
@@ -155,8 +156,9 @@ def _stored(piece: Any, dtype: str) -> list[np.ndarray]:
 def _packed(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.int8:
         return values
-    nibbles = values.view(np.uint8) & 15
-    return nibbles[:, ::2] | nibbles[:, 1::2] << 4
+    biased = (values.astype(np.int8) + 8).view(np.uint8)
+    first, second = np.split(biased, 2, axis=1)
+    return first | second << 4
 
 
 def _record(shape: ExpertShape, matrices: list[list[np.ndarray]]) -> bytes:
@@ -205,7 +207,7 @@ class ExpertFile:
 
     def matrices(self, memory: np.ndarray) -> FeedForward:
         """Returns the matrices of an expert in some bytes, as JAX arrays that share the memory on a
-        CPU. Of int4, the values are bytes; `unpacked` undoes that."""
+        CPU. Of int4, the values are the file's bytes."""
         views = [
             memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             for offset, shape, dtype in self.shape.parts()

@@ -102,9 +102,9 @@ def measure_machine(
 
     counts = [1 << power for power in range(rows.bit_length())]
     by_rows = {count: _median(lambda count=count: run(count)) for count in counts}
-    tokens, position = np.zeros((1, rows), np.int32), np.arange(rows, dtype=np.int32)[None]
-    nothing = np.zeros((1, 0), bool)
-    window = make_rows(tokens, position, np.ones((1, rows), bool), nothing)
+    position = jnp.arange(rows, dtype=jnp.int32)[None]
+    live, nothing = jnp.ones((1, rows), bool), jnp.zeros((1, 0), bool)
+    window = make_rows(jnp.zeros_like(position), position, live, nothing)
     cache, run_layer = cache_for(params, config, 1, 0), around_experts(lambda x, index: x)
     dense = _median(lambda: forward_rows(params, config, window, cache, run=run_layer))
     return MachineProfile(

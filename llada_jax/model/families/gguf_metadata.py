@@ -28,7 +28,7 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
 
     Raises ValueError for an unknown architecture, a missing key, or RoPE scaling.
     """
-    architecture, name = metadata.get("general.architecture"), _family(metadata)
+    name, architecture = _family(metadata), str(metadata["general.architecture"])
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
     keys = gguf_keys(architecture)
@@ -44,14 +44,13 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
 
 
 def _family(metadata: Mapping[str, Any]) -> str:
-    key = "general.architecture"
     known = {f.gguf_architecture: name for name, f in families().items() if f.gguf_architecture}
+    key, allowed = "general.architecture", [*known, "diffuse"]
     if metadata.get(key) == "diffuse":
-        key, known = "diffuse.model_type", table()["gguf"]["diffuse"]
-    found, allowed = metadata.get(key), ", ".join(map(repr, known))
-    if key == "general.architecture":
-        allowed += ", 'diffuse'"
-    require(found in known, f"{key} is {found!r}; allowed: {allowed}")
+        known = table()["gguf"]["diffuse"]
+        key, allowed = "diffuse.model_type", [*known]
+    found: Any = metadata.get(key)
+    require(found in known, f"{key} is {found!r}; allowed: {', '.join(map(repr, allowed))}")
     return known[found]
 
 

@@ -82,6 +82,22 @@ def test_sampling_beside_the_float64_sampler(tmp_path):
         assert rows[f"sampling_share/{name}/4"]["value"] > 0
 
 
+@pytest.mark.slow
+def test_packed_canvases_beside_one_after_the_other(tmp_path):
+    pytest.importorskip("litert_converter")
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *special, "suite=packed", "repeats=2", "packed.layers=1",
+                      "packed.canvases=2", "packed.block_lengths=[4]",
+                      "packed.gen_length=8")  # fmt: skip
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    for runtime in ("litert", "xla"):
+        assert rows[f"packed/{runtime}/block4/ratio"]["value"] > 0
+        assert rows[f"packed/{runtime}/block4/ratio"]["kind"] == "measured"
+        assert rows[f"packed/{runtime}/block4/same_tokens"]["value"] == 1
+
+
 def test_one_pass_samples_what_float64_does():
     logits = 4 * jax.random.normal(jax.random.key(0), (1, 9, 1000), jnp.bfloat16)
     token, confidence = compiled(sample_in_float64, logits, wide=True).call()
@@ -118,6 +134,7 @@ def test_revision_beside_float32(tmp_path):
         ("revision.cached=-1", "revision: cached is -1; allowed: 0 or more"),
         ("sampling.rows=[]", r"sampling: rows is \[\]; allowed: ascending, from 1 on"),
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
+        ("packed.block_lengths=[5]", r"packed: block_lengths has 5; allowed: divisors of gen"),
         ("continuous.turns=1", "continuous: turns is 1; allowed: 2 or more"),
         ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: numbers from 1 on"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),

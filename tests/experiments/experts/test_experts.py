@@ -5,11 +5,9 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-import llada_jax as lj
 from experiments.experts.__main__ import ExpertsConfig, experts
 from experiments.experts.hybrimoe_tables import PUBLISHED, Cell, gains_of
 from experiments.harness.run import REPOSITORY, Run, read_config
-from llada_jax.experts.routing import RoutingTrace
 from tests.experts import traces
 
 SMALL = [
@@ -101,16 +99,6 @@ def test_gains_of_cells_and_their_average():
     assert average.value == pytest.approx(sum(gains) / 2) and average.reference == 1.70
 
 
-@pytest.mark.slow
-def test_recorded_routing(tmp_path):
-    small = ["recorded.gen_length=32", "recorded.steps=4"]
-    rows = run_parts(tmp_path, "parts=[recorded]", *small)
-    assert rows["budgeted/tiny_moe/25/denoising/equal_tokens"]["value"] == 1
-    assert {row["fingerprint"] for row in rows.values()} == {lj.load("tiny_moe").fingerprint}
-    trace = lj.Trace.load(tmp_path / "trace_tiny_moe.npz")
-    assert len(trace.block) == RoutingTrace.load(tmp_path / "routing_tiny_moe.npz").n_steps
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -121,7 +109,6 @@ def test_recorded_routing(tmp_path):
         ("phones.npu=fast", "phones: kernels is 'fast'; allowed: "),
         ("phones.cpu=fast", "phones: cpu is 'fast'; allowed: "),
         ("paper.tokens=0", "paper: tokens is 0; allowed: 1 or more"),
-        ("recorded.gen_length=40", "recorded: gen_length is 40; allowed: a multiple of block_len"),
     ],
 )
 def test_bad_input(override, message):
@@ -130,7 +117,7 @@ def test_bad_input(override, message):
 
 
 def test_a_model_that_does_not_exist_is_told_before_the_run(tmp_path):
-    config = composed("recorded.trained=nowhere")
+    config = composed("routing.model=nowhere", "parts=[routing]")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         experts(read_config(ExpertsConfig, config), Run(tmp_path, config))
     assert not list(tmp_path.iterdir())

@@ -166,5 +166,7 @@ def test_bad_input():
         with pytest.raises(ValueError, match=message):
             generate_within_budget(prompts=PROMPTS, costs=COSTS, config=SAMPLER, **asked)
     dense = lj.load(GOLDENS / "llada-moe", "float32", experts=False)
-    with pytest.raises(ValueError, match="the experts are not in memory; allowed: a model with"):
+    with pytest.raises(
+        ValueError, match="the experts are not in memory; allowed: a model that has them"
+    ):
         lj.forward(dense, [[1, 2]])
