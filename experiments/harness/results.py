@@ -33,6 +33,8 @@ class ResultRow:
     """Its 95 % confidence interval."""
     fitted: bool | None = None
     """Of a modelled value: whether the reference, or a figure that shares it, went into the fit."""
+    band: tuple[float, float] | None = None
+    """Of a modelled value: what it should lie within at 95 %, by the doubts of the model."""
     trace_source: str | None = None
     """Of a modelled run: where its decoding dynamics come from."""
     fingerprint: str | None = None
@@ -61,6 +63,18 @@ class ResultRow:
     def error(self) -> float | None:
         """Returns the error relative to the reference; None where there is none, or it is 0."""
         return (self.value - self.reference) / abs(self.reference) if self.reference else None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Tells whether a modelled value has a reference that tests the model."""
+        return self.error is not None and self.fitted is False
+
+    @property
+    def is_in_band(self) -> bool:
+        """Tells whether the reference lies within the band."""
+        if self.band is None or self.reference is None:
+            return False
+        return self.band[0] <= self.reference <= self.band[1]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain JSON."""
@@ -117,6 +131,7 @@ def _cells(row: ResultRow) -> dict[str, str]:
         "n": _shown(row.n),
         "items": _shown(row.items),
         "interval": " to ".join(map(_shown, row.interval or ())),
+        "band": " to ".join(map(_shown, row.band or ())),
         "fitted": {None: "", True: "yes", False: "no"}[row.fitted],
         "source": row.source or "",
     }

@@ -1,45 +1,119 @@
-"""What the model is fitted to: Table 2's denoising step, and the dynamics of Figures 5a and 8."""
+"""What the model is fitted to, with the points of the same figures that it was not fitted to."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import PAPER, TASKS, Chapter, chapter, modelled
-from llada_jax.phone.dynamics import SOURCE, statistics
-from llada_jax.phone.fit import residuals_of
+from llada_jax.phone.cost import price_on_cpu, price_on_npu
+from llada_jax.phone.dynamics import (
+    SOURCE,
+    STABLE,
+    VISIBLE,
+    Decoding,
+    Dynamics,
+    statistics,
+    unstable_per_block,
+)
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.single_steps import ffn_down, residuals_of
 
 
 def table2(world: PublishedTasks) -> Chapter:
-    """Compares one denoising step, row by row."""
+    """Compares one denoising step, row by row, and FFN down alone (Figure 3)."""
     phone = load_profile("SM8750")
     rows = [
         modelled(name, found, "ms", reference=published, fitted=True, source=f"{PAPER}, Table 2")
         for name, published, found in residuals_of(world.figures, world.graphs, phone)
     ]
     npu, cpu = phone.npu["llada_cpp"], phone.cpu["plain"]
+
+    def down(rows: int) -> dict[str, float]:
+        step = ffn_down(world.graphs.model, rows)
+        found = {"npu": price_on_npu(step, npu, phone.memory),
+                 "cpu": price_on_cpu(step, cpu, phone.memory)}  # fmt: skip
+        return {name: 1e3 * cost.seconds for name, cost in found.items()}
+
+    for fitted, figures in ((True, world.figures), (False, world.published)):
+        single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
+        for place, count in enumerate(single["rows"]):
+            for name, found in down(count).items():
+                rows.append(
+                    modelled(f"fig3a/{name}/{count}", found, "ms", reference=single[name][place],
+                              fitted=fitted, source=f"{PAPER}, Figure 3a")
+                )  # fmt: skip
+        for place, group in enumerate(groups["group"]):
+            # A group of one row ran as a tile on the NPU, not in the kernel for single rows.
+            once = {"cpu": down(group)["cpu"], "npu": down(max(2, group))["npu"]}
+            for name, found in once.items():
+                rows.append(
+                    modelled(f"fig3b/{name}/{group}", 32 / group * found, "ms", fitted=fitted,
+                              reference=groups[name][place], source=f"{PAPER}, Figure 3b")
+                )  # fmt: skip
     return chapter("table2", rows, npu=npu, cpu=cpu, layer_ms=npu.layer_overhead_us / 1e3)
 
 
 def dynamics(world: PublishedTasks) -> Chapter:
     """Compares the process behind the forwards with the statistics that it is fitted to."""
-    found, published = statistics(world.dynamics), world.figures
-    first = published["fig8_first_commit_step"]["values"]
-    tail = published["fig5a_tail_steps_pct"]["pct"]
-    more: Any = {"fitted": True, "trace_source": SOURCE}
-    rows = [
-        modelled(f"fig8/position{i + 1}", found.first_commit[i], "forwards", reference=first[i],
-                  source=f"{PAPER}, Figure 8", **more)
-        for i in (0, 7, 15, 23, 31)
-    ]  # fmt: skip
-    rows += [
-        modelled(f"fig5a/{k}", 100 * found.tail_share[k - 1], "%", reference=tail[k - 1],
-                  source=f"{PAPER}, Figure 5a", **more)
-        for k in (1, 4, 8)
-    ]  # fmt: skip
+    found = statistics(world.dynamics)
+    rows = []
+    for fitted, figures in ((True, world.figures), (False, world.published)):
+        first, tail = figures["fig8_first_commit_step"], figures["fig5a_tail_steps_pct"]
+        known = dict(zip(first["position"], first["values"], strict=True))
+        modelled_first = {place: float(found.first_commit[place - 1]) for place in known}
+        rows += _points("fig8/position", modelled_first, known, "forwards", fitted)
+        known = dict(zip(tail["masks_left"], tail["pct"], strict=True))
+        rows += _points(
+            "fig5a/", {k: float(100 * found.tail_share[k - 1]) for k in known}, known, "%", fitted
+        )
     words = [
         f"`{name}`: prompt of {task.prompt} tokens, {statistics(task.dynamics).forwards:.1f} "
-        f"forwards for a block alone (reach {task.dynamics.reach:.2f})."
+        f"forwards for a block alone (reach {task.dynamics.reach:.2f}), "
+        f"{'no end' if task.dynamics.answer is None else f'an end after {task.dynamics.answer}'} "
+        "in 128 tokens."
         for name in TASKS
         if (task := world.task(name))
     ]
     return chapter("dynamics", rows, words, forwards=found.forwards)
+
+
+def commits(world: PublishedTasks) -> Chapter:
+    """Compares what a block commits by the thresholds: Figures 5b and 13b."""
+    process, rows = world.dynamics, []
+    usual = 32 / statistics(process).forwards
+    for fitted, figures in ((True, world.figures), (False, world.published)):
+        figure = figures["fig5b"]
+        thresholds = figure["commit_threshold"]
+        scale = world.figures["fig5b"]["tokens_per_step"]
+        middle = (scale[0] + scale[1]) / 2  # at 0.7, between its neighbours
+        tokens = {t: middle * _tokens_per_step(process, t) / usual for t in thresholds}
+        known = dict(zip(thresholds, figure["tokens_per_step"], strict=True))
+        rows += _points("fig5b/tokens_per_step/", tokens, known, "tokens", fitted)
+        share = {t: 100 * process.unstable(t, STABLE) for t in thresholds}
+        known = dict(zip(thresholds, figure["pct_conf_below_0.9"], strict=True))
+        rows += _points("fig5b/below_0.9/", share, known, "%", fitted)
+    figure = world.published["fig13b_below_stable"]
+    for visible, counts in zip(figure["visible"], figure["count"], strict=True):
+        cells = {s: n for s, n in zip(figure["stable"], counts, strict=True) if n is not None}
+        found = {
+            stable: unstable_per_block(process, Decoding(visible=visible, stable=stable))
+            for stable in cells
+        }
+        rows += _points(f"fig13b/{visible}/", found, cells, "tokens of a block", False)
+    return chapter("commits", rows, usual=VISIBLE)
+
+
+def _tokens_per_step(process: Dynamics, threshold: float) -> float:
+    return 32 / statistics(process.at(threshold)).forwards
+
+
+def _points(
+    prefix: str, found: Mapping[Any, float], known: Mapping[Any, float], unit: str, fitted: bool
+) -> Iterator[ResultRow]:
+    figure = prefix.partition("/")[0].removeprefix("fig")
+    for place, reference in known.items():
+        yield modelled(
+            f"{prefix}{place}", found[place], unit, reference=reference, fitted=fitted,
+            source=f"{PAPER}, Figure {figure}", trace_source=SOURCE,
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.estimates import Estimate
-from experiments.harness.results import ResultRow
+from experiments.harness.results import Kind, ResultRow
 from llada_jax.config_files import read_yaml
 
 PAPER = "arXiv 2606.13740"
@@ -48,9 +48,22 @@ def chapter(
     return Chapter(name, TEXTS[name]["title"], list(rows), [*words, *told], parts or {})
 
 
-def modelled(name: str, value: float | Estimate, unit: str, **more: Any) -> ResultRow:
-    """Returns a row; a mean has the interval and the number of its runs."""
+def modelled(
+    name: str,
+    value: float | Estimate,
+    unit: str,
+    *,
+    fitted: bool | None = None,
+    kind: Kind = "modelled",
+    **more: Any,
+) -> ResultRow:
+    """Returns a row; a mean has the interval and the number of its runs.
+
+    `kind`: "informed" or "repeated", where the reference was not fitted and yet tests nothing.
+    """
     if isinstance(value, Estimate):
         more |= {"n": value.n, "interval": value.interval}
         value = value.value
-    return ResultRow(name=name, value=value, unit=unit, kind="modelled", **more)
+    if kind == "modelled":
+        more["fitted"] = fitted
+    return ResultRow(name=name, value=value, unit=unit, kind=kind, **more)

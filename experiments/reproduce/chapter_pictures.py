@@ -23,8 +23,6 @@ def draw(chapter: Chapter, folder: Path) -> str | None:
         _scatter(axes[0], shown)
     elif shown:
         _bars(axes[0], shown)
-    elif chapter.parts:
-        _curve(axes[0], [row for row in chapter.rows if "/window/" in row.name])
     else:
         return None
     if chapter.parts:
@@ -61,15 +59,6 @@ def _scatter(axes: "Axes", rows: Sequence[ResultRow]) -> None:
     axes.plot(ends, ends, color="grey", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="published", ylabel="modelled")
     axes.legend(fontsize=6)
-
-
-def _curve(axes: "Axes", rows: Sequence[ResultRow]) -> None:
-    for kind in dict.fromkeys(row.name.rsplit("/", 1)[0] for row in rows):
-        mine = [row for row in rows if row.name.startswith(kind + "/")]
-        steps = [int(row.name.rsplit("trigger", 1)[1]) for row in mine]
-        axes.plot(steps, [row.value for row in mine], marker="o", label=kind.split("/window/")[1])
-    axes.set(xlabel="masks left at which the window grows", ylabel="seconds")
-    axes.legend(fontsize=7)
 
 
 def _stacked(axes: "Axes", parts: dict[str, dict[str, float]]) -> None:

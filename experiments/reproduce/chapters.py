@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Mapping
 
-from experiments.reproduce.calibrated import dynamics, table2
+from experiments.reproduce.calibrated import commits, dynamics, table2
 from experiments.reproduce.chapter import Chapter
-from experiments.reproduce.fig11 import fig11
+from experiments.reproduce.fig11 import fig11, fig12
 from experiments.reproduce.fig13 import fig13a, fig13c
 from experiments.reproduce.fig14 import fig14
+from experiments.reproduce.held_out import held_out
 from experiments.reproduce.native_kernels import genie, ledger3b
 from experiments.reproduce.parts import platform
 from experiments.reproduce.table6 import table6
 from experiments.reproduce.table7 import table7
-from experiments.reproduce.whatif import whatif
 from llada_jax.phone.published_tasks import PublishedTasks
 
 CHAPTERS: Mapping[str, Callable[[PublishedTasks], Chapter]] = {
     each.__name__: each
     for each in (
-        *(table2, dynamics, table6, fig11, table7, fig13a, fig13c, fig14),
-        *(genie, ledger3b, platform, whatif),
+        *(table2, dynamics, commits, table6, fig11, fig12, table7, fig13a, fig13c, fig14),
+        *(genie, ledger3b, platform, held_out),
     )
 }

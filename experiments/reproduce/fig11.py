@@ -1,12 +1,19 @@
-"""Figure 11: latency of every cell, on three phones."""
+"""Figures 11 and 12: latency of every cell on three phones, and of another model.
 
-from collections.abc import Iterator
+A phone's state slows all that runs in one session, so each cell has two tests: how long a baseline
+takes, and how many times faster the column that shares its session is. The other column's own time
+says nothing more.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from experiments.harness.estimates import mean_of
+from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
+from experiments.reproduce.bands import band, changes_of
 from experiments.reproduce.chapter import (
     LENGTHS,
     ONE_A_STEP,
@@ -21,113 +28,190 @@ from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.published_tasks import CANVAS, PublishedTasks
 from llada_jax.phone.system import System
-from llada_jax.phone.workload import autoregressive, blockwise, vanilla
+from llada_jax.phone.workload import Workload, autoregressive, blockwise, vanilla
 
 FIGURE = f"{PAPER}, Figure 11"
+SYSTEMS = {
+    "cpu": System(body="cpu"),
+    "cpu_cache": System(body="cpu"),
+    "npu": System(runtime="remap"),
+    "llada_cpp": System(runtime="swap"),
+}
+PAIRS = {"cpu_cache": "cpu", "llada_cpp": "npu"}
+"""A column, and the one whose session it shares."""
+STEADY = "SM8750"
+"""The phone whose sessions vary no more than runs of one session do."""
+LLAMA = {"cpu": System(body="cpu"), "npu": System(runtime="wide")}
+"""Llama's baseline keeps all weights mapped, as two sessions of llama.cpp's backend can."""
+
+
+class Cell(NamedTuple):
+    """One column of a task and a length on a phone."""
+
+    soc: str
+    seconds: list[float]
+    """Of its runs, in a usual session."""
+    changes: Mapping[str, float]
+    """By how much its logarithm moves with each number's doubt."""
+    workload: float
+    """What is not known of the forwards (prompts, decoding): a deviation of the logarithm."""
+    reference: float
+    fitted: bool
+    source: str
 
 
 def fig11(world: PublishedTasks) -> Chapter:
-    """Predicts every cell on every phone; only SM8750 is fitted to, in two columns."""
-    rows = [row for soc in SOCS for row in _cells(world, soc)]
-    by_column = {
-        "llada.cpp, 32 and 64 tokens": (("llada_cpp",), (32, 64), 0.20),
-        "CPU with cache and NPU": (("cpu_cache", "npu"), LENGTHS, 0.15),
-    }
-    words = []
-    for title, (columns, lengths, bound) in by_column.items():
-        names = {f"fig11/SM8750/{t}/{n}/{c}" for t in TASKS for n in lengths for c in columns}
-        errors = [abs(row.error or 0) for row in rows if row.name in names]
-        words.append(
-            f"SM8750, {title}: {sum(error <= bound for error in errors)} of {len(errors)} within "
-            f"{bound:.0%}."
-        )
-    gains = _gains(rows)
+    """Predicts every cell on every phone, and the ratios within a session."""
+    rows = [
+        row
+        for soc, name in product(SOCS, TASKS)
+        for row in (*_cells_of(world, soc, name), *_llama(world, soc, name))
+    ]
     return chapter(
-        "fig11",
-        [*rows, *_speedups(gains)],
-        words,
-        ours=max(gains, key=lambda each: each.modelled),
-        theirs=max(gains, key=lambda each: each.published),
-        cells=len(gains),
-        low=sum((gain.cached.error or 0.0) < 0 for gain in gains),
-    )
+        "fig11", [*rows, *_speedups(rows)], [*map(_coverage, SOCS, [rows] * len(SOCS))],
+        sessions="; ".join(map(_session, SOCS)),
+    )  # fmt: skip
 
 
-def _cells(world: PublishedTasks, soc: str) -> Iterator[ResultRow]:
-    published = world.published["fig11_s"]["values"][soc]
-    fitted = world.figures["fig11_cells_SM8750_128"]
-    on_cpu, swap, remap = System(body="cpu"), System(runtime="swap"), System(runtime="remap")
-    for name in TASKS:
-        prompt = world.task(name).prompt
-        for tokens in LENGTHS:
-            whole, cached = (vanilla(prompt, tokens),), (blockwise(prompt, tokens),)
-            decoded = world.workloads(name, tokens, Decoding())
-            columns = {
-                "cpu": (whole, on_cpu, ONE_A_STEP),
-                "cpu_cache": (cached, on_cpu, ONE_A_STEP),
-                "npu": (whole, remap, ONE_A_STEP),
-                "llada_cpp": (decoded, swap, SOURCE),
-            }
-            for column, (workloads, system, source) in columns.items():
-                known = published[name][str(tokens)]
-                is_fitted = column not in known
-                seconds = mean_of(world.seconds(soc, system, workloads))
-                reference = fitted[name][column] if is_fitted else known[column]
-                more: Any = {"reference": reference, "fitted": is_fitted, "trace_source": source}
-                row = f"fig11/{soc}/{name}/{tokens}/{column}"
-                yield modelled(row, seconds, "s", source=FIGURE, **more)
-        yield from _llama(world, soc, name, published[name]["llama_128"])
+def fig12(world: PublishedTasks) -> Chapter:
+    """Predicts Dream-7B on SM8750, with the prompts and the process of a task of LLaDA's."""
+    figure = world.published["fig12_s"]
+    rows = []
+    for tokens, values in figure["values"].items():
+        known = dict(zip(figure["columns"], values, strict=True))
+        cells = _columns(world, "dream_7b", "SM8750", "GSM8K", int(tokens), known, {})
+        rows += _rows(f"fig12/{tokens}", cells, f"{PAPER}, Figure 12")
+    return chapter("fig12", rows)
 
 
-def _llama(
-    world: PublishedTasks, soc: str, name: str, published: dict[str, float]
-) -> Iterator[ResultRow]:
-    """Yields the autoregressive reference: 128 tokens of Llama-3-8B."""
-    workload = autoregressive(world.task(name).prompt, 128)
-    for column, system in (("cpu", System(body="cpu")), ("npu", System(runtime="remap"))):
-        seconds = _llama_phone(soc, system).latency(workload)
-        more: Any = {"reference": published[column], "trace_source": workload.source}
-        row = f"fig11/{soc}/{name}/128/llama_{column}"
-        yield modelled(row, seconds, "s", source=FIGURE, fitted=False, **more)
+def _cells_of(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
+    published = world.published["fig11_s"]["values"][soc][name]
+    fitted = world.figures["fig11_s"][soc].get(name, {})
+    for tokens in LENGTHS:
+        of_fit = fitted.get(str(tokens), {})
+        cells = _columns(
+            world, "llada_8b", soc, name, tokens, published[str(tokens)] | of_fit, of_fit
+        )
+        yield from _rows(f"fig11/{soc}/{name}/{tokens}", cells, FIGURE)
+
+
+def _columns(
+    world: PublishedTasks, shape: str, soc: str, task: str, tokens: int,
+    known: Mapping[str, float], fitted: Mapping[str, float],
+) -> dict[str, Cell]:  # fmt: skip
+    prompt, workloads = world.task(task).prompt, _workloads(world, task, tokens)
+    canvas = world.prompt_spread / (prompt + tokens)
+    open_to = {"cpu": canvas, "cpu_cache": 0.0, "npu": canvas, "llada_cpp": world.spread}
+    session = load_profile(soc).session
+    found = {}
+    for column, runs in workloads.items():
+        system, decoded = SYSTEMS[column], column == "llada_cpp"
+        slowdown = session.slowdown(system.body)
+        found[column] = Cell(
+            soc,
+            [slowdown * s for s in map(_phone(shape, soc, system).latency, runs)],
+            _changes(world, shape, soc, column, tokens),
+            open_to[column],
+            known[column],
+            column in fitted,
+            SOURCE if decoded else ONE_A_STEP,
+        )
+    return found
+
+
+def _workloads(world: PublishedTasks, task: str, tokens: int) -> dict[str, tuple[Workload, ...]]:
+    prompt = world.task(task).prompt
+    whole, cached = (vanilla(prompt, tokens),), (blockwise(prompt, tokens),)
+    decoded = world.workloads(task, tokens, Decoding())
+    return {"cpu": whole, "cpu_cache": cached, "npu": whole, "llada_cpp": decoded}
 
 
 @cache
-def _llama_phone(soc: str, system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of("llama3_8b"), load_profile(soc), system, canvas=256)
+def _changes(
+    world: PublishedTasks, shape: str, soc: str, column: str, tokens: int
+) -> dict[str, float]:
+    """Returns what the doubts are worth in a column: of one task, as they differ little by it."""
+    run = _workloads(world, TASKS[0], tokens)[column][0]
+    return changes_of(shape, soc, SYSTEMS[column], run)
 
 
-class _Gain(NamedTuple):
-    """llada.cpp over the CPU with a cache, in one cell."""
+def _rows(prefix: str, cells: Mapping[str, Cell], source: str) -> Iterator[ResultRow]:
+    """Yields each column's time, then the times by which one of a session is faster."""
+    for column, cell in cells.items():
+        session = load_profile(cell.soc).session.spread(SYSTEMS[column].body)
+        mean = mean_of(cell.seconds)
+        more: Any = {"kind": "repeated" if column in PAIRS and not cell.fitted else "modelled"}
+        yield modelled(
+            f"{prefix}/{column}", mean, "s", reference=cell.reference, fitted=cell.fitted,
+            band=band(mean.value, *cell.changes.values(), session, cell.workload),
+            source=source, trace_source=cell.source, **more,
+        )  # fmt: skip
+    for column, base in PAIRS.items():
+        slow, fast = cells[base], cells[column]
+        drift = math.sqrt(2) * load_profile(STEADY).session.spread(SYSTEMS[column].body)
+        numbers = {*slow.changes, *fast.changes}
+        apart = [slow.changes.get(n, 0.0) - fast.changes.get(n, 0.0) for n in numbers]
+        found = ratio(slow.seconds * len(fast.seconds), fast.seconds)
+        both = slow.fitted and fast.fitted
+        more = {"kind": "repeated" if fast.fitted and not both else "modelled"}
+        yield modelled(
+            f"{prefix}/{base}_over_{column}", found, "times",
+            reference=slow.reference / fast.reference, fitted=both, source=source,
+            band=band(found.value, *apart, fast.workload, slow.workload, drift),
+            trace_source=fast.source, **more,
+        )  # fmt: skip
 
-    task: str
-    tokens: int
-    cached: ResultRow
-    whole: ResultRow
 
-    @property
-    def modelled(self) -> float:
-        return self.cached.value / self.whole.value
+def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
+    """Yields the autoregressive reference: 128 tokens of Llama-3-8B."""
+    published = world.published["fig11_s"]["values"][soc][name]["llama_128"]
+    workload = autoregressive(world.task(name).prompt, 128)
+    session = load_profile(soc).session
+    for column, system in LLAMA.items():
+        seconds = _phone("llama3_8b", soc, system).latency(workload)
+        seconds *= session.slowdown(system.body)
+        changes = changes_of("llama3_8b", soc, system, workload).values()
+        more: Any = {"kind": "informed" if column == "npu" else "modelled"}
+        yield modelled(
+            f"fig11/{soc}/{name}/128/llama_{column}", seconds, "s", reference=published[column],
+            fitted=False, band=band(seconds, *changes, session.spread(system.body)), source=FIGURE,
+            trace_source=workload.source, **more,
+        )  # fmt: skip
 
-    @property
-    def published(self) -> float:
-        return (self.cached.reference or 0.0) / (self.whole.reference or 1.0)
+
+@cache
+def _phone(shape: str, soc: str, system: System) -> ForwardTimer:
+    return ForwardTimer(graphs_of(shape), load_profile(soc), system, CANVAS)
 
 
-def _gains(rows: list[ResultRow]) -> list[_Gain]:
-    named = {row.name.removeprefix("fig11/SM8750/"): row for row in rows}
-    return [
-        _Gain(task, n, named[f"{task}/{n}/cpu_cache"], named[f"{task}/{n}/llada_cpp"])
+def _coverage(soc: str, rows: list[ResultRow]) -> str:
+    """Says how many predictions lie within their bands."""
+    mine = [row for row in rows if row.name.startswith(f"fig11/{soc}/") and row.is_predicted]
+    held = sum(row.is_in_band for row in mine)
+    return (
+        f"{soc}: of {len(mine)} predictions {held} ({held / len(mine):.0%}) are within their bands."
+    )
+
+
+def _session(soc: str) -> str:
+    session = load_profile(soc).session
+    return (
+        f"{soc}'s are {session.npu_slowdown:.2f} times (spread {session.npu_spread:.2f}) on the "
+        f"NPU and {session.cpu_slowdown:.2f} times ({session.cpu_spread:.2f}) on the CPU"
+    )
+
+
+def _speedups(rows: list[ResultRow]) -> Iterator[ResultRow]:
+    """Yields the abstract's range, on SM8750: llada.cpp over the CPU with a cache."""
+    named = {row.name.removeprefix("fig11/SM8750/"): row.value for row in rows}
+    gains = [
+        named[f"{task}/{n}/cpu_cache"] / named[f"{task}/{n}/llada_cpp"]
         for task, n in product(TASKS, LENGTHS)
     ]
-
-
-def _speedups(gains: list[_Gain]) -> Iterator[ResultRow]:
-    """Yields the abstract's range, on SM8750."""
     for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
-        gain = choose(gains, key=lambda each: each.modelled)
         yield modelled(
-            f"fig11/SM8750/speedup_{name}", gain.modelled, "times", reference=reference,
-            fitted=bool(gain.whole.fitted), source=f"{PAPER}, abstract", trace_source=SOURCE,
+            f"fig11/SM8750/speedup_{name}", choose(gains), "times", reference=reference,
+            fitted=False, kind="repeated", source=f"{PAPER}, abstract", trace_source=SOURCE,
         )  # fmt: skip

@@ -6,9 +6,9 @@ from experiments.harness.results import ResultRow
 from experiments.reproduce.chapter import Chapter, chapter, modelled
 from llada_jax.lowered import LoweredWeight
 from llada_jax.phone.cost import price_on_npu
-from llada_jax.phone.fit import product_step
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
+from llada_jax.phone.single_steps import product_step
 from llada_jax.phone.timeline import LaneTask, run
 
 

@@ -24,7 +24,8 @@ def table7(world: PublishedTasks) -> Chapter:
         name = f"table7/{setting.lower().replace(' ', '_')}/{batch}"
         rows.append(
             modelled(name, 1 if found.fits else -1, "runs (1) or fails (-1)", fitted=False,
-                      reference=-1 if published == "failed" else 1, source=f"{PAPER}, Table 7")
+                      kind="informed", source=f"{PAPER}, Table 7",
+                      reference=-1 if published == "failed" else 1)
         )  # fmt: skip
         words.append(f"`{name}`: {_outcome(found, published == 'failed')}.")
     limit = memory.address_space_mib

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from llada_jax.backend.exported.emulated import EmulatedExport
 from llada_jax.backend.exported.manifest import MANIFEST
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.litert.runtime import LiteRT
@@ -75,7 +76,7 @@ def backend_denoiser(
     if isinstance(backend, StreamedProgram):
         return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
-        allowed = ("litert",) if model.artifact else (*XLA, "tiles", *_BACKENDS)
+        allowed = ("litert", "qnn") if model.artifact else (*XLA, "tiles", *_BACKENDS)
         require(
             backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
         )
@@ -92,14 +93,15 @@ def backend_denoiser(
         return denoiser_for(model.config, rules, XLA[backend])
     if model.artifact:
         manifest = (model.artifact / MANIFEST).read_bytes()
-        return Session(_exported(model.artifact, manifest), rules).denoiser()
+        opened = _exported(model.artifact, manifest, backend == "qnn")
+        return Session(opened, rules).denoiser()
     return Session(_program(backend, model.config, _Same(model.params)), rules).denoiser()
 
 
 @lru_cache(maxsize=1)
-def _exported(folder: Path, manifest: bytes) -> Exported:
+def _exported(folder: Path, manifest: bytes, emulated: bool) -> Exported:
     """Opens an export, kept as long as the manifest, with its hashes of all files, is the same."""
-    return Exported(folder)
+    return EmulatedExport(folder) if emulated else Exported(folder)
 
 
 class _Same(NamedTuple):

@@ -20,12 +20,18 @@ class PhoneConfig:
     """`SM8550`, `SM8650`, `SM8750`, `SM8850`."""
     precision: Precision = "fp16"
     """How products with weights are computed; see `llada_jax.backend.qnn`."""
+    calibration: bool = False
+    """Whether graphs to time a phone by come along, and those that the emulator decodes with."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "socs", tuple(self.socs))
         for soc in self.socs:
             require_choice("soc", soc, Soc)
         require_choice("precision", self.precision, Precision)
+        require(
+            bool(self.socs) or not self.calibration,
+            "calibration is True without socs; allowed: with the phone's Snapdragon in phones.socs",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

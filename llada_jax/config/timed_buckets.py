@@ -9,9 +9,9 @@ from llada_jax.config.checks import ascending_counts, require
 
 ROWS = (32, 64, 128, 256)
 MODELLED = {
-    "SM8650": (587.1, 1028.8, 1912.2, 3679.0),
-    "SM8750": (508.4, 871.4, 1597.5, 3049.9),
-    "SM8850": (423.1, 701.3, 1257.6, 2370.4),
+    "SM8650": (587.1, 1028.8, 1912.1, 3678.8),
+    "SM8750": (508.4, 871.4, 1597.4, 3049.6),
+    "SM8850": (484.1, 831.2, 1525.5, 2914.0),
 }
 """Milliseconds of a step of LLaDA-8B, by chip: what `lj.phone(chip).latency_table("llada_8b")`
 gives, for a sampler that knows no phone."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from llada_jax.config import require
 from llada_jax.lowered import Lowered, LoweredWeight, Operation
 from llada_jax.phone.profile import CpuKernels, NpuKernels, PhoneMemory
 from llada_jax.swap.address_budget import MIB
@@ -42,6 +43,8 @@ class StepCost(NamedTuple):
     dequantization: float = 0.0
     dma: float = 0.0
     vector: float = 0.0
+    host: float = 0.0
+    """Attention that the CPU computes while the NPU waits."""
     overhead: float = 0.0
     dram_bytes: float = 0.0
 
@@ -64,15 +67,28 @@ def sum_of(costs: Iterable[StepCost]) -> StepCost:
     return StepCost(*map(math.fsum, zip(*costs, strict=True)))
 
 
-def price_on_npu(lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory) -> StepCost:
-    """Prices a step on the NPU."""
+def price_on_npu(
+    lowered: Lowered, kernels: NpuKernels, memory: PhoneMemory, host: CpuKernels | None = None
+) -> StepCost:
+    """Prices a step on the NPU; its attention on the CPU, `host`, where the kernels leave it to it.
+
+    Raises ValueError where they do and there is no host.
+    """
+    beside = host if kernels.attention == "cpu" else None
+    require(
+        beside is not None or kernels.attention == "npu",
+        "attention is 'cpu' without kernels of a CPU; allowed: 'npu', or the CPU's kernels",
+    )
 
     def product(operation: Operation) -> StepCost:
-        if operation.weight is None:
-            return _attention_product(operation, kernels)
-        return _product(operation, lowered.weights[operation.weight], kernels, memory)
+        if operation.weight is not None:
+            return _product(operation, lowered.weights[operation.weight], kernels, memory)
+        if beside is not None:
+            return StepCost(host=_cpu_product(operation, None, beside, memory).seconds)
+        return _attention_product(operation, kernels)
 
-    passes = _priced(lowered, product, kernels.elementwise_ns, kernels.score_ns)
+    score_ns = kernels.score_ns if beside is None else beside.elementwise_ns
+    passes = _priced(lowered, product, kernels.elementwise_ns, score_ns)
     layers = {each.scope.split("/")[0] for each in lowered.operations}
     count = sum(layer.startswith("layer_") for layer in layers)
     return sum_of([*passes, StepCost(overhead=count * kernels.layer_overhead_us * 1e-6)])

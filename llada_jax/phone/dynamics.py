@@ -12,11 +12,16 @@ its block becomes current. A visible token of the current block stays in the win
 stable; once its block is done it is the CPU's to revise. Where one token is committed at a time, a
 forward brings less news to the drafts, and their chance is smaller by as much.
 
+Confidence is exponential in both thresholds (Figure 5b): a higher one is reached more rarely, and
+tokens that just pass the visible one are stable as rarely as the stable one is far above it. Where
+an answer is shorter than the canvas, its end settles all that follows at once.
+
 It says how many forwards of which size run, never which tokens: quality is measured elsewhere, with
 real models.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +31,8 @@ from llada_jax.phone.workload import Forward, Workload, rounded
 
 Commit = Literal["one", "threshold"]
 BLOCK = 32
+VISIBLE, STABLE = 0.7, 0.9
+"""The paper's thresholds; a position's chance, `reach`, is that of the first one."""
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
 
@@ -37,24 +44,43 @@ class Dynamics:
     decay: float
     skipped: float = 0.0
     """Share of the window's rows whose decision is skipped (Figure 5c)."""
-    strict: float = 1.0
-    """How much rarer confidence of 0.9 is than of the visible threshold (Figure 5b)."""
-    unstable: float = 0.0
-    """Share of tokens that are not stable when they become visible (Figure 5b)."""
+    strictness: float = 0.0
+    """By how much chances fall as a threshold rises: -d ln(chance) / d threshold (Figure 5b)."""
+    wavering: float = 0.0
+    """By how much a just visible token is less stable: -d ln(stable) / d threshold (Figure 5b)."""
     tokens_per_forward: float = 1.0
     """Of a block alone, as the process gives it: what a forward usually brings of news."""
+    answer: int | None = None
+    """Tokens until the answer's end, whatever the canvas; None: it fills the canvas."""
 
     def __post_init__(self) -> None:
         for name in ("reach", "decay"):
             value = getattr(self, name)
             require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
-        for name in ("skipped", "strict", "unstable"):
+        require(0 <= self.skipped <= 1, f"skipped is {self.skipped}; allowed: 0 to 1")
+        for name in ("strictness", "wavering"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+        require(
+            self.answer is None or self.answer > 0,
+            f"answer is {self.answer}; allowed: 1 or more, or none",
+        )
         require(
             self.tokens_per_forward >= 1,
             f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
         )
+
+    def at(self, visible: float) -> "Dynamics":
+        """Returns the process at another visible threshold."""
+        return replace(self, reach=min(1.0, self.reach * self.rarer(visible)))
+
+    def rarer(self, threshold: float, than: float = VISIBLE) -> float:
+        """Returns the chance to reach a threshold, over that to reach another one."""
+        return math.exp(self.strictness * (than - threshold))
+
+    def unstable(self, visible: float, stable: float) -> float:
+        """Returns the share of tokens that are not stable when they become visible."""
+        return 1 - math.exp(-self.wavering * max(0.0, stable - visible))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +97,19 @@ class Decoding:
     """Rows that the CPU may revise beside a forward (SCR); 0: none."""
     ahead: int = BLOCK
     """Rows that the window grows by."""
+    visible: float = VISIBLE
+    stable: float = STABLE
+    slides: bool = True
+    """Whether the window slides over the block's end, and drafts; else it is the block."""
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
         for name in ("trigger", "refresh", "ahead"):
             value = getattr(self, name)
             require(value >= 0, f"{name} is {value}; allowed: 0 or more")
+        for name in ("visible", "stable"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
 
 
 class Statistics(NamedTuple):
@@ -115,6 +148,8 @@ class _DecodingProcess:
         self.block = 0
         self.stale = 0
         """Visible tokens of finished blocks that wait for a revision."""
+        self.left_unstable = 0
+        """Visible tokens of all blocks that were not stable when their block was done."""
 
     @property
     def done(self) -> bool:
@@ -141,6 +176,8 @@ class _DecodingProcess:
         return Forward(rounded(prefill + len(inside)), cache, open_rows, refreshed, refreshed)
 
     def _window(self) -> tuple[int, int]:
+        if not self.decoding.slides:
+            return self.current.start, self.current.stop
         kept = self.masked | ~self.fed
         kept[self.current] |= ~self.stable[self.current]
         start = int(np.argmax(kept))
@@ -150,24 +187,32 @@ class _DecodingProcess:
 
     def _settle(self, inside: np.ndarray) -> None:
         """Makes tokens visible and stable; goes to the next block, once this one is done."""
+        dynamics, decoding = self.dynamics, self.decoding
         masked = self.masked[inside]
         before = np.cumsum(masked) - masked
-        chance = self.dynamics.reach * self.dynamics.decay**before
+        chance = dynamics.reach * dynamics.decay**before * dynamics.rarer(decoding.visible)
+        strict = dynamics.rarer(decoding.stable, decoding.visible)
         later = inside >= self.current.stop
-        if self.decoding.commit == "one":
-            chance = np.where(later, chance * self.dynamics.strict, 0.0)
-            chance /= self.dynamics.tokens_per_forward
+        if decoding.commit == "one":
+            chance = np.where(later, chance * strict, 0.0)
+            chance /= dynamics.tokens_per_forward
+        answered = not self.masked[: dynamics.answer].any()
+        after_the_answer = answered & (inside >= (dynamics.answer or len(self.masked)))
+        chance = np.where(after_the_answer, 1.0, chance)
         draw = self.rng.random(len(inside))
-        promoted = ~masked & (draw < chance * self.dynamics.strict)
+        promoted = ~masked & (draw < chance * strict)
         chosen = inside[masked & (draw < chance)]
         if not (chosen < self.current.stop).any():  # one of the block at the least
             chosen = np.append(chosen, self._best())
         self.masked[chosen] = False
-        sure = self.rng.random(len(chosen)) >= self.dynamics.unstable
-        self.stable[chosen] = sure | (self.decoding.commit == "one")
+        unstable = dynamics.unstable(decoding.visible, decoding.stable)
+        sure = self.rng.random(len(chosen)) >= unstable
+        self.stable[chosen] = sure | (decoding.commit == "one")
         self.stable[inside[promoted]] = True
+        self.stable[inside[after_the_answer]] = True
         while not self.masked[self.current].any() and not self.done:
-            self.stale += int((~self.stable[self.current]).sum())
+            waiting = int((~self.stable[self.current]).sum())
+            self.stale, self.left_unstable = self.stale + waiting, self.left_unstable + waiting
             self.block += 1
 
     def _best(self) -> np.ndarray:
@@ -177,6 +222,17 @@ class _DecodingProcess:
             return masked
         chances = self.dynamics.decay ** np.arange(len(masked))
         return masked[[self.rng.choice(len(masked), p=chances / chances.sum())]]
+
+
+def unstable_per_block(dynamics: Dynamics, decoding: Decoding, runs: int = 100) -> float:
+    """Returns how many visible tokens of a block are not stable when it is done, on average."""
+    left = blocks = 0
+    for seed in range(runs):
+        canvas = _DecodingProcess(dynamics, decoding, 0, 4 * BLOCK, seed)
+        while not canvas.done:
+            canvas.forward()
+        left, blocks = left + canvas.left_unstable, blocks + canvas.block
+    return left / blocks
 
 
 def statistics(dynamics: Dynamics, runs: int = 400) -> Statistics:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from llada_jax.config import ModelConfig, require
@@ -71,8 +71,11 @@ class ForwardTimer:
         self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         on_cpu = partial(price_on_cpu, memory=profile.memory)
-        self._on_npu = partial(price_on_npu, kernels=self._kernels, memory=profile.memory)
-        self._on_cpu = partial(on_cpu, kernels=profile.cpu_kernels(system.cpu))
+        host = profile.cpu_kernels(system.cpu)
+        self._on_npu = partial(
+            price_on_npu, kernels=self._kernels, memory=profile.memory, host=host
+        )
+        self._on_cpu = partial(on_cpu, kernels=host)
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
         self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)
@@ -80,6 +83,8 @@ class ForwardTimer:
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
         self._steps: dict[Forward, Timeline] = {}
+        self._layers = cache(self._layer_costs)
+        self._head_cost = cache(self._cost_of_head)
 
     def step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
@@ -121,11 +126,11 @@ class ForwardTimer:
         layers = self._layers(self._on_npu, forward.rows, forward.cache)
         return StepWork(_layer_tasks(layers, "npu"), beside, call)
 
-    def _layers(self, price: Price, rows: int, cache: int) -> list[StepCost]:
+    def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
         return layer_costs(self._graphs.model, layer, rows, price, self.routing)
 
-    def _head_cost(self, price: Price, rows: int) -> StepCost:
+    def _cost_of_head(self, price: Price, rows: int) -> StepCost:
         """Prices the head of the whole vocabulary."""
         return price(self._graphs.head(rows)).times(self._graphs.head_chunks)
 

@@ -1,6 +1,7 @@
 """Lowered steps of a model's shape, without weights, for the device model to price."""
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from os import PathLike
 from pathlib import Path
 
@@ -8,13 +9,40 @@ from llada_jax.backend.lower import lower
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.backend.steps import HEAD_CHUNK, body_step, head_step
 from llada_jax.config import ModelConfig, Quant
-from llada_jax.lowered import Lowered
+from llada_jax.lowered import Lowered, TensorType
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.cost import unknown_operations
 
+ROWS, CACHED = 7919, 104729
+"""Primes that stand for rows and cached positions: no product or sum of them is a model's size."""
+
+
+def _resized(lowered: Lowered, rows: int, cache: int) -> Lowered:
+    """Returns a step that was lowered for `ROWS` and `CACHED` as it would be for other numbers."""
+
+    def length(old: int) -> int:
+        for unit, new in ((ROWS, rows), (CACHED, cache), (ROWS + CACHED, rows + cache)):
+            if old and old % unit == 0:
+                return old // unit * new
+        return old
+
+    def sized(tensors: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        return tuple(TensorType(tuple(map(length, each.shape)), each.dtype) for each in tensors)
+
+    operations = tuple(
+        replace(
+            each,
+            inputs=sized(each.inputs),
+            outputs=sized(each.outputs),
+            contraction=length(each.contraction),
+        )
+        for each in lowered.operations
+    )
+    return replace(lowered, module=b"", inputs={}, outputs={}, operations=operations)
+
 
 class Graphs:
-    """Lowers each shape once.
+    """Lowers each kind of step once, and gives it in any size.
 
     One dense layer stands for all, also of a mixture, whose experts
     `llada_jax.phone.routed_layers` puts in the place of its feed-forward; so does one chunk of the
@@ -27,6 +55,7 @@ class Graphs:
         self.head_chunks = max(1.0, model.vocab_size / HEAD_CHUNK)
         self.layer = lru_cache(None)(self._layer)
         self.head = lru_cache(None)(self._head)
+        self._any_layer = lru_cache(None)(self._layer_of)
         self.unknown: dict[str, None] = {}
         """Operations that the cost model does not know, in all that was lowered, in words."""
 
@@ -36,13 +65,25 @@ class Graphs:
         return lowered
 
     def _layer(self, rows: int, cache: int) -> Lowered:
-        """Lowers the first layer alone, with the dense feed-forward."""
+        """Gives the first layer alone, with the dense feed-forward."""
+        if rows == 1:  # broadcasts of a single row are left out
+            return self._layer_of(1, cache)
+        return _resized(self._any_layer(ROWS, CACHED if cache else 0), rows, cache)
+
+    def _layer_of(self, rows: int, cache: int) -> Lowered:
         # Not the last layer of the model, so that no final norm comes with it.
         model = self.model.replace(n_layers=2, moe=None)
         return self._lowered(body_step(model, range(1), Bucket(rows, cache)))
 
     def _head(self, rows: int) -> Lowered:
-        """Lowers one chunk of the vocabulary."""
+        """Gives one chunk of the vocabulary."""
+        return self._head_of(1) if rows == 1 else _resized(self._any_head, rows, 0)
+
+    @cached_property
+    def _any_head(self) -> Lowered:
+        return self._head_of(ROWS)
+
+    def _head_of(self, rows: int) -> Lowered:
         ids = dict.fromkeys(("mask_id", "eos_id", "eot_id", "pad_id"))
         size = min(HEAD_CHUNK, self.model.vocab_size)
         return self._lowered(head_step(self.model.replace(vocab_size=size, **ids), rows))

@@ -8,10 +8,11 @@
 All of it is modelled, from a profile's numbers and a model's shape; weights are not needed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
 from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
@@ -22,8 +23,12 @@ from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
-from llada_jax.phone.uncertainty import with_uncertainty
+from llada_jax.phone.uncertainty import POWER_SPREAD, TWO_SIDED, with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, from_trace, rounded
+
+if TYPE_CHECKING:
+    from llada_jax.phone.calibration.calibrate import Calibration
+    from llada_jax.phone.calibration.measurements import Measurement
 
 ROWS = (32, 64, 128, 256)
 CANVAS = 256
@@ -37,7 +42,9 @@ class ModelledRun(Simulated):
     shape: str
     """The model that the phone runs."""
     interval: tuple[float, float]
-    """95 % interval of the seconds, by the profile's doubts: not by what the model leaves out."""
+    """95 % interval of the seconds, by the profile's doubts and the spread of its sessions."""
+    joules: tuple[float, float]
+    """95 % interval of the energy, whose powers are known to a factor alone."""
     doubts: tuple[tuple[str, float], ...]
     """The profile's numbers that matter most, each with the seconds that its doubt is worth."""
     footprint: Footprint
@@ -63,7 +70,8 @@ class ModelledRun(Simulated):
         return (
             f"ModelledRun({self.seconds:.2f} s ({low:.2f} to {high:.2f}), modelled: "
             f"{self.workload.tokens} tokens of {self.shape} on {self.soc}; {parts}; "
-            f"{self.energy.joules:.1f} J; {memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
+            f"{self.joules[0]:.0f} to {self.joules[1]:.0f} J; "
+            f"{memory.total:,.0f} of {memory.limit:,.0f} MiB mapped; "
             f"{self.source})"
         )
 
@@ -129,16 +137,27 @@ class Phone:
         if planner is not None:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
 
-        def latency(moved: Profile) -> float:
-            timer = replace(self, profile=moved).timer(shape, workload.canvas, plan, engine)
-            return timer.latency(workload)
+        def timer(profile: Profile) -> ForwardTimer:
+            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan, engine)
 
-        sure = with_uncertainty(self.profile, latency)
+        session, processor = self.profile.session, self.system.body
+        alike = workload.alike()
+        sure = with_uncertainty(
+            self.profile,
+            lambda moved: timer(moved).latency(alike),
+            self.system.uses,
+            session.spread(processor),
+        )
+        found = simulate(workload, timer(self.profile), session.slowdown(processor))
+        scale = found.seconds / sure.seconds if sure.seconds else 1.0
+        low, high = (bound * scale for bound in sure.bounds)
+        factor = math.exp(TWO_SIDED * math.hypot(sure.relative, POWER_SPREAD))
         return ModelledRun(
-            **vars(simulate(workload, self.timer(shape, workload.canvas, plan, engine))),
+            **vars(found),
             soc=self.profile.soc,
             shape=shape_name(shape),
-            interval=sure.bounds,
+            interval=(low, high),
+            joules=(found.energy.joules / factor, found.energy.joules * factor),
             doubts=sure.largest,
             footprint=footprint(
                 self.system,
@@ -199,6 +218,31 @@ class Phone:
         step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
         return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
+
+    def calibrate(
+        self,
+        measurements: "Sequence[Measurement] | str | PathLike[str]",
+        shape: Shape,
+        *,
+        name: str = "mine",
+    ) -> "Calibration":
+        """Returns a profile of one's own phone from rows measured on it; this phone is the parent.
+
+        Args:
+          measurements: rows, or a CSV file or folder of them (`read_measurements`). Those that are
+            held out are predicted.
+          shape: the model whose graphs were timed, on this phone's `kernels` and `cpu`.
+          name: the new profile's.
+
+        Raises ValueError that names the row and what is wrong.
+        """
+        from llada_jax.phone.calibration.calibrate import calibrate  # which loads SciPy
+        from llada_jax.phone.calibration.measurements import read_measurements
+
+        if isinstance(measurements, str | PathLike):
+            measurements = read_measurements(measurements)
+        software = {"kernels": self.system.kernels, "cpu": self.system.cpu}
+        return calibrate(measurements, self.profile, shape, name=name, **software)
 
     def timer(
         self,

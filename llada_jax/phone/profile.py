@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from llada_jax import atomic
 from llada_jax.config import require, require_choice
 from llada_jax.config_files import find_yaml, read_yaml
 
@@ -20,11 +21,12 @@ PROFILES = Path(__file__).parent / "profiles"
 Tag = Literal["measured", "vendor", "derived", "inferred"]
 """`measured` on a phone, `vendor` claim, `derived` from measurements (as fits), `inferred`."""
 Overlap = Literal["dequantization", "all"]
+AttentionOn = Literal["npu", "cpu"]
 CpuClass = Literal["plain", "tuned"]
 UNITS = {
     **{"gbps": "GB/s", "mib": "MiB", "ms": "ms", "us": "us", "ns": "ns", "gib": "ms/GiB"},
     **{"tops": "TOPS", "gweights": "Gweights/s", "rows": "rows", "bits": "bits", "w": "W"},
-    "overlap": "-",
+    **{"overlap": "-", "attention": "-", "slowdown": "times", "spread": "ln"},
 }
 """Of a number, by the end of its name; the file must state the same."""
 
@@ -37,6 +39,8 @@ class Sourced:
     unit: str
     tag: Tag
     source: str
+    doubt: float | None = None
+    """Standard deviation of its logarithm, where it is known; else its tag's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,8 @@ class NpuKernels:
     """An attention score, its softmax and its share of both products' layout included."""
     activation_ns: float = 0
     """Quantizing an input or dequantizing an output of a product with integers."""
+    attention: AttentionOn
+    """Where attention runs: on the CPU, the NPU waits for it."""
     kv_bits: int
     layer_overhead_us: float = 0
     """What a layer costs whatever its rows: dispatch, synchronization, setup of its operators."""
@@ -122,6 +128,31 @@ class Power:
     npu_w: float
     cpu_w: float
     both_w: float
+    core_w: float
+    """One core that copies, above what else runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """How a phone's state (its heat, its power settings) slows whole runs, by what they run on.
+
+    All runs of a session share its state, so that it cancels in their ratios.
+    """
+
+    npu_slowdown: float
+    """A usual session's time over that of the other numbers, which are of a cool phone."""
+    npu_spread: float
+    """Standard deviation of its logarithm from session to session."""
+    cpu_slowdown: float
+    cpu_spread: float
+
+    def slowdown(self, processor: Literal["npu", "cpu"]) -> float:
+        """Returns a usual session's factor on runs that this processor leads."""
+        return self.npu_slowdown if processor == "npu" else self.cpu_slowdown
+
+    def spread(self, processor: Literal["npu", "cpu"]) -> float:
+        """Returns the standard deviation of that factor's logarithm."""
+        return self.npu_spread if processor == "npu" else self.cpu_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +168,7 @@ class Profile:
     cpu: Mapping[str, CpuKernels]
     """`plain` (llama.cpp as llada.cpp ran it) and `tuned` (int8 matrix instructions)."""
     power: Power
+    session: Sessions
     numbers: Mapping[str, Sourced]
     """All entries by path: `npu.llada_cpp.tile_rows`."""
 
@@ -157,6 +189,24 @@ class Profile:
             require(path in numbers, f"{path} is no number of {self.soc}")
             numbers[path] = replace(numbers[path], value=value)
         return _build(self.soc, self.phone, numbers)
+
+    def with_numbers(self, name: str, numbers: Mapping[str, Sourced]) -> "Profile":
+        """Returns a phone of another name with other entries at all paths, checked again."""
+        return _build(name, self.phone, numbers)
+
+    def save(self, path: Path) -> None:
+        """Writes a YAML file that `load_profile` reads, whole or not at all."""
+        tree: dict[str, Any] = {"soc": self.soc, "phone": self.phone}
+        for place, entry in self.numbers.items():
+            *rooms, name = place.split(".")
+            node = tree
+            for room in rooms:
+                node = node.setdefault(room, {})
+            node[name] = {key: each for key, each in vars(entry).items() if each is not None}
+        import yaml
+
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+        atomic.write_text(path, text)
 
 
 def load_profile(name_or_path: str | PathLike[str]) -> Profile:
@@ -189,14 +239,18 @@ def _sourced(node: Mapping[str, Any], path: str) -> Sourced:
         text = node.get(name)
         require(isinstance(text, str) and bool(text.strip()), f"{path} has no {name}")
     require_choice(f"tag of {path}", node["tag"], Tag)
-    unknown = set(node) - {"value", "unit", "tag", "source"}
+    unknown = set(node) - {"value", "unit", "tag", "source", "doubt"}
     require(
-        not unknown, f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag and source"
+        not unknown,
+        f"{path} has {sorted(map(str, unknown))}; allowed: value, unit, tag, source and doubt",
     )
+    if "doubt" in node:
+        _value(f"doubt of {path}", node["doubt"], float, zero=False)
     return Sourced(**node)
 
 
-_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power}
+_ROOMS = {"memory": PhoneMemory, "mapping": MappingPaths, "power": Power, "session": Sessions}
+_CHOICES = (Overlap, AttentionOn)
 _CLASSES = {"npu": NpuKernels, "cpu": CpuKernels}
 _REQUIRED = ("npu.llada_cpp", "npu.vendor", "cpu.plain", "cpu.tuned")
 
@@ -227,8 +281,8 @@ def _part(kind: Any, path: str, left: dict[str, Sourced]) -> Any:
 
 
 def _value(name: str, number: Any, hint: Any, *, zero: bool) -> Any:
-    if hint is Overlap:
-        require_choice(name, number, Overlap)
+    if hint in _CHOICES:
+        require_choice(name, number, hint)
         return number
     plain = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
     least = "0 or more" if zero else "above 0"

@@ -1,24 +1,33 @@
-"""The paper's datasets, as far as time goes: fitted prompts and dynamics, on first use."""
+"""The paper's datasets, as far as time goes: their prompts and dynamics, as they were fitted."""
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llada_jax.phone.dynamics import Decoding, Dynamics, decode
-from llada_jax.phone.fit import fit_dynamics, fit_prompt, fit_reach
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published"
-"""`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by."""
+"""`fit.json`: figures that the calibration may know. `validation.json`: others, to judge it by.
+`tasks.json`: what tests/phone/fitting makes of the first; a test holds that it still does."""
 RUNS = 24
 """Decodings that a mean latency is taken over."""
-FITTED_SOC = "SM8750"
 CANVAS = 256
+
+
+def whole_figure(name: str) -> dict[str, list[float]]:
+    """Returns a figure that the fit knows in parts: its lists, all points in order of the first."""
+    parts = [json.loads((PUBLISHED / f"{each}.json").read_text(encoding="utf-8"))[name]
+             for each in ("fit", "validation")]  # fmt: skip
+    lists = [key for key, value in parts[0].items() if isinstance(value, list)]
+    points = sorted(point for part in parts for point in zip(*map(part.get, lists), strict=True))
+    return dict(zip(lists, map(list, zip(*points, strict=True)), strict=True))
 
 
 class PublishedTask(NamedTuple):
@@ -29,40 +38,58 @@ class PublishedTask(NamedTuple):
 
 
 class PublishedTasks:
-    """Fits the paper's datasets to the figures of `fit.json` (`llada_jax.phone.fit`).
+    """Reads the paper's figures and the datasets that were fitted to some of them.
 
     Args:
       graphs: lowered steps of LLaDA-8B, which the figures are of.
       runs: decodings that a mean latency is taken over.
-      folder: where `fit.json` and `validation.json` lie.
+      folder: where `fit.json`, `validation.json` and `tasks.json` lie.
     """
 
     def __init__(self, graphs: GraphsLike, runs: int = RUNS, folder: Path = PUBLISHED) -> None:
         self.graphs, self.runs, self._folder = graphs, runs, folder
-        self.task = cache(self._task)
         self.workloads = cache(self._workloads)
         self.phone = cache(self._phone)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Reads a file of published figures by its name."""
+        return json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
 
     @cached_property
     def figures(self) -> dict[str, Any]:
         """Figures that the fit may know."""
-        return json.loads((self._folder / "fit.json").read_text(encoding="utf-8"))
+        return self.read("fit")
 
     @cached_property
     def published(self) -> dict[str, Any]:
         """Validation figures: for references of results, never for the fit."""
-        return json.loads((self._folder / "validation.json").read_text(encoding="utf-8"))
+        return self.read("validation")
 
     @cached_property
+    def fitted(self) -> dict[str, Any]:
+        """What was fitted: the process of LLaDA-8B, and what each dataset has of its own."""
+        return self.read("tasks")
+
+    @property
     def dynamics(self) -> Dynamics:
         """The process of LLaDA-8B, whatever the dataset."""
-        return fit_dynamics(self.figures)
+        return Dynamics(**self.fitted["dynamics"])
 
-    def _task(self, name: str) -> PublishedTask:
-        prompt = fit_prompt(self.figures, name, self.graphs, load_profile(FITTED_SOC))
-        phone = self.phone(FITTED_SOC, System())
-        dynamics = fit_reach(self.figures, name, prompt, self.dynamics, phone, self.runs)
-        return PublishedTask(prompt, dynamics)
+    @property
+    def spread(self) -> float:
+        """What the process leaves of llada.cpp's cells: a standard deviation of logarithms."""
+        return self.fitted["spread"]
+
+    @property
+    def prompt_spread(self) -> float:
+        """Tokens that the prompts' lengths are known to: a standard deviation."""
+        return self.fitted["prompt_spread"]
+
+    def task(self, name: str) -> PublishedTask:
+        """Returns a dataset by its name."""
+        own = self.fitted["tasks"][name]
+        dynamics = replace(self.dynamics, reach=own["reach"], answer=own["answer"])
+        return PublishedTask(own["prompt"], dynamics)
 
     def _phone(self, soc: str, system: System) -> ForwardTimer:
         return ForwardTimer(self.graphs, load_profile(soc), system, CANVAS)
@@ -75,5 +102,5 @@ class PublishedTasks:
         )
 
     def seconds(self, soc: str, system: System, workloads: Iterable[Workload]) -> list[float]:
-        """Returns the latency of each run on a phone."""
+        """Returns the latency of each run on a phone that is cool."""
         return [*map(self.phone(soc, system).latency, workloads)]

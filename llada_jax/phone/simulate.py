@@ -8,12 +8,13 @@ joules are often idle-subtracted, so both are given.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.profile import Power
-from llada_jax.phone.timeline import TimedTask, Timeline, breakdown, busy_seconds
+from llada_jax.phone.timeline import Lane, TimedTask, Timeline, breakdown, busy_seconds
 from llada_jax.phone.workload import Forward, Workload
 
 
@@ -31,11 +32,18 @@ class Energy(NamedTuple):
 
 
 def energy_of(timeline: Timeline, power: Power) -> Energy:
-    """Returns what a timeline takes from the battery."""
-    busy = busy_seconds(timeline)
-    watts = {"npu": power.npu_w, "cpu": power.cpu_w, "both": power.both_w, "idle": power.idle_w}
-    joules = sum(watts[state] * seconds for state, seconds in busy.items())
+    """Returns what a timeline takes from the battery, by what runs; staging keeps one core busy."""
+    joules = math.fsum(
+        seconds * _watts(busy, power) for busy, seconds in busy_seconds(timeline).items()
+    )
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
+
+
+def _watts(busy: Sequence[Lane], power: Power) -> float:
+    staging = power.core_w * ("staging" in busy)
+    if "npu" in busy:
+        return power.both_w if "cpu" in busy else power.npu_w + staging
+    return power.cpu_w if "cpu" in busy else power.idle_w + staging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +79,12 @@ class Simulated:
         return Timeline(tuple(events))
 
 
-def simulate(workload: Workload, timer: ForwardTimer) -> Simulated:
-    """Returns latency, breakdown and energy of a run: sums over its forwards."""
+def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> Simulated:
+    """Returns latency, breakdown and energy of a run: sums over its forwards.
+
+    `slowdown`: by how much the phone's session slows the run. It does the same work with less
+    power: the joules above the idle ones stay.
+    """
     counts = Counter(workload.forwards)
     steps = {forward: timer.step(forward) for forward in counts}
     parts: dict[str, float] = {}
@@ -81,10 +93,15 @@ def simulate(workload: Workload, timer: ForwardTimer) -> Simulated:
         for name, seconds in breakdown(steps[forward]).items():
             parts[name] = parts.get(name, 0.0) + count * seconds
         energies.append([count * each for each in energy_of(steps[forward], timer.profile.power)])
+    energy = Energy(*map(math.fsum, zip(*energies, strict=True)))
+    if lost := (slowdown - 1) * energy.seconds:
+        parts["session"] = lost
+        joules = energy.joules + lost * timer.profile.power.idle_w
+        energy = Energy(joules, energy.above_idle, energy.seconds + lost)
     return Simulated(
         workload=workload,
         parts=parts,
-        energy=Energy(*map(math.fsum, zip(*energies, strict=True))),
+        energy=energy,
         steps=steps,
         source=workload.source + (f"; {timer.routing.source}" if timer.routing else ""),
         experts_per_layer=timer.experts_per_layer(workload),

@@ -50,6 +50,14 @@ class System:
         value = self.resident_mib
         require(value >= 0, f"resident_mib is {value}; allowed: 0 or more")
 
+    def uses(self, number: str) -> bool:
+        """Tells whether a number of a profile, by its path, can change how long something takes."""
+        room, _, rest = number.partition(".")
+        classes = {self.cpu} if self.body == "cpu" else {self.cpu, self.head}
+        used = {"memory": True, "mapping": self.body == "npu", "power": False, "session": False}
+        used |= {"npu": self.body == "npu" and rest.partition(".")[0] == self.kernels}
+        return used.get(room, rest.partition(".")[0] in classes)
+
     @property
     def head_on_npu(self) -> bool:
         """Whether the NPU runs the head, and so needs its matrix."""

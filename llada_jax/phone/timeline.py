@@ -138,15 +138,12 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     return {name: seconds for name, seconds in parts.items() if seconds > _DONE}
 
 
-def busy_seconds(timeline: Timeline) -> dict[str, float]:
-    """Sums seconds by what is busy: `npu`, `cpu`, `both`, `idle`; staging keeps a CPU core busy."""
-    found: dict[str, float] = dict.fromkeys(("npu", "cpu", "both", "idle"), 0.0)
+def busy_seconds(timeline: Timeline) -> dict[tuple[Lane, ...], float]:
+    """Sums seconds by the lanes that are busy together, in order of `LANES`."""
+    found: dict[tuple[Lane, ...], float] = defaultdict(float)
     for seconds, busy in _stretches(timeline):
-        on_host = "cpu" in busy or "staging" in busy
-        if "npu" in busy:
-            found["both" if on_host else "npu"] += seconds
-        else:
-            found["cpu" if on_host else "idle"] += seconds
+        together: tuple[Lane, ...] = tuple(sorted(busy, key=LANES.index))
+        found[together] += seconds
     return found
 
 

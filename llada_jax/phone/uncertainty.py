@@ -1,49 +1,91 @@
-"""How sure a modelled latency is: each number's own doubt, carried through the simulation."""
+"""How sure a modelled latency is: each number's own doubt, and the phone's state, carried on."""
 
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llada_jax.phone.profile import Profile, Tag
+from llada_jax.phone.profile import Profile, Sourced, Tag
 
 DOUBT: Mapping[Tag, float] = {"measured": 0.05, "derived": 0.10, "vendor": 0.15, "inferred": 0.30}
 """Assumed relative standard deviation of a number, by how it is known."""
+COUNTED = ("rows", "bits", "MiB", "-", "times", "ln")
+"""Units of numbers that are left alone: facts of a library or a chip, and the session's own."""
+CLIFFS = {"memory.buffer_mib": 0.20}
+"""Sizes in whole steps, where a small change may cost much: 95 % of the doubt, to either side."""
+POWER_SPREAD = 0.42
+"""Of the logarithm of watts: phones whose NPU was busy took 2.2 (arXiv 2501.14794), 4.3 (arXiv
+2509.23324) and 4.9 W (arXiv 2511.11248)."""
+TWO_SIDED = 1.96
+"""Standard deviations that 95 % lie within, to either side."""
 
-COUNTED = ("rows", "bits", "MiB", "-")
-"""Units of numbers that are facts of a library or a chip, in whole steps: they are left alone."""
+
+class Moved(NamedTuple):
+    """A profile with one number moved, and by how many standard deviations of its doubt."""
+
+    number: str
+    profile: Profile
+    deviations: float
 
 
 class UncertainLatency(NamedTuple):
     """A latency, and one standard deviation to each side."""
 
     seconds: float
-    deviation: float
+    relative: float
+    """Standard deviation of its logarithm."""
     largest: tuple[tuple[str, float], ...]
     """The numbers that it depends on most, each with the seconds that its doubt is worth."""
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """95 % interval, in seconds."""
-        spread = 1.96 * self.deviation
-        return max(0.0, self.seconds - spread), self.seconds + spread
+    def deviation(self) -> float:
+        """In seconds."""
+        return self.seconds * self.relative
 
     @property
-    def relative(self) -> float:
-        return self.deviation / self.seconds if self.seconds else 0.0
+    def bounds(self) -> tuple[float, float]:
+        """95 % interval, in seconds: as far above, as a factor, as below."""
+        factor = math.exp(TWO_SIDED * self.relative)
+        return self.seconds / factor, self.seconds * factor
 
 
-def with_uncertainty(profile: Profile, latency: Callable[[Profile], float]) -> UncertainLatency:
+def doubt_of(entry: Sourced) -> float:
+    """Returns the standard deviation of a number's logarithm."""
+    return math.log(1 + DOUBT[entry.tag]) if entry.doubt is None else entry.doubt
+
+
+def moved_profiles(profile: Profile, matters: Callable[[str], bool] = bool) -> list[Moved]:
+    """Returns the profile with each number that matters moved by its doubt, alone."""
+    found = []
+    for path, entry in profile.numbers.items():
+        if not entry.value or not matters(path):
+            continue
+        if path in CLIFFS:
+            for change in (CLIFFS[path], -CLIFFS[path]):
+                values = {path: entry.value * (1 + change)}
+                found.append(Moved(path, profile.with_values(values), TWO_SIDED))
+        elif entry.unit not in COUNTED:
+            values = {path: entry.value * math.exp(doubt_of(entry))}
+            found.append(Moved(path, profile.with_values(values), 1.0))
+    return found
+
+
+def with_uncertainty(
+    profile: Profile,
+    latency: Callable[[Profile], float],
+    matters: Callable[[str], bool] = bool,
+    spread: float = 0.0,
+) -> UncertainLatency:
     """Moves each number of the profile by its doubt, alone, and adds the changes in quadrature.
 
-    What the model leaves out is not in it: compare with the errors of the reproduction.
+    Args:
+      matters: whether a number, by its path, can change the latency; others are not tried.
+      spread: a doubt that no number holds, as the session's: standard deviation of a logarithm.
     """
     base = latency(profile)
-    moved = {
-        path: profile.with_values({path: entry.value * (1 + DOUBT[entry.tag])})
-        for path, entry in profile.numbers.items()
-        if entry.unit not in COUNTED and entry.value
-    }
-    changes = {path: abs(latency(each) - base) for path, each in moved.items()}
-    largest = sorted(changes.items(), key=lambda item: -item[1])[:5]
-    deviation = math.sqrt(sum(change**2 for change in changes.values()))
-    return UncertainLatency(base, deviation, tuple(each for each in largest if each[1] > 0))
+    changes: dict[str, float] = {}
+    for number, moved, deviations in moved_profiles(profile, matters):
+        change = abs(math.log(latency(moved) / base)) / deviations
+        changes[number] = max(change, changes.get(number, 0.0))
+    largest = sorted(((n, base * change) for n, change in changes.items()), key=lambda c: -c[1])
+    relative = math.hypot(spread, *changes.values())
+    return UncertainLatency(base, relative, tuple(each for each in largest[:5] if each[1] > 0))

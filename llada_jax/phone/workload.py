@@ -37,6 +37,19 @@ class Workload(NamedTuple):
     def canvas(self) -> int:
         return self.prompt_length + self.tokens
 
+    def alike(self) -> "Workload":
+        """Returns as many forwards of fewer kinds: those that differ by the rows that are scored
+        alone have as many as they have on average. It is for doubts, which need no more."""
+        kinds: dict[Forward, list[int]] = {}
+        for each in self.forwards:
+            kinds.setdefault(each._replace(head_rows=0), []).append(each.head_rows)
+        forwards = (
+            kind._replace(head_rows=round(sum(heads) / len(heads)))
+            for kind, heads in kinds.items()
+            for _ in heads
+        )
+        return self._replace(forwards=tuple(forwards))
+
 
 def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
     """Returns the forwards of one batch row of an `lj.Trace`, as if it had been decoded alone.

@@ -18,7 +18,7 @@ from llada_jax.phone.cost import (
     rows_in_a_pass,
     unknown_operations,
 )
-from llada_jax.phone.fit import product_step
+from llada_jax.phone.single_steps import product_step
 from tests.phone.small import GRAPHS, PHONE, SHAPE, body
 
 LLADA, VENDOR = PHONE.npu["llada_cpp"], PHONE.npu["vendor"]

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.phone.dynamics import SOURCE, Decoding, Dynamics, decode, statistics
+from llada_jax.phone.dynamics import (
+    SOURCE,
+    Decoding,
+    Dynamics,
+    decode,
+    statistics,
+    unstable_per_block,
+)
 
 USUAL = Dynamics(
-    reach=0.55, decay=0.92, skipped=0.5, strict=0.6, unstable=0.5, tokens_per_forward=4.0
+    reach=0.55, decay=0.92, skipped=0.5, strictness=2.5, wavering=3.5, tokens_per_forward=4.0
 )
 
 
@@ -67,6 +74,33 @@ def test_the_frontier_moves_from_left_to_right():
     assert certain.forwards == 1 and (certain.first_commit == 1).all()
 
 
+def test_thresholds_change_what_is_committed_golden():
+    assert USUAL.rarer(0.7) == 1 > USUAL.rarer(0.9) == pytest.approx(np.exp(-0.5))
+    assert USUAL.unstable(0.9, 0.7) == 0 and USUAL.unstable(0.7, 0.9) == pytest.approx(
+        1 - np.exp(-0.7)
+    )
+    assert mean_forwards(visible=0.9) > mean_forwards() > mean_forwards(visible=0.5)
+    left = [unstable_per_block(USUAL, Decoding(stable=each), runs=10) for each in (0.7, 0.8, 0.95)]
+    assert left[0] == 0 and left == sorted(left)
+    at = statistics(USUAL.at(0.9), runs=100).forwards
+    assert at > statistics(USUAL, runs=100).forwards
+
+
+def test_the_end_of_an_answer_settles_the_rest_at_once():
+    short, whole = (
+        np.mean([len(decode(each, Decoding(), 20, 128, seed).forwards) for seed in range(10)])
+        for each in (replace(USUAL, answer=48), USUAL)
+    )
+    alone = np.mean([len(decode(USUAL, Decoding(), 20, 48, seed).forwards) for seed in range(10)])
+    assert alone - 2 < short < whole
+
+
+def test_a_window_that_does_not_slide_is_its_block():
+    still = decode(USUAL, Decoding(slides=False), 20, 64).forwards
+    assert {forward.rows for forward in still[1:]} == {32}
+    assert mean_forwards(slides=False) > mean_forwards()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -74,6 +108,9 @@ def test_the_frontier_moves_from_left_to_right():
         (lambda: replace(USUAL, skipped=2), "skipped is 2; allowed: 0 to 1"),
         (lambda: replace(USUAL, tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
         (lambda: Decoding(commit="all"), "commit is 'all'; allowed: 'one', 'threshold'"),
+        (lambda: replace(USUAL, answer=0), "answer is 0; allowed: 1 or more, or none"),
+        (lambda: replace(USUAL, wavering=-1.0), "wavering is -1.0; allowed: 0 or more"),
+        (lambda: Decoding(visible=0), "visible is 0; allowed: above 0, up to 1"),
         (lambda: Decoding(trigger=-1), "trigger is -1; allowed: 0 or more"),
     ],
 )

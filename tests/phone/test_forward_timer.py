@@ -1,14 +1,18 @@
 """Runs on a phone: parts add up, what hides hides, and the same run takes the same time."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
+from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.simulate import energy_of, simulate
 from llada_jax.phone.system import Runtime, ScoresOn, System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
-from llada_jax.phone.uncertainty import DOUBT, with_uncertainty
+from llada_jax.phone.uncertainty import with_uncertainty
 from llada_jax.phone.workload import Forward, Workload, blockwise
 from tests.phone.small import GRAPHS, PHONE
 
@@ -146,30 +150,53 @@ def test_power_is_that_of_what_is_busy_golden():
     assert energy.watts == pytest.approx(energy.joules / 2)
 
 
+def test_a_core_that_copies_takes_its_own_power_golden():
+    tasks = [LaneTask("a", "npu", 2.0), LaneTask("b", "staging", 3.0)]
+    power = PHONE.power
+    joules = energy_of(run(tasks, 50), power).joules
+    assert joules == pytest.approx(2 * power.npu_w + power.idle_w + 3 * power.core_w)
+
+
 def test_an_empty_run_takes_nothing():
     found = simulate(Workload((), 1, 1, "a test"), ForwardTimer(GRAPHS, PHONE, SWAP))
     assert (found.seconds, found.energy.watts) == (0, 0)
 
 
-def test_doubts_add_in_quadrature_golden():
-    sure = with_uncertainty(PHONE, lambda moved: moved.memory.dram_gbps + 2 * moved.power.idle_w)
-    dram = PHONE.numbers["memory.dram_gbps"]
-    idle = PHONE.numbers["power.idle_w"]
-    parts = dram.value * DOUBT[dram.tag], 2 * idle.value * DOUBT[idle.tag]
-    assert sure.deviation == pytest.approx((parts[0] ** 2 + parts[1] ** 2) ** 0.5)
-    assert [name for name, _ in sure.largest] == ["memory.dram_gbps", "power.idle_w"]
-    assert 0 < sure.relative < 1
-
-
-def test_a_latency_depends_on_its_own_kernels_alone():
+def latency_of_a_small_run(phone):
     workload = blockwise(8, 32)
+    return ForwardTimer(GRAPHS, phone, SWAP, workload.canvas).latency(workload)
 
-    def latency(phone):
-        return ForwardTimer(GRAPHS, phone, SWAP, workload.canvas).latency(workload)
 
-    sure = with_uncertainty(PHONE, latency)
-    assert all("vendor" not in name and "hexkl" not in name for name, _ in sure.largest)
-    assert sure.seconds == latency(PHONE)
+def test_only_what_a_system_uses_is_moved_and_the_session_comes_on_top():
+    everything = with_uncertainty(PHONE, latency_of_a_small_run)
+    used = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses)
+    assert used == everything and used.seconds == latency_of_a_small_run(PHONE)
+    assert all("vendor" not in name and "hexkl" not in name for name, _ in used.largest)
+    state = with_uncertainty(PHONE, latency_of_a_small_run, SWAP.uses, spread=0.3)
+    assert state.relative == pytest.approx(math.hypot(used.relative, 0.3))
+
+
+def test_a_slow_session_stretches_a_run_and_not_its_work():
+    workload = blockwise(8, 32)
+    timer = ForwardTimer(GRAPHS, PHONE, SWAP, workload.canvas)
+    cool, slow = simulate(workload, timer), simulate(workload, timer, slowdown=2.5)
+    assert slow.seconds == pytest.approx(2.5 * cool.seconds)
+    assert sum(slow.parts.values()) == pytest.approx(slow.seconds)
+    assert slow.parts["session"] == pytest.approx(1.5 * cool.seconds)
+    assert slow.energy.above_idle == cool.energy.above_idle
+    assert slow.energy.watts < cool.energy.watts
+
+
+def test_attention_on_the_cpu_takes_its_rate():
+    kernels = replace(PHONE.npu["llada_cpp"], attention="cpu")
+    step = LLADA.layer(32, 64)
+    here, there = (
+        price_on_npu(step, each, PHONE.memory, PHONE.cpu["plain"])
+        for each in (PHONE.npu["llada_cpp"], kernels)
+    )
+    assert here.host == 0 < there.host and there.dma < here.dma
+    with pytest.raises(ValueError, match="attention is 'cpu' without kernels of a CPU"):
+        price_on_npu(step, kernels, PHONE.memory)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,14 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
                     error = _emulated_error(soc, export, layers) if export.verify else None
                     made = compile_context(quantized, soc, weight_sharing=True)
                     atomic.write_bytes(folder / name, made.context.binary)
+                    atomic.write_bytes(folder / compiled_name(name), made.compiled)
                     unfinished.add_context(name, _entry(name, layers, made, export, error))
         yield from (finished[name] for name in names.values())
+
+
+def compiled_name(context: str) -> str:
+    """Returns the file that LiteRT dispatches to the NPU, of which the context is a slice."""
+    return f"{Path(context).stem}.tflite"
 
 
 def _emulated_error(soc: str, export: Export, layers: range) -> float:
@@ -94,6 +100,7 @@ def _entry(
 ) -> dict[str, Any]:
     return {
         "file": name,
+        "compiled": compiled_name(name),
         "soc": made.context.soc,
         "precision": export.settings.phones.precision,
         "start": layers.start,

@@ -7,6 +7,8 @@ from string import Template
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 
 PUSH = "PUSH.md"
+HEXAGON = {"SM8550": 73, "SM8650": 75, "SM8750": 79, "SM8850": 81}
+"""Version of each chip's NPU, after which QNN's libraries are named."""
 _TARGET = "/data/local/tmp/llada_jax"
 
 
@@ -20,20 +22,26 @@ def push_page(manifest: Manifest, folder: str) -> str:
     bodies = [shard.file.name for shard in manifest.shards]
     by_soc: dict[str, list[str]] = {}
     for context in manifest.contexts:
-        by_soc.setdefault(context["soc"], []).append(context["file"])
-    special = {*bodies, *(context["file"] for context in manifest.contexts)}
+        by_soc.setdefault(context["soc"], []).append(context["compiled"])
+    special = {*bodies, *(context[name] for context in manifest.contexts
+                          for name in ("file", "compiled"))}  # fmt: skip
+    for_this_machine = ("calibration", "emulated-")
+    common = [f.name for f in manifest.files
+              if f.name not in special and not f.name.startswith(for_this_machine)]  # fmt: skip
     page = _template("push_cpu.md").substitute(
         folder=folder,
         source=manifest.source,
         quant=manifest.settings.quant,
         target=target,
-        common=pushes([*(f.name for f in manifest.files if f.name not in special), MANIFEST]),
+        common=pushes([*common, MANIFEST]),
         bodies=pushes(bodies),
     )
     if by_soc:
-        page += _template("push_npu.md").substitute(manifest.contexts[0])
+        page += _template("push_npu.md").substitute(manifest.contexts[0], target=target)
     for soc, names in by_soc.items():
-        page += f"\n{soc}:\n\n```\n{pushes(names)}\n```\n"
+        version = HEXAGON[soc]
+        libraries = f"libQnnHtpV{version}Stub.so and libQnnHtpV{version}Skel.so"
+        page += f"\n{soc}, with {libraries}:\n\n```\n{pushes(names)}\n```\n"
     return page
 
 

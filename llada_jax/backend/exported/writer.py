@@ -4,6 +4,7 @@
     head.tflite           scores, streamed over the vocabulary
     embedding.bin         [V, D], read row by row
     context-....bin       the layers for one phone's NPU, where phones are asked for
+    context-....tflite    the same with LiteRT's operator around it
     manifest.json         what the host passes and does, hashes, versions
     PUSH.md               how it all gets to a phone
 
@@ -26,6 +27,7 @@ from tqdm import tqdm
 from llada_jax import atomic
 from llada_jax.backend import steps
 from llada_jax.backend.exported import verify
+from llada_jax.backend.exported.calibration_files import write_calibration
 from llada_jax.backend.exported.contents import Export, layer_bytes, outer_bytes, shard_layers
 from llada_jax.backend.exported.manifest import BodyShard, File, Manifest
 from llada_jax.backend.exported.phone_contexts import check_phones, compile_for_phones
@@ -93,7 +95,12 @@ def _written(
         embedding_dtype=_embedding_dtype(export),
         others=(
             *_copy_tokenizer(unfinished.folder, export.tokenizer),
-            *(File.of(inside(unfinished.folder, entry["file"])) for entry in contexts),
+            *(
+                File.of(inside(unfinished.folder, entry[name]))
+                for entry in contexts
+                for name in ("file", "compiled")
+            ),
+            *write_calibration(unfinished, export),
         ),
         contexts=tuple(contexts),
         checks=tuple(checks),

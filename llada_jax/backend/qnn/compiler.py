@@ -50,6 +50,11 @@ class Compilation:
     """Of compiling."""
     qnn_version: str
 
+    @property
+    def compiled(self) -> memoryview:
+        """The whole `.tflite` file, of which the context is a slice."""
+        return memoryview(self.context.binary.obj)
+
 
 def compile_context(
     tflite: str | PathLike[str], soc: str, *, weight_sharing: bool = False

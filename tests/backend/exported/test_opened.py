@@ -276,9 +276,9 @@ def test_chunks_of_the_head_are_those_of_the_folder(
         (lambda folder: lj.forward(lj.load(folder), [[1]]),
          r"model is an export: it has no parameters for JAX"),
         (lambda folder: lj.generate(lj.load(folder), [[1]], SHORT),
-         r"backend is 'xla'; allowed: 'litert'"),
+         r"backend is 'xla'; allowed: 'litert', 'qnn'"),
         (lambda folder: lj.generate(lj.load(folder), [[1]], SHORT, backend=ExampleBackend()),
-         r"backend is .*ExampleBackend.*; allowed: 'litert'"),
+         r"backend is .*ExampleBackend.*; allowed: 'litert', 'qnn'"),
     ],
 )  # fmt: skip
 def test_what_an_export_cannot_do(call: Any, message: str, whole: Path) -> None:

@@ -1,6 +1,8 @@
 """An emulated phone behind the sampler, calibration, and context binaries in an export."""
 
+import csv
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from llada_jax.backend.exported import phone_contexts, verify
 from llada_jax.backend.exported.manifest import Manifest
 from llada_jax.backend.exported.verify import example
 from llada_jax.backend.protocol import Bucket
-from llada_jax.backend.qnn.context import require_qnn
+from llada_jax.backend.qnn.context import read_context, require_qnn
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.recorded_inputs import Recorder
 from llada_jax.backend.steps import body_step, resized
@@ -166,7 +168,36 @@ def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
     assert signatures == {"rows8_cache64", "rows32_cache64"}
     assert context["ddr_bytes"]["rows32_cache64"]["read"] > 1e5
     page = (tmp_path / "phone" / "PUSH.md").read_text()
-    assert f"adb push {context['file']} " in page and "libQnnHtp.so" in page
+    assert f"adb push {context['compiled']} " in page
+    for needed in ("libQnnHtpV79Stub.so", "libLiteRtDispatch_Qualcomm.so", "ADSP_LIBRARY_PATH",
+                   "LD_LIBRARY_PATH", "htp_performance_mode=burst"):  # fmt: skip
+        assert needed in page
+    compiled = (tmp_path / "phone" / context["compiled"]).read_bytes()
+    assert (tmp_path / "phone" / context["file"]).read_bytes() in compiled
+
+
+@needs_qnn
+@pytest.mark.slow
+def test_a_calibration_export_decodes_on_the_emulated_npu_and_names_what_to_time(tmp_path, tiny):
+    phones = replace(PHONES, calibration=True)
+    settings = lj.ExportConfig(quant="float32", rows=(32, 64), caches=(128,), phones=phones)
+    folder = tmp_path / "phone"
+    manifest = lj.export("tiny", folder, settings)
+    sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=32)
+    exported, ids = lj.load(folder), [prompt(tiny)]
+    found = lj.generate(exported, ids, sampler, backend="qnn")
+    wanted = lj.generate(tiny, ids, sampler, backend="qnn")
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+
+    with (folder / "calibration-rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    golden = np.load(folder / "calibration-golden.npz")
+    for row in rows:
+        compiled = read_context(folder / f"calibration-SM8750-{row['file']}.tflite")
+        assert row["signature"] in {graph.signature for graph in compiled.graphs}
+        assert any(name.startswith(f"{row['file']}/{row['signature']}/out/") for name in golden)
+    names = {file.name for file in manifest.files}
+    assert {"calibration.sh", "calibration-golden.npz", "context-SM8750-00.tflite"} < names
 
 
 @needs_qnn

@@ -59,6 +59,7 @@ def test_table6_is_met_in_its_order(chapter):
     found = chapter("table6")
     assert len(found.rows) == 9
     assert [row.fitted for row in found.rows] == [True, *[False] * 7, True]
+    assert [row.name for row in found.rows if row.is_predicted] == ["table6/somr"]
     assert max(errors(found)) <= 0.15
     values = [row.value for row in found.rows]
     assert values[:8] == sorted(values[:8], reverse=True)
@@ -69,23 +70,46 @@ def test_table6_is_met_in_its_order(chapter):
     assert all(sum(parts.values()) > 0 for parts in found.parts.values())
 
 
+def within(rows, bound: float = 0.15) -> float:
+    """The share of predictions whose error is no larger."""
+    errors = [abs(row.error) for row in rows if row.is_predicted]
+    return sum(error <= bound for error in errors) / len(errors)
+
+
 def test_figure_11_is_met_where_it_was_promised(chapter):
     found = chapter("fig11")
-    rows = {row.name: row for row in found.rows}
+    of = {
+        soc: [row for row in found.rows if row.name.startswith(f"fig11/{soc}/")]
+        for soc in ("SM8650", "SM8750", "SM8850")
+    }
+    assert within(of["SM8750"]) >= 0.75 and within(found.rows) >= 0.6
+    for soc, rows in of.items():
+        held_out = soc != "SM8750"
+        held = [
+            row.is_in_band
+            for row in rows
+            if row.is_predicted and not (held_out and "/64/" in row.name)
+        ]
+        assert 0.90 <= sum(held) / len(held) <= 0.98
+    assert not any(row.fitted for row in (*of["SM8650"], *of["SM8850"]) if "/64/" in row.name)
 
-    def within(columns, lengths, bound) -> int:
-        names = [f"fig11/SM8750/{t}/{n}/{c}" for t in TASKS for n in lengths for c in columns]
-        return sum(abs(rows[name].error) <= bound for name in names)
 
-    assert within(["cpu_cache", "npu"], LENGTHS, 0.15) >= 18
-    assert within(["llada_cpp"], (32, 64), 0.20) >= 6
-    assert rows["fig11/SM8750/speedup_min"].value == pytest.approx(17, rel=0.2)
-    assert rows["fig11/SM8750/speedup_max"].value == pytest.approx(42, rel=0.25)
-    fitted = {row.name for row in found.rows if row.fitted}
-    cells = {f"fig11/SM8750/{t}/128/{c}" for t in TASKS for c in ("cpu", "llada_cpp")}
-    assert fitted - cells <= {"fig11/SM8750/speedup_min", "fig11/SM8750/speedup_max"}
-    assert cells <= fitted
-    assert len(rows) == len(found.rows) == 3 * 4 * (3 * 4 + 2) + 2
+def test_each_figure_counts_once(chapter):
+    """A column is tested by its own time, or by the ratio within its session, not by both."""
+    found = {row.name: row for row in chapter("fig11").rows}
+    for base, column in (("cpu", "cpu_cache"), ("npu", "llada_cpp")):
+        for soc in ("SM8650", "SM8750", "SM8850"):
+            for place in (f"fig11/{soc}/{task}/{n}" for task in TASKS for n in LENGTHS):
+                names = (base, column, f"{base}_over_{column}")
+                three = [found[f"{place}/{each}"] for each in names]
+                figures = sum(not row.fitted for row in three[:2])
+                assert sum(row.is_predicted for row in three) == figures, place
+
+
+def test_a_ratio_within_a_session_has_none_of_its_spread(chapter):
+    rows = {row.name: row for row in chapter("fig11").rows}
+    ratio, cell = (rows[f"fig11/SM8650/BoolQ/32/{each}"] for each in ("npu_over_llada_cpp", "npu"))
+    assert ratio.band[1] / ratio.value < 1.6 < 2.5 < cell.band[1] / cell.value
 
 
 UNDECIDED = "table7/no_somr/256"
@@ -112,11 +136,13 @@ def test_the_staging_is_met(chapter):
 
 def test_other_systems_are_met(chapter):
     assert max(errors(chapter("genie"), fitted=False)) <= 0.15
+    assert max(errors(chapter("genie"), fitted=True)) <= 0.05
     fc = [row for row in chapter("platform").rows if row.name.startswith("fc/")]
     assert max(abs(row.error) for row in fc) <= 0.15
-    predicted = [row for row in chapter("ledger3b").rows if not row.fitted]
-    met = [row for row in predicted if row.name.startswith("ledger3b/") and abs(row.error) <= 0.15]
-    assert len(met) >= 3
+    ledger = chapter("ledger3b").rows
+    assert {row.name.split("/")[0] for row in ledger if row.is_predicted} == {
+        "ledger1b", "ledger_qwen"
+    }  # fmt: skip
 
 
 def test_what_is_not_met_is_said(world, chapter):
@@ -125,12 +151,17 @@ def test_what_is_not_met_is_said(world, chapter):
     assert optimum.reference == 4
     assert (optimum.error != 0) == found.words[0].startswith("Not met")
     relative = {row.name: row for row in found.rows[1:]}
-    assert relative["fig13a/relative/4"].value == 1
+    assert "fig13a/relative/4" not in relative  # it is 1 by construction
     low, high = relative["fig13a/relative/8"].interval or (0, 0)
     assert low < relative["fig13a/relative/8"].value < high
-    ratio, time_base, powers = chapter("fig14").rows
-    assert ratio.reference and powers.reference and time_base.reference is None
-    assert {row.n for row in (ratio, time_base, powers)} == {world.runs}
+    assert any("cannot be decided" in words for words in found.words)
+
+
+def test_watts_and_joules_have_rows_and_bands_of_their_own(chapter):
+    rows = {row.name: row for row in chapter("fig14").rows}
+    assert len(rows) == 8 and all(row.band for row in rows.values())
+    assert all(row.is_in_band for name, row in rows.items() if name.endswith("watts"))
+    assert rows["fig14/llada_llada.cpp/watts"].value < rows["fig14/llada_cpu/watts"].value
 
 
 @pytest.mark.parametrize(
@@ -170,7 +201,7 @@ def test_what_runs_do_not_tell_apart_is_not_told():
 
 
 def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
-    rows = {row.name: row for row in (*chapter("table6").rows, *chapter("whatif").rows)}
+    rows = {row.name: row for row in chapter("table6").rows}
     for row in rows.values():
         assert (row.interval is not None) == (row.n == RUNS), row.name
         assert row.n in (1, RUNS)
@@ -178,30 +209,19 @@ def test_means_of_runs_have_intervals_and_single_runs_none(chapter):
     assert low < rows["table6/scr"].value < high < 1.2 * low
 
 
-def test_the_largest_speed_up_is_explained_by_the_cells(chapter):
-    found = chapter("fig11")
-    rows = {row.name: row for row in found.rows}
-    (said,) = [words for words in found.words if words.startswith("`speedup_max`")]
-    assert f"is {rows['fig11/SM8750/speedup_max'].value:.1f}, of " in said
-    assert "41.9, at BoolQ/128" in said
-    assert f"{rows['fig11/SM8750/BoolQ/128/cpu_cache'].error:+.0%} off there" in said
-
-
 def test_every_row_says_what_it_is(chapter):
     for found in (
         chapter("table2"),
         chapter("dynamics"),
-        chapter("whatif"),
     ):
         for row in found.rows:
             assert row.kind == "modelled" and row.fitted is not None
     names = [row.name for row in chapter("table2").rows]
-    assert names == [f"table2/{p}/{n}" for n in (32, 64, 128) for p in ("cpu", "npu")]
+    assert names[:6] == [f"table2/{p}/{n}" for n in (32, 64, 128) for p in ("cpu", "npu")]
 
 
-DERIVED = {"fig11/SM8750/speedup_min", "fig11/SM8750/speedup_max"}
-"""Quotients of cells, one of them fitted; their references stand in the abstract alone."""
-PLACES = ("resident_mib", "inputs", "outputs")
+PLACES = ("resident_mib", "inputs", "outputs", "group", "commit_threshold", "masks_left",
+          "position", "stable", "visible")  # fmt: skip
 """Entries that say where a figure was read, not what."""
 
 
@@ -216,18 +236,18 @@ def test_no_fitted_row_has_its_reference_from_the_validation_file(monkeypatch):
         rows = zip(CHAPTERS[name](as_it_is).rows, CHAPTERS[name](raised).rows,
                    strict=True)  # fmt: skip
         for before, after in rows:
-            if before.name not in DERIVED:
+            if not any(each in before.name for each in ("speedup", "_over_")):
                 assert (before.reference == after.reference) == before.fitted, before.name
                 fitted += bool(before.fitted)
     assert fitted > 30
-    for name in ("table7", "fig14"):
+    for name in ("table7", "fig14", "fig12"):
         assert not any(row.fitted for row in CHAPTERS[name](as_it_is).rows)
 
 
 def higher(figure):
     """All its numbers, a tenth higher."""
     if isinstance(figure, dict):
-        rows_of_a_sweep = "us" in figure
+        rows_of_a_sweep = "us" in figure or "npu" in figure
         return {
             key: value if key in PLACES or (key == "rows" and rows_of_a_sweep) else higher(value)
             for key, value in figure.items()
@@ -242,7 +262,7 @@ def test_the_report_has_a_table_a_picture_and_reasons(tmp_path):
     reproduce.reproduce(reproduce.ReproduceConfig(chapters=("fig13c", "table7"), runs=1), run)
     text = (tmp_path / "report.md").read_text()
     assert "![Figure 13c: staging by resident budget](fig13c.png)" in text
-    assert "| fig13c/2816 | 506.2 |  | ms | 470 | +7.7% | no |" in text
+    assert "| fig13c/2816 | 506.2 |  |  | ms | 470 | +7.7% | no |" in text
     assert "traces:" not in text  # neither figure has any
     assert (tmp_path / "fig13c.png").stat().st_size > 5000
     rows = json.loads((tmp_path / "results.json").read_text())

@@ -45,14 +45,17 @@ def test_a_run_without_a_trace_names_its_source(tmp_path, capsys, monkeypatch):
     assert "SM8750/latency" in printed and f"traces: {SOURCE}" in printed
 
 
-def test_the_mean_of_several_runs_is_beside_the_first_one(tmp_path, monkeypatch):
+def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
     changes = ("pictures=false", "tokens=32", "system.scores_on=npu")
     rows = {row["name"]: row for row in simulated(tmp_path, monkeypatch, 3, *changes)}
-    mean = rows["SM8750/mean_latency"]
-    assert mean["n"] == 3 and mean["interval"][0] < mean["value"] < mean["interval"][1]
-    assert mean["value"] != rows["SM8750/latency"]["value"]
-    assert rows["SM8750/scores_on/npu/mean_latency"]["value"] == mean["value"]
-    assert rows["SM8750/scores_on/cpu/mean_latency"]["value"] != mean["value"]
+    mean, of_runs = rows["SM8750/latency"], rows["SM8750/latency/of_runs"]
+    assert mean["n"] == of_runs["n"] == 3 and mean["value"] == of_runs["value"]
+    assert mean["interval"][0] < mean["value"] < mean["interval"][1]
+    shown = rows["SM8750/latency/of_the_run_below"]["value"]
+    parts = sum(row["value"] for name, row in rows.items() if "/part/" in name)
+    assert parts == pytest.approx(shown) and shown != mean["value"]
+    assert rows["SM8750/scores_on/npu/latency"]["value"] == mean["value"]
+    assert rows["SM8750/scores_on/cpu/latency"]["value"] != mean["value"]
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):

@@ -1,0 +1,126 @@
+"""A phone's own profile from rows that were measured on it, or a table of drawn phones.
+
+    python -m experiments.calibrate measurements=phone.csv parent=SM8750
+    python -m experiments.calibrate measurements=pulled/llada8b shape=llada_8b name=my-phone
+    python -m experiments.calibrate synthetic=12
+
+The run folder gets `<name>.yaml`, which `phone=` of every verb and `lj.phone` load. Rows are the
+numbers that were identified, correlations of what is left open, and the rows that were held out,
+each with its band of 95 %. `synthetic` draws phones from what the parent leaves open instead, and
+says how far 10 and 30 rows bring the others.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, entry_point
+from llada_jax.backend.exported.calibration_rows import calibration_rows
+from llada_jax.config import require
+from llada_jax.phone.calibration.calibrate import Calibration, Rows, calibrate, hold_out
+from llada_jax.phone.calibration.design import drawn_phone, measured
+from llada_jax.phone.calibration.measurements import read_measurements
+from llada_jax.phone.profile import load_profile
+
+SHOWN_CORRELATIONS = 5
+COUNTS = (0, 10, 30)
+"""Rows of a drawn phone that the fit sees; 0: the parent alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig:
+    """What was measured, and on what it builds. The comments are in conf/calibrate.yaml."""
+
+    measurements: str | None = None
+    parent: str = "SM8750"
+    shape: str = "llada_8b"
+    kernels: str = "vendor"
+    cpu: str = "tuned"
+    hold_every: int = 5
+    name: str = "mine"
+    synthetic: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            (self.measurements is None) == (self.synthetic > 0),
+            f"measurements is {self.measurements!r} and synthetic {self.synthetic}; allowed: "
+            "a file or folder of measurements, or a number of drawn phones, not both",
+        )
+        require(
+            self.hold_every >= 0 and self.hold_every != 1,
+            f"hold_every is {self.hold_every}; allowed: 0 (none is held out), or 2 and more",
+        )
+
+
+def calibrate_phone(config: CalibrateConfig, run: Run) -> None:
+    """Writes a phone's profile, or the table of drawn phones."""
+    if config.measurements is None:
+        load_profile(config.parent)
+        run.begin()
+        run.finish(list(_drawn(config)))
+        return
+    rows = hold_out(read_measurements(config.measurements), config.hold_every)
+    settings: Any = {"kernels": config.kernels, "cpu": config.cpu, "name": config.name}
+    found = calibrate(rows, config.parent, config.shape, **settings)
+    run.begin()
+    path = run.folder / f"{config.name}.yaml"
+    found.profile.save(path)
+    run.finish(list(_rows(found)))
+    print(f"\n{path} is the phone's profile: lj.phone({str(path)!r})")
+
+
+def _rows(found: Calibration) -> Iterator[ResultRow]:
+    profile = found.profile
+    for path, (before, after) in found.counted.items():
+        unit = f"{profile.numbers[path].unit}, for {before:g}"
+        yield ResultRow(f"changed/{path}", after, unit, kind="modelled")
+    for path, parent, value, before, doubt in found.identified:
+        factor = math.exp(1.96 * doubt)
+        yield ResultRow(
+            f"identified/{path}", value, profile.numbers[path].unit, kind="modelled",
+            interval=(value / factor, value * factor), reference=parent,
+            source=f"parent, known to {before:.0%}",
+        )  # fmt: skip
+    for one, other, correlation in found.correlations[:SHOWN_CORRELATIONS]:
+        yield ResultRow(f"correlation/{one}, {other}", correlation, "-", kind="modelled")
+    for row, ms, low, high in found.predicted:
+        yield ResultRow(
+            f"held_out/{row.name}", ms, "ms", kind="modelled", reference=row.median_ms,
+            band=(low, high), fitted=False, source="measured, not fitted",
+        )  # fmt: skip
+    if found.predicted:
+        inside = fmean(each.is_inside for each in found.predicted)
+        n = len(found.predicted)
+        yield ResultRow("held_out/in_band", 100 * inside, "% of rows", kind="modelled", n=n)
+
+
+def _drawn(config: CalibrateConfig) -> Iterator[ResultRow]:
+    """Yields how far the rows that the fit did not see are off, and how many bands hold them."""
+    rows, plan = Rows(config.shape, config.kernels, config.cpu), calibration_rows()
+    parent = load_profile(config.parent)
+    for count in COUNTS:
+        errors, inside = [], []
+        for seed in range(config.synthetic):
+            phone = drawn_phone(parent, rows, seed)
+            found = list(measured(phone, rows, plan, seed))
+            held = [replace(row, held_out=True) for row in found[max(COUNTS) :]]
+            if count:
+                fit = calibrate([*found[:count], *held], parent, config.shape,
+                                kernels=config.kernels, cpu=config.cpu)  # fmt: skip
+                errors += [abs(each.ms / each.measurement.median_ms - 1) for each in fit.predicted]
+                inside += [each.is_inside for each in fit.predicted]
+            else:
+                errors += [abs(1e3 * rows.seconds(parent, m) / m.median_ms - 1) for m in held]
+        name, n = f"drawn/{count}_rows", len(errors)
+        yield ResultRow(f"{name}/median_error", 100 * median(errors), "%", kind="modelled", n=n)
+        largest = sorted(errors)[int(0.95 * n)]
+        yield ResultRow(f"{name}/error_of_95_%", 100 * largest, "%", kind="modelled", n=n)
+        if inside:
+            covered = 100 * fmean(inside)
+            yield ResultRow(f"{name}/in_band", covered, "% of rows", kind="modelled", n=n)
+
+
+main = entry_point("calibrate", calibrate_phone, CalibrateConfig)

@@ -1,0 +1,152 @@
+"""What a calibration export adds: graphs to time on a phone, and all that the timing needs.
+
+calibration-rows.csv             what to measure, a line each
+calibration-SM8750-....tflite    layers and single products, compiled for its NPU
+calibration-golden.npz           inputs, and outputs in float32, of every signature of them
+calibration.sh                   runs all under `adb shell`, and pulls the results
+emulated-SM8750-00-....tflite    a bucket each, for `backend="qnn"` on this machine
+"""
+
+import csv
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from llada_jax import atomic
+from llada_jax.backend.exported.calibration_rows import CACHES, MATRICES, SHARDS, calibration_rows
+from llada_jax.backend.exported.contents import Export, float32_shards
+from llada_jax.backend.exported.manifest import File
+from llada_jax.backend.exported.unfinished import UnfinishedExport
+from llada_jax.backend.exported.verify import example
+from llada_jax.backend.protocol import Bucket, Step
+from llada_jax.backend.qnn.compiler import compile_context
+from llada_jax.backend.qnn.quantizer import write_quantized
+from llada_jax.backend.steps import body_step, bucket_of
+from llada_jax.config import ModelConfig, Precision, require
+from llada_jax.model.params import named_specs
+from llada_jax.model.quantize import linear
+
+STORED: Mapping[str, str] = {"fp16": "fp16", "int8": "int8", "a16w8": "int8", "a8w8": "int8",
+                             "a16w4": "int4"}  # fmt: skip
+"""How the weights of a phone's precision are stored."""
+_PRODUCTS: tuple[Precision, ...] = ("fp16", "int8")
+"""Of single products: those that need no recorded inputs."""
+_COLUMNS = ("name", "file", "signature", "graph", "processor", "precision", "rows", "cache",
+            "layers", "weight", "thermal", "version")  # fmt: skip
+
+
+def emulated_name(soc: str, index: int, bucket: Bucket) -> str:
+    """Returns the file of one bucket of a context, which the emulator runs."""
+    return f"emulated-{soc}-{index:02}-{bucket.name}.tflite"
+
+
+def write_calibration(unfinished: UnfinishedExport, export: Export) -> Iterator[File]:
+    """Yields the files, each written unless it is there already."""
+    if not export.settings.phones.calibration:
+        return
+    rows, steps = _rows(export), _steps(export.model)
+    yield unfinished.file("calibration-rows.csv", partial(_write_rows, rows))
+    script = Path(__file__).with_name("calibration.sh").read_bytes()
+    yield unfinished.file("calibration.sh", lambda path: atomic.write_bytes(path, script))
+    yield unfinished.file("calibration-golden.npz", partial(_write_golden, export, steps))
+    precision = export.settings.phones.precision
+    for soc in export.settings.phones.socs:
+        for name, some in steps.items():
+            each = precision if name.startswith("layers") else name.rpartition("_")[2]
+            write = partial(_write_compiled, export, some, soc, each)  # pyright: ignore
+            yield unfinished.file(f"calibration-{soc}-{name}.tflite", write)
+        for index, layers in enumerate(float32_shards(export.model)):
+            for bucket in export.buckets:
+                step = body_step(export.model, layers, bucket)
+                write = partial(_write_compiled, export, [step], soc, precision)
+                yield unfinished.file(emulated_name(soc, index, bucket), write)
+
+
+def _caches(model: ModelConfig) -> tuple[int, int]:
+    long = min(CACHES[1], model.max_length)
+    require(long > 1, f"max_length is {long}; allowed: 2 or more, for two lengths of the cache")
+    return min(CACHES[0], long // 2), long
+
+
+def _rows(export: Export) -> list[dict[str, Any]]:
+    settings = export.settings
+    shards = [min(n, export.model.n_layers) for n in SHARDS]
+    heads = [] if settings.quant == "float32" else settings.rows[:: max(1, len(settings.rows) // 3)]
+    stored = STORED[settings.phones.precision]
+    return calibration_rows(_caches(export.model), shards, stored, _PRODUCTS, heads)
+
+
+def _steps(model: ModelConfig) -> dict[str, list[Step]]:
+    """Returns what is compiled, by file: whole layers, then products of the first layer's."""
+    rows = calibration_rows(_caches(model), products=_PRODUCTS)
+    found: dict[str, list[Step]] = {}
+    for n in dict.fromkeys(min(n, model.n_layers) for n in SHARDS):
+        buckets = dict.fromkeys(
+            Bucket(row["rows"], row["cache"]) for row in rows if row["graph"] == "layers"
+        )
+        found[f"layers{n}"] = [body_step(model, range(n), bucket) for bucket in buckets]
+    counts = dict.fromkeys(row["rows"] for row in rows if row["graph"] == "product")
+    for matrix, precision in product(MATRICES, _PRODUCTS):
+        name = f"{matrix.replace('.', '_')}_{precision}"
+        found[name] = [_product(model, matrix, n) for n in counts]
+    return found
+
+
+def _product(model: ModelConfig, matrix: str, rows: int) -> Step:
+    name = f"layers.0.{matrix}"
+    shape = named_specs(model)[name].shape
+    return Step(
+        name=f"rows{rows}",
+        function=lambda weights, inputs: {"y": linear(inputs["x"], weights[name])},
+        weights={name: shape},
+        inputs={"x": (rows, shape[1])},
+    )
+
+
+def _write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    with atomic.new_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        table: Any = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def _write_compiled(
+    export: Export, steps: Sequence[Step], soc: str, precision: Precision, path: Path
+) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        samples = [] if steps[0].inputs.keys() == {"x"} else export.samples
+        quantized = write_quantized(Path(scratch), steps, export.weights, precision, samples)
+        made = compile_context(quantized, soc, weight_sharing=len(steps) > 1)
+    atomic.write_bytes(path, made.compiled)
+
+
+def _write_golden(export: Export, steps: Mapping[str, Sequence[Step]], path: Path) -> None:
+    arrays: dict[str, Any] = {}
+    for file, some in steps.items():
+        for step in some:
+            inputs = _inputs(export.model, step)
+            weights = {name: _whole(export, name) for name in step.weights}
+            outputs = jax.jit(step.function)(weights, inputs)
+            place = f"{file}/{step.name}"
+            arrays |= {f"{place}/in/{name}": each for name, each in inputs.items()}
+            arrays |= {f"{place}/out/{name}": np.asarray(each) for name, each in outputs.items()}
+    with atomic.new_file(path) as part, part.open("wb") as target:
+        np.savez(target, **arrays)
+
+
+def _inputs(model: ModelConfig, step: Step) -> dict[str, np.ndarray]:
+    if "bias" in step.inputs:
+        layers = range(sum(name.startswith("keys_") for name in step.inputs))
+        return example(model, layers, bucket_of(step))
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
+
+
+def _whole(export: Export, name: str) -> np.ndarray:
+    return np.concatenate([np.asarray(piece, np.float32) for piece in export.weights.rows(name)])

@@ -1,0 +1,294 @@
+"""Measured rows into a phone's numbers: a posterior, linear about its middle.
+
+The parent profile's numbers, each with its doubt, are the prior: logarithms, independent. A row
+says how long a graph takes, to its own spread and to `MODEL_DOUBT`. What the rows say nothing of
+keeps the parent's value and doubt. Tiles and passes, which come in whole steps, are compared by the
+evidence that the rows give for each, and change only where it is strong.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, product
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from llada_jax.config import Quant, require
+from llada_jax.lowered import LoweredWeight
+from llada_jax.phone.calibration.measurements import Measurement
+from llada_jax.phone.cost import price_on_cpu, price_on_npu
+from llada_jax.phone.graphs import Graphs, Shape, graphs_of
+from llada_jax.phone.profile import Profile, Sourced, load_profile
+from llada_jax.phone.single_steps import product_step
+from llada_jax.phone.uncertainty import COUNTED, TWO_SIDED, doubt_of
+
+MODEL_DOUBT = 0.03
+"""What the cost model itself misses in a row: a standard deviation of the logarithm, assumed."""
+LEARNED = 0.9
+"""A number is identified where its doubt falls to this share of the parent's, or below."""
+STRONG = 3.0
+"""Logarithm of the evidence that another tile or pass must have over the parent's."""
+TILES, PASSES = (32, 64), (32, 64, 128, 256, 1024)
+QUANTS: Mapping[str, Quant] = {"fp16": "float32", "int8": "int8", "int4": "int4"}
+_BITS = {"fp16": 16, "int8": 8, "int4": 4}
+_STEP = 0.02
+_FELT = 1e-4
+"""A number matters where its doubt moves some row's logarithm by more."""
+
+
+class Identified(NamedTuple):
+    """A number that the rows say something of; doubts are deviations of its logarithm."""
+
+    number: str
+    parent: float
+    value: float
+    parent_doubt: float
+    doubt: float
+
+
+class Predicted(NamedTuple):
+    """A row that was kept from the fit, in milliseconds; `low` to `high` holds 95 %."""
+
+    measurement: Measurement
+    ms: float
+    low: float
+    high: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Tells whether the measured median lies in the band."""
+        return self.low <= self.measurement.median_ms <= self.high
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A phone's own profile, and how much of it its rows told."""
+
+    profile: Profile
+    identified: tuple[Identified, ...]
+    correlations: tuple[tuple[str, str, float], ...]
+    """Of what is left open in pairs of identified numbers, the strongest first: what one of them
+    is too high by, the other makes up for."""
+    predicted: tuple[Predicted, ...]
+    counted: Mapping[str, tuple[float, float]]
+    """Numbers in whole steps that changed: the parent's and the phone's."""
+
+
+class Rows:
+    """Prices measured rows by a profile.
+
+    Args:
+      shape: the model whose layers, head and matrices were timed.
+      kernels, cpu: classes of the profile that stand for the phone's software.
+    """
+
+    def __init__(self, shape: Shape, kernels: str, cpu: str) -> None:
+        self._model = graphs_of(shape).model
+        self.kernels, self.cpu = kernels, cpu
+
+    def seconds(self, profile: Profile, row: Measurement) -> float:
+        """Returns how long a row takes by the profile. Raises ValueError for an unknown matrix."""
+        graphs = graphs_of(self._model, QUANTS[row.precision])
+        npu, cpu = profile.kernels(self.kernels), profile.cpu_kernels(self.cpu)
+        price = partial(price_on_cpu, kernels=cpu, memory=profile.memory)
+        call = 0.0
+        if row.processor == "npu":
+            price = partial(price_on_npu, kernels=npu, memory=profile.memory, host=cpu)
+            call = npu.step_overhead_us * 1e-6
+        if row.graph == "layers":
+            return call + row.layers * price(graphs.layer(row.rows, row.cache)).seconds
+        if row.graph == "head":
+            return call + graphs.head_chunks * price(graphs.head(row.rows)).seconds
+        outputs, inputs = _matrix(graphs, row)
+        weight = LoweredWeight((outputs, inputs), _BITS[row.precision])
+        name = f"layers.0.{row.weight}"
+        return call + price(product_step(row.rows, inputs, outputs, weight, name)).seconds
+
+    def numbers(self, parent: Profile) -> dict[str, Sourced]:
+        """Returns the numbers that rows can depend on, by path."""
+        rooms = ("memory.", f"npu.{self.kernels}.", f"cpu.{self.cpu}.")
+        return {
+            path: entry
+            for path, entry in parent.numbers.items()
+            if path.startswith(rooms) and entry.unit not in COUNTED and entry.value
+        }
+
+
+def _matrix(graphs: Graphs, row: Measurement) -> tuple[int, int]:
+    shapes = {
+        name.split(".", 2)[-1].partition("[")[0]: weight.shape
+        for name, weight in graphs.layer(32, 0).weights.items()
+        if len(weight.shape) == 2
+    }
+    known = ", ".join(shapes)
+    require(row.weight in shapes, f"weight of {row.name} is {row.weight!r}; allowed: {known}")
+    outputs, inputs = shapes[row.weight]
+    return outputs, inputs
+
+
+class _Prior:
+    """The parent's numbers in units of their doubts, and what rows say of them."""
+
+    def __init__(self, parent: Profile, rows: Rows, measured: Sequence[Measurement]) -> None:
+        self.parent, self._rows, self._measured = parent, rows, measured
+        self.entries = rows.numbers(parent)
+        self.doubts = np.array([doubt_of(each) for each in self.entries.values()])
+        self._wanted = np.log([1e-3 * each.median_ms for each in measured])
+        spreads = [math.log(m.p95_ms / m.p5_ms) / (2 * 1.645) for m in measured]
+        self._noise = np.hypot(spreads, MODEL_DOUBT)
+
+    def profile(self, z: np.ndarray) -> Profile:
+        moved = np.exp(z * self.doubts)
+        values = {p: e.value * f for (p, e), f in zip(self.entries.items(), moved, strict=True)}
+        return self.parent.with_values(values)
+
+    def logs(self, z: np.ndarray) -> np.ndarray:
+        """Returns logarithms of the rows' seconds."""
+        moved = self.profile(z)
+        return np.log([self._rows.seconds(moved, each) for each in self._measured])
+
+    def misfit(self, z: np.ndarray) -> np.ndarray:
+        return (self.logs(z) - self._wanted) / self._noise
+
+    def slopes(self, z: np.ndarray) -> np.ndarray:
+        """Returns changes of `logs` with each number's doubt, rows by numbers."""
+        base = self.logs(z)
+        moved = [(self.logs(z + _STEP * unit) - base) / _STEP for unit in np.eye(len(z))]
+        return np.stack(moved, axis=1)
+
+    def evidence(self) -> float:
+        """Returns the logarithm of how likely the rows are, linear about the parent."""
+        zero = np.zeros(len(self.doubts))
+        slopes = self.slopes(zero) / self._noise[:, None]
+        covariance = slopes @ slopes.T + np.eye(len(slopes))
+        left = self.misfit(zero)
+        _, determinant = np.linalg.slogdet(covariance)
+        return float(-0.5 * (left @ np.linalg.solve(covariance, left) + determinant))
+
+    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the middle and the covariance."""
+        n = len(self.doubts)
+
+        def residuals(z: np.ndarray) -> np.ndarray:
+            return np.concatenate([self.misfit(z), z])
+
+        def jacobian(z: np.ndarray) -> Any:
+            return np.concatenate([self.slopes(z) / self._noise[:, None], np.eye(n)])
+
+        found = optimize.least_squares(
+            residuals,
+            np.zeros(n),
+            jacobian,
+            xtol=1e-6,
+            ftol=1e-6,  # pyright: ignore
+        )
+        slopes = self.slopes(found.x) / self._noise[:, None]
+        return found.x, np.linalg.inv(slopes.T @ slopes + np.eye(n))
+
+
+def calibrate(
+    measurements: Sequence[Measurement],
+    parent: str | PathLike[str] | Profile,
+    shape: Shape,
+    *,
+    kernels: str = "vendor",
+    cpu: str = "tuned",
+    name: str = "mine",
+) -> Calibration:
+    """Returns a phone's profile from rows that were measured on it.
+
+    Args:
+      parent: the profile of the nearest phone, whose doubts are the prior.
+      shape: the model whose graphs were timed.
+      kernels, cpu: classes of the profile that stand for the software that ran.
+      name: the new profile's name.
+
+    Raises ValueError where nothing was measured, and for a matrix that the model does not have.
+    """
+    fitted = [each for each in measurements if not each.held_out]
+    require(bool(fitted), "no row is left to fit; allowed: at least one that is not held out")
+    before = parent if isinstance(parent, Profile) else load_profile(parent)
+    rows = Rows(shape, kernels, cpu)
+    stepped, counted = _whole_steps(before, rows, fitted)
+    prior = _Prior(stepped, rows, fitted)
+    z, covariance = prior.posterior()
+    deviations = np.sqrt(np.diag(covariance))
+    felt = np.abs(prior.slopes(z)).max(axis=0) > _FELT
+    learned = felt & (deviations <= LEARNED)
+    source = f"calibrated on {len(fitted)} rows measured on {name}; parent {before.soc}"
+    profile = prior.profile(z)
+    numbers = dict(before.numbers)
+    for path, (_, value) in counted.items():
+        numbers[path] = Sourced(int(value), before.numbers[path].unit, "measured", source)
+    identified = []
+    for i in np.flatnonzero(learned):
+        path, entry = list(prior.entries.items())[i]
+        doubt = float(prior.doubts[i] * deviations[i])
+        value = float(profile.numbers[path].value)
+        numbers[path] = Sourced(value, entry.unit, "measured", source, doubt)
+        identified.append(Identified(path, entry.value, value, float(prior.doubts[i]), doubt))
+    return Calibration(
+        before.with_numbers(name, numbers),
+        tuple(identified),
+        tuple(_correlations([*prior.entries], covariance, np.flatnonzero(learned))),
+        tuple(_predictions(prior, rows, measurements, z, covariance)),
+        counted,
+    )
+
+
+def _whole_steps(
+    parent: Profile, rows: Rows, measured: Sequence[Measurement]
+) -> tuple[Profile, dict[str, tuple[float, float]]]:
+    """Returns the parent with the tiles and passes that the rows speak for, and what changed."""
+    paths = [f"npu.{rows.kernels}.{each}" for each in ("tile_rows", "pass_rows")]
+    now = tuple(parent.numbers[path].value for path in paths)
+    found = {now: _Prior(parent, rows, measured).evidence() + STRONG}
+    for choice in product(TILES, PASSES):
+        if choice[0] <= choice[1] and choice != now:
+            changed = parent.with_values(dict(zip(paths, choice, strict=True)))
+            found[choice] = _Prior(changed, rows, measured).evidence()
+    best = max(found, key=lambda choice: found[choice])
+    changed = parent.with_values(dict(zip(paths, best, strict=True)))
+    pairs = zip(paths, now, best, strict=True)
+    return changed, {path: (old, new) for path, old, new in pairs if old != new}
+
+
+def _correlations(
+    names: Sequence[str], covariance: np.ndarray, learned: np.ndarray
+) -> list[tuple[str, str, float]]:
+    scale = np.sqrt(np.diag(covariance))
+    pairs = [
+        (names[i], names[j], float(covariance[i, j] / scale[i] / scale[j]))
+        for i, j in combinations(map(int, learned), 2)
+    ]
+    return sorted(pairs, key=lambda pair: -abs(pair[2]))
+
+
+def _predictions(
+    prior: _Prior, rows: Rows, measurements: Sequence[Measurement], z: np.ndarray,
+    covariance: np.ndarray,
+) -> list[Predicted]:  # fmt: skip
+    held = [each for each in measurements if each.held_out]
+    if not held:
+        return []
+    others = _Prior(prior.parent, rows, held)
+    logs, slopes = others.logs(z), others.slopes(z)
+    spread = np.sqrt(np.einsum("rn,nm,rm->r", slopes, covariance, slopes) + others._noise**2)
+    factors = np.exp(TWO_SIDED * spread)
+    ms = 1e3 * np.exp(logs)
+    return [
+        Predicted(row, float(m), float(m / f), float(m * f))
+        for row, m, f in zip(held, ms, factors, strict=True)
+    ]
+
+
+def hold_out(measurements: Sequence[Measurement], every: int) -> list[Measurement]:
+    """Returns the rows with each `every`-th one kept from the fit; 0: none but those that are."""
+    return [
+        replace(row, held_out=True) if every and index % every == every - 1 else row
+        for index, row in enumerate(measurements)
+    ]

@@ -1,0 +1,124 @@
+"""What was measured on a phone, row by row, with the state that it was measured in."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from llada_jax.config import require, require_choice
+from llada_jax.inside import inside
+from llada_jax.phone.calibration.timings import read_timing
+
+ROWS_FILE = "rows.csv"
+RESULTS = "results"
+Graph = Literal["layers", "head", "product"]
+Precision = Literal["fp16", "int8", "int4"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One graph as it was timed. Milliseconds are of a run from the host's call to its answer."""
+
+    name: str
+    graph: Graph
+    """Layers of the body, the whole head, or a single product with weights."""
+    processor: Literal["npu", "cpu"]
+    precision: Precision
+    """How weights are stored."""
+    rows: int
+    cache: int = 0
+    """Cached positions that layers read."""
+    layers: int = 1
+    weight: str = ""
+    """Of a product: its matrix in a layer, as `ffn.down`."""
+    median_ms: float
+    p5_ms: float
+    p95_ms: float
+    runs: int
+    thermal: int
+    """Android's thermal status, 0 (none) to 6, the worse of before and after."""
+    version: str
+    """Of the runtime that ran it."""
+    held_out: bool = False
+    """Whether it is kept from the fit, and predicted."""
+
+    def __post_init__(self) -> None:
+        require_choice(f"graph of {self.name}", self.graph, Graph)
+        require_choice(f"processor of {self.name}", self.processor, Literal["npu", "cpu"])
+        require_choice(f"precision of {self.name}", self.precision, Precision)
+        times = (self.p5_ms, self.median_ms, self.p95_ms)
+        require(
+            all(isfinite(each) for each in times) and 0 < times[0] <= times[1] <= times[2],
+            f"p5, median and p95 of {self.name} are {times}; allowed: above 0, ascending",
+        )
+        for name, least in (("rows", 1), ("layers", 1), ("cache", 0), ("runs", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"{name} of {self.name} is {value}; allowed: {least} or more")
+        require(
+            self.thermal == 0,
+            f"thermal of {self.name} is {self.thermal}; allowed: 0, as a hot phone is another one",
+        )
+        require(bool(self.version), f"version of {self.name} is empty; allowed: the runtime's")
+        is_product = self.graph == "product"
+        require(
+            bool(self.weight) == is_product,
+            f"weight of {self.name} is {self.weight!r}; allowed: a matrix for products alone",
+        )
+
+
+def read_measurements(path: str | PathLike[str]) -> list[Measurement]:
+    """Reads a CSV file with a line for each row, or the folder of a calibration export.
+
+    In a folder, `rows.csv` has the lines, and a file of `results` with a row's name, as a tool
+    wrote it, the times of those that have none. Rows without times are left out. Raises ValueError
+    that names the file, the line and what is wrong.
+    """
+    path = Path(path)
+    table = path / ROWS_FILE if path.is_dir() else path
+    require(table.is_file(), f"no file {table}; allowed: a CSV file, or a folder with {ROWS_FILE}")
+    found = []
+    with table.open(newline="", encoding="utf-8") as file:
+        for number, line in enumerate(csv.DictReader(file), start=2):
+            values = {key: value for key, value in line.items() if key and value}
+            try:
+                if path.is_dir() and "median_ms" not in values:
+                    values |= _timed(path, values.get("name", ""))
+                if "median_ms" in values:
+                    found.append(_measurement(values))
+            except ValueError as error:
+                raise ValueError(f"{table}, line {number}: {error}") from error
+    require(bool(found), f"{table} has no row with times; allowed: at least one")
+    names = [each.name for each in found]
+    require(len(set(names)) == len(names), f"names repeat in {table}; allowed: each once")
+    return found
+
+
+def _timed(folder: Path, name: str) -> dict[str, Any]:
+    files = sorted((folder / RESULTS).glob(f"{name}.*")) if name else []
+    return read_timing(inside(folder, f"{RESULTS}/{files[0].name}"))._asdict() if files else {}
+
+
+def _measurement(line: Mapping[str, Any]) -> Measurement:
+    hints = get_type_hints(Measurement)
+    known = {each.name: each for each in fields(Measurement)}
+    missing = [n for n, f in known.items() if n not in line and f.default is MISSING]
+    require(not missing, f"{', '.join(missing)} missing; allowed: {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name in known.keys() & line.keys():
+        values[name] = _value(name, line[name], hints[name])
+    return Measurement(**values)
+
+
+def _value(name: str, text: Any, kind: Any) -> Any:
+    if kind is bool:
+        require_choice(name, str(text).lower(), Literal["true", "false"])
+        return str(text).lower() == "true"
+    if kind not in (int, float):
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; allowed: a number") from None

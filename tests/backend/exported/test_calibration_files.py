@@ -1,0 +1,91 @@
+"""What a calibration export times, and the script that times it, tried on a phone that is none."""
+
+import csv
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import llada_jax as lj
+from llada_jax.backend.exported import calibration_files
+from llada_jax.backend.exported.calibration_rows import ROWS, calibration_rows
+from llada_jax.config import PhoneConfig
+from llada_jax.model.architecture import architecture
+from llada_jax.phone.calibration.measurements import read_measurements
+
+ADB = """#!/bin/sh
+case "$*" in
+  *thermalservice*) printf 'IsStatusOverride: false\r\nThermal Status: {status}\r\n' ;;
+  pull*) mkdir -p "$3/results"; cp $SAMPLE "$3/results/layers1-rows1_cache256.pb" ;;
+  *benchmark_litert_model*) echo "$*" >> calls; case "$*" in *rows33*) exit 1 ;; esac ;;
+esac
+"""
+SCRIPT = Path(calibration_files.__file__).with_name("calibration.sh")
+
+
+def run_script(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
+    adb = folder / "bin" / "adb"
+    adb.parent.mkdir()
+    adb.write_text(ADB.replace("{status}", str(status)))
+    adb.chmod(0o755)
+    latency = b"".join(bytes([n << 3 | 5]) + b"\x00\x00\x80\x3f" for n in (5, 6, 7))  # 1.0 each
+    (folder / "sample.pb").write_bytes(bytes([2 << 3 | 2, len(latency)]) + latency)
+    calibration_files._write_rows(calibration_rows()[:6], folder / "calibration-rows.csv")
+    shutil.copy(SCRIPT, folder)
+    paths = f"{adb.parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": paths, "SAMPLE": str(folder / "sample.pb")}
+    command = ["sh", "calibration.sh", "SM8750", "2.50", "libraries"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_script_s_results_are_measurements(tmp_path):
+    done = run_script(tmp_path, status=0)
+    assert done.returncode == 0, done.stderr
+    (found,) = read_measurements(tmp_path / "measured")  # the others have no times here
+    assert (found.name, found.median_ms, found.version) == ("layers1-rows1_cache256", 1.0, "2.50")
+    calls = (tmp_path / "calls").read_text()
+    for needed in ("ADSP_LIBRARY_PATH=", "LD_LIBRARY_PATH=", "htp_performance_mode=burst",
+                   "--graph=calibration-SM8750-layers4.tflite"):  # fmt: skip
+        assert needed in calls
+    assert "no time of layers1-rows33_cache256" in done.stderr
+    with (tmp_path / "measured" / "rows.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 5
+
+
+def test_a_hot_phone_is_told(tmp_path):
+    assert run_script(tmp_path, status=2).returncode == 0
+    with pytest.raises(ValueError, match="thermal of layers1-rows1_cache256 is 2; allowed: 0"):
+        read_measurements(tmp_path / "measured")
+
+
+def test_rows_straddle_tiles_and_caches():
+    rows = calibration_rows()
+    assert len({row["name"] for row in rows}) == len(rows) >= 30
+    layers = [row for row in rows if row["graph"] == "layers"]
+    assert {row["rows"] for row in layers} == set(ROWS)
+    assert len({row["cache"] for row in layers}) == len({row["layers"] for row in layers}) == 2
+    assert {row["precision"] for row in rows} == {"fp16", "int8", "int4"}
+
+
+def test_every_row_has_its_graph():
+    steps = calibration_files._steps(architecture("tiny"))
+    for row in calibration_rows(products=("fp16", "int8"), head_rows=()):
+        if row["cache" if row["graph"] == "layers" else "rows"] <= 128:
+            assert row["signature"] in {step.name for step in steps[row["file"]]}
+
+
+def test_an_export_without_single_buckets_is_no_phone(tmp_path, monkeypatch):
+    settings = lj.ExportConfig(rows=(4,), caches=(32,))
+    lj.export("tiny", tmp_path / "plain", settings, verify=False)
+    with pytest.raises(ValueError, match="has no graphs that the emulator runs; allowed: an exp"):
+        lj.generate(
+            lj.load(tmp_path / "plain"), [[1, 2, 3]],
+            lj.SamplerConfig(gen_length=8, block_length=8, steps=8), backend="qnn",
+        )  # fmt: skip
+
+
+def test_a_calibration_names_its_phone():
+    with pytest.raises(ValueError, match="calibration is True without socs; allowed: with the"):
+        PhoneConfig(calibration=True)

@@ -1,0 +1,127 @@
+"""Calibration knows its own figures only, and still gives the numbers that the profiles hold."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.published_tasks import PUBLISHED, PublishedTasks
+from tests.phone.fitting import fit, fit_tasks
+
+LLADA = graphs_of("llada_8b")
+WORLD = PublishedTasks(LLADA)
+FIGURES = WORLD.figures
+PHONE = load_profile("SM8750")
+TO_FOUR_DIGITS = 1e-3
+
+
+@pytest.mark.parametrize("module", [fit, fit_tasks])
+def test_the_fit_cannot_read_a_validation_figure(module):
+    """It imports no reader and opens no file: figures come as arguments, from `fit.json` alone."""
+    tree = ast.parse(Path(module.__file__).read_text())
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)
+        for name in node.names
+    }  # fmt: skip
+    assert not {"PUBLISHED", "PublishedTasks", "json", "Path", "open"} & imported
+    called = {node.func.id for node in ast.walk(tree)
+              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+    assert not {"open", "__import__"} & called
+
+
+def numbers(node) -> int:
+    """Counts the published numbers of a file, without those that say where they were read."""
+    if isinstance(node, dict):
+        return sum(numbers(each) for key, each in node.items() if key not in PLACES)
+    if isinstance(node, list):
+        return sum(map(numbers, node))
+    return isinstance(node, int | float)
+
+
+PLACES = {
+    *("rows", "group", "commit_threshold", "masks_left", "position", "resident_mib", "stable"),
+    *("visible", "inputs", "outputs", "staging_mib", "buffers", "buffer_mib"),
+}
+
+
+def test_less_than_a_quarter_of_the_published_figures_is_fitted():
+    table7 = len(WORLD.published["table7"]["rows"])
+    rest = {key: each for key, each in WORLD.published.items() if key not in ("table7", "table6_s")}
+    predicted = numbers(rest) + table7 + len(WORLD.published["table6_s"]["rows"])
+    fitted = numbers(FIGURES)
+    assert fitted < 0.25 * (fitted + predicted)
+
+
+def test_calibration_works_where_there_is_no_validation_file(tmp_path):
+    for name in ("fit.json", "tasks.json"):
+        shutil.copy(PUBLISHED / name, tmp_path)
+    world = PublishedTasks(LLADA, 1, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        world.published  # noqa: B018
+    assert min(fit.fit_mapping(world.figures, LLADA, PHONE).values()) > 0
+    assert world.task("GSM8K").prompt > 0
+
+
+def keys(node, path=()) -> set:
+    """Paths of all numbers; those of a list by what they were read at, where that is known."""
+    if isinstance(node, dict):
+        places = next((node[name] for name in PLACES if isinstance(node.get(name), list)), ())
+        return {
+            found
+            for key, each in node.items()
+            if key not in PLACES
+            for found in (
+                {(*path, key, str(place)) for place in places}
+                if isinstance(each, list)
+                else keys(each, (*path, key))
+            )
+        }
+    return {path} if isinstance(node, int | float) else set()
+
+
+def test_the_two_files_share_no_number():
+    assert not keys(FIGURES) & keys(WORLD.published)
+    assert ("fig3a_ffn_down_ms", "npu", "20") in keys(FIGURES)
+    held_out = {
+        ("fig11_s", "values", soc, "BoolQ", "64", column)
+        for soc in ("SM8650", "SM8850")
+        for column in ("cpu", "cpu_cache", "npu", "llada_cpp")
+    }
+    assert held_out <= keys(WORLD.published)
+    of_the_fit = {path[1:] for path in keys(FIGURES) if path[0] == "fig11_s"}
+    assert not of_the_fit & {path[2:] for path in keys(WORLD.published) if path[0] == "fig11_s"}
+    assert not {"CPU", "+SCR"} & set(dict(WORLD.published["table6_s"]["rows"]))
+
+
+@pytest.mark.parametrize("name", ["fit_cpu", "fit_npu", "fit_mapping"])
+def test_the_profile_holds_what_the_fit_gives(name):
+    found = getattr(fit, name)(FIGURES, LLADA, PHONE)
+    held = {path: PHONE.numbers[path].value for path in found}
+    assert held == pytest.approx(found, rel=TO_FOUR_DIGITS)
+    assert {PHONE.numbers[path].tag for path in found} == {"derived"}
+
+
+def test_the_vendor_class_is_what_genies_models_give():
+    profiles = [load_profile(soc) for soc in ("SM8750", "SM8850")]
+    found = fit.fit_vendor(FIGURES, lambda shape: graphs_of(shape, "int4"), profiles)
+    for profile in profiles:
+        held = {path: profile.numbers[path].value for path in found[profile.soc]}
+        assert held == pytest.approx(found[profile.soc], rel=TO_FOUR_DIGITS)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_least_squares_finds_parameters_golden(a, b):
+    x = np.array([1.0, 2.0, 5.0, 9.0])
+
+    def misfit(profile):
+        return (profile.power.idle_w + profile.power.npu_w * x) / (a + b * x) - 1
+
+    found = fit.fitted(PHONE, {"power.idle_w": 1.0, "power.npu_w": 1.0}, misfit)
+    assert [*found.values()] == pytest.approx([a, b], rel=1e-3)
