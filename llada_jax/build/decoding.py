@@ -11,9 +11,10 @@ from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
+from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
-from llada_jax.sampler.generate import Result, decode
+from llada_jax.sampler.generate import Result, decode, end_ids
 from llada_jax.sampler.loops import OnStep, Refresher
 from llada_jax.sampler.prompts import Prompts, with_ids
 from llada_jax.types import Denoiser, Params
@@ -31,6 +32,7 @@ def generate(
     loop: Loop | None = None,
     refresh_on: Model | None = None,
     holes: bool = False,
+    constraint: Constraints | None = None,
 ) -> Result:
     """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -48,6 +50,8 @@ def generate(
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
         the model on the run's own backend.
       holes: the prompts are canvases whose holes are filled, as `infill` does.
+      constraint: what the texts are to be: `regex`, `json_schema` or `choice`, or a list of such,
+        one for each prompt. Each generation ends as such a text within its `gen_length`.
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
@@ -55,6 +59,10 @@ def generate(
         each such canvas, the forward and the position. Nothing is returned of the others.
     """
     config = with_ids(config or SamplerConfig(), model.config)
+    texts = None
+    if constraint is not None:
+        ends = end_ids(config, model.config)
+        texts = texts_of(constraint, model.tokenizer, ends, model.config.vocab_size)
     with ExitStack() as threads:
         denoiser = backend_denoiser(model, backend, score_rules(config), threads)
         refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
@@ -72,6 +80,7 @@ def generate(
             on_step=on_step,
             infill=holes,
             refresher=Refresher(worker, *refreshing),
+            texts=texts,
         )
     if result.recorded is not None:
         result.recorded.settings["fingerprint"] = model.fingerprint

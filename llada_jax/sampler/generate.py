@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
+from llada_jax.constraint.batch import Texts, grammar_of
 from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
+from llada_jax.sampler.constrained import require_constrainable
 from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
 from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.own_state import new_state
@@ -87,6 +89,7 @@ def decode(
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
+    texts: Texts | None = None,
 ) -> Result:
     """Decodes a batch of prompts.
 
@@ -99,6 +102,7 @@ def decode(
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
+      texts: what each row may be; None: anything.
 
     Raises:
       ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
@@ -117,6 +121,11 @@ def decode(
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
+    if texts is not None:
+        ends, mask_id = end_ids(config, model), setup.mask_id
+        require_constrainable(setup)
+        allowed = grammar_of(texts, rows, mask_id, ends, config.gen_length, infill=infill)
+        setup = replace(setup, grammar=allowed)
     lengths = np.array([len(row) for row in rows], np.int32)
     layout = layout_of(lengths, config, model, infill=infill)
     with jax.enable_x64(True) if config.parity.wide else nullcontext():
@@ -130,6 +139,7 @@ def decode(
         end = np.minimum(end, lengths if infill else lengths + config.gen_length)
         seconds = time.perf_counter() - began
     settings = _settings(config, model, seeds, loop, seconds, infill=infill)
+    settings["constraint"] = texts and [asdict(each) for each in texts.constraints]
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
     return Result(
@@ -140,7 +150,7 @@ def decode(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
         recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
-        ends=() if infill else _end_ids(config, model),
+        ends=() if infill else end_ids(config, model),
     )
 
 
@@ -226,7 +236,8 @@ def _run(
     buckets = buckets_for(config, layout, setup.model, extra)
     limit = setup.most_steps(layout.n_blocks)
     dtype = config.parity.confidence_dtype
-    setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), setup)
+    numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), config)
+    setup = replace(setup, config=numbers, grammar=jax.tree.map(jnp.asarray, setup.grammar))
     if loop == "compiled":
         return compiled_loop(setup, denoiser, params, canvas, buckets, limit)
     return host_loop(setup, denoiser, params, canvas, buckets, limit, on_step, refresher)
@@ -242,7 +253,7 @@ def _left_padded(
     return out
 
 
-def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
+def end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
     """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
     ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
     return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.constraint.canvas import Grammar
 from llada_jax.sampler.rules.own import Need, OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling
@@ -17,6 +18,8 @@ class Setup:
 
     model: ModelConfig = field(metadata={"static": True})
     config: SamplerConfig
+    grammar: Grammar | None = None
+    """The texts that are allowed; None: all."""
     measures: bool = field(default=False, metadata={"static": True})
     """Whether the backend's head measures what is asked beside the scores."""
 
@@ -72,6 +75,11 @@ class Setup:
     def shadows(self) -> bool:
         """Whether visible tokens of the window are scored by rows of their own."""
         return self.rule.revises and self.rule.rescore == "shadow"
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether a rule may decide otherwise than to commit what it is shown as predicted."""
+        return self.rule.revises or self.own_rule is not None
 
     def most_extra_rows(self, length: int) -> int:
         """Returns the most rows that stand beside the window, in a canvas of `length`."""

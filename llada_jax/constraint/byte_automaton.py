@@ -1,0 +1,117 @@
+"""Patterns as automata over bytes: of a regular expression by outlines-core, of texts by a trie.
+
+The automaton of a short expression may have more states than memory. So this file is also a
+program, which reads an expression and has limits; the system ends it where it takes too long.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+MOST_STATES = 1 << 14
+SECONDS = 20
+_MEMORY_BYTES = 2 << 30
+
+
+class ByteAutomaton(NamedTuple):
+    """States from 0 on, and what leads from one to the next: triples of state, byte and state."""
+
+    states: int
+    start: int
+    accepts: Sequence[int]
+    edges: Sequence[Sequence[int]]
+
+
+def of_regex(pattern: str) -> ByteAutomaton:
+    """Returns the automaton of a regular expression, in Rust's syntax.
+
+    Raises ImportError without outlines-core; ValueError for what is no such expression, has
+    anchors, look-around or word boundaries, or more than `MOST_STATES` states.
+    """
+    if find_spec("outlines_core") is None:
+        raise ImportError(
+            "a regex needs outlines-core; allowed: pip install 'llada_jax[constraint]'"
+        )
+    shown = pattern if len(pattern) <= 80 else f"{pattern[:77]}..."
+    command = [sys.executable, "-P", __file__]
+    run = subprocess.run(command, input=json.dumps(pattern), capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(run.stdout or "{}")
+    if "problem" in found:
+        raise ValueError(
+            f"regex {shown!r} has no automaton ({found['problem']}); allowed: Rust's syntax without "
+            r"anchors, look-around and \b"
+        )
+    if not found or found["states"] > MOST_STATES:
+        many = found.get("states", "more than can be counted")
+        raise ValueError(
+            f"regex {shown!r}: its automaton over bytes has {many} states; allowed: up to "
+            f"{MOST_STATES}, within {SECONDS} seconds"
+        )
+    return ByteAutomaton(**found)
+
+
+def of_texts(texts: Sequence[str]) -> ByteAutomaton:
+    """Returns the automaton of some texts.
+
+    Raises ValueError for an empty text, and for more than `MOST_STATES` states.
+    """
+    following: list[dict[int, int]] = [{}]
+    accepts = set()
+    for text in texts:
+        state = 0
+        for byte in text.encode():
+            if byte not in following[state]:
+                following[state][byte] = len(following)
+                following.append({})
+            state = following[state][byte]
+        accepts.add(state)
+    if len(following) > MOST_STATES:
+        raise ValueError(
+            f"{len(texts)} choices: their automaton over bytes has {len(following)} states; "
+            f"allowed: up to {MOST_STATES}"
+        )
+    edges = [(state, *each) for state, row in enumerate(following) for each in row.items()]
+    return ByteAutomaton(len(following), 0, sorted(accepts), edges)
+
+
+def _serve() -> None:
+    import resource
+
+    for kind, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, SECONDS)):
+        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+    print(json.dumps(_found(json.loads(sys.stdin.read()))))
+
+
+def _found(pattern: str) -> dict[str, Any]:
+    """Returns the fields of an automaton, or its number of states alone, or what went wrong."""
+    from outlines_core import Index, Vocabulary
+
+    no_byte = 256  # where outlines-core wants an id that ends texts, and adds edges of it
+    try:
+        index = Index(pattern, Vocabulary(no_byte, {bytes([byte]): [byte] for byte in range(256)}))
+    except ValueError as error:
+        return {"problem": str(error).partition("\n")[0]}
+    rows = index.get_transitions()
+    if len(rows) > MOST_STATES:
+        return {"states": len(rows)}
+    names = [index.get_initial_state(), *rows, *index.get_final_states()]
+    names += [name for row in rows.values() for name in row.values()]
+    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return {
+        "states": len(number),
+        "start": 0,
+        "accepts": sorted(number[name] for name in index.get_final_states()),
+        "edges": [
+            (number[state], byte, number[after])
+            for state, row in rows.items()
+            for byte, after in row.items()
+            if byte != no_byte
+        ],
+    }
+
+
+if __name__ == "__main__":
+    _serve()
