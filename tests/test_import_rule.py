@@ -29,6 +29,7 @@ EVERYTHING = {
         "backend",
         "phone",
         "swap",
+        "constraint",
     ),
     *(
         "sampling_engine",
@@ -60,7 +61,8 @@ ALLOWED = {
     "content": set(),
     "model": {"config_files", *DATA},
     "checkpoint": {"content", "model", "text", "config_files", *DATA},
-    "sampler": {"archive", "programs", *DATA},
+    "constraint": {"archive", "text", "config"},
+    "sampler": {"archive", "constraint", "programs", *DATA},
     "revision": {"model", *DATA},
     "lowered": set(),
     "backend": {"content", "lowered", "model", "text", "config_files", *DATA},

@@ -55,7 +55,7 @@ def token_automaton(
       tokens: what each id spells, a byte at least; ids that are not among them are never allowed.
       ends: ids that end a text.
     """
-    states = dead = len(next_state)
+    dead = len(next_state)
     table = np.vstack([np.where(next_state < 0, dead, next_state), np.full((1, 256), dead)])
     spellings, spelling_of = _spellings(table, tokens)
     columns, class_of_spelling = _after_spellings(table, spellings)

@@ -1,4 +1,4 @@
-"""The constraints of a batch: their automata as one record, and whether its canvases hold a text."""
+"""The constraints of a batch: their automata as one record, and whether canvases hold a text."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -66,9 +66,9 @@ def position_values(
     values: Float[Array, "B L G"],
 ) -> Float[Array, "B L G"]:
     """Returns the value of each class at each position: -inf where it has another one."""
-    classes = jnp.arange(grammar.n_classes)
+    classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     own = classes == grammar.class_of[tokens][..., None]
-    behind = jnp.arange(tokens.shape[1]) >= grammar.stop[:, None]
+    behind = jnp.arange(tokens.shape[1], dtype=jnp.int32) >= grammar.stop[:, None]
     values = jnp.where(free[..., None], values, jnp.where(own, 0.0, -jnp.inf))
     return jnp.where(behind[..., None] & (classes != grammar.end_class), -jnp.inf, values)
 
@@ -93,7 +93,7 @@ def reach(
       alternatives: whether `allowed` is wanted.
     """
     length, live = values.shape[1], rows[:, None]
-    position = jnp.arange(length)
+    position = jnp.arange(length, dtype=jnp.int32)
     inside = live & (position >= grammar.begin[:, None])
     first = jnp.where(inside & ~fixed, position, length).min()
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
@@ -204,6 +204,6 @@ class _Table:
             beyond = jnp.where((i >= grammar.begin)[:, None], beyond, before)
             return beyond, allowed.at[:, i].set(here)
 
-        before = jnp.arange(n_states) == state[:, None]
+        before = jnp.arange(n_states, dtype=jnp.int32) == state[:, None]
         nothing = jnp.zeros(values.shape, bool)
         return jax.lax.fori_loop(first, last, forth, (before, nothing))[1]

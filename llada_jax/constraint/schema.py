@@ -189,6 +189,7 @@ def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]
     whole = all(each is None or (type(each) is int and each >= 0) for each in (low, high))
     require(
         whole and low is not None and (high is None or low <= high),
-        f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers, ascending",
+        f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
+        "ascend",
     )
     return low, high

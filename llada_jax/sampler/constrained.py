@@ -120,8 +120,8 @@ def constrained(
     )
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
-        end = jnp.arange(grammar.n_classes) == grammar.end_class
-        behind = jnp.arange(free.shape[1]) >= grammar.stop[:, None]
+        end = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
+        behind = jnp.arange(free.shape[1], dtype=jnp.int32) >= grammar.stop[:, None]
         allowed = found.allowed & (end | ~behind[..., None])
         alone = jnp.where(allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
         chosen = jnp.where(free, chosen, alone)
@@ -133,7 +133,7 @@ def constrained(
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
         standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (jnp.arange(free.shape[1]) >= grammar.begin[:, None])
+    inside = scored & (jnp.arange(free.shape[1], dtype=jnp.int32) >= grammar.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
@@ -142,7 +142,11 @@ def constrained(
 
 
 def held(
-    grammar: Grammar, before: Canvas, after: Canvas, classes: ClassScores, scored: Bool[Array, "B L"]
+    grammar: Grammar,
+    before: Canvas,
+    after: Canvas,
+    classes: ClassScores,
+    scored: Bool[Array, "B L"],
 ) -> Canvas:
     """Returns the canvas after a decision, of which all agrees with one text.
 
@@ -152,7 +156,7 @@ def held(
     """
     was_free, is_free = _free(before), _free(after)
     changed = ~is_free & (was_free | (before.tokens != after.tokens))
-    kinds = jnp.arange(grammar.n_classes)
+    kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     wanted = kinds == grammar.class_of[after.tokens][..., None]
     stood = (kinds == grammar.class_of[before.tokens][..., None]) & ~was_free[..., None]
     values = _values(grammar, after, classes, scored & was_free)
@@ -165,7 +169,9 @@ def held(
         jnp.where(
             changed[..., None],
             position_values(grammar, after.tokens, jnp.ones_like(fixed), values),
-            position_values(grammar, after.tokens, ~fixed, _values(grammar, after, classes, scored)),
+            position_values(
+                grammar, after.tokens, ~fixed, _values(grammar, after, classes, scored)
+            ),
         ),
         fixed=fixed,
         weighed=changed | scored,
@@ -178,7 +184,9 @@ def held(
     undone = ~agrees & ~other
     confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
     return after._replace(
-        tokens=_chosen(undone, before.tokens, other, _tokens(grammar, classes, found.classes), after.tokens),
+        tokens=_chosen(
+            undone, before.tokens, other, _tokens(grammar, classes, found.classes), after.tokens
+        ),
         state=jnp.where(undone, before.state, after.state),
         confidence=_chosen(undone, before.confidence, other, confidence, after.confidence),
         filled=jnp.where(~agrees, before.filled, after.filled),
@@ -195,7 +203,7 @@ def _free(canvas: Canvas) -> Bool[Array, "B L"]:
 
 
 def _positions(canvas: Canvas) -> Int[Array, " L"]:
-    return jnp.arange(canvas.tokens.shape[1])
+    return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
 
 
 def _values(
@@ -207,9 +215,7 @@ def _values(
     return jnp.where(scored[..., None], values, 0)
 
 
-def _tokens(
-    grammar: Grammar, classes: ClassScores, chosen: Int[Array, "B L"]
-) -> Int[Array, "B L"]:
+def _tokens(grammar: Grammar, classes: ClassScores, chosen: Int[Array, "B L"]) -> Int[Array, "B L"]:
     ids = _of(chosen, classes.ids)
     return jnp.where(ids >= 0, ids, grammar.representative[chosen])
 

@@ -67,6 +67,8 @@ def merge(
         classes = jax.tree.map(partial(choose, measured), new, classes)
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
-    return canvas, plan._replace(query=query), scores._replace(
-        here=here, standing=standing, classes=classes
+    return (
+        canvas,
+        plan._replace(query=query),
+        scores._replace(here=here, standing=standing, classes=classes),
     )
