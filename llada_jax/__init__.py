@@ -7,7 +7,7 @@ are imported as `from llada_jax.phone.workload import Workload`.
 from importlib.metadata import version
 
 from llada_jax import testing
-from llada_jax.build.decoding import generate, infill, latency_table
+from llada_jax.build.decoding import generate, generate_stream, infill, latency_table
 from llada_jax.build.describing import Description, describe
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
@@ -42,6 +42,7 @@ __all__ = [
     "export",
     "forward",
     "generate",
+    "generate_stream",
     "infill",
     "json_schema",
     "latency_table",

@@ -7,6 +7,7 @@
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
     python -m experiments.bench suite=beside
+    python -m experiments.bench suite=start start.export=path/to/an/export
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -27,12 +28,15 @@ from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
+from experiments.bench.start_bench import StartBenchConfig, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal["hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts"]
+Suite = Literal[
+    "hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts", "start"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class BenchConfig(HotPathsConfig):
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
     beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
+    start: StartBenchConfig = field(default_factory=StartBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -78,6 +83,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     if shape is None:
         needed = "medium" if config.suite == "sampling" else "llada_8b"
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
+    if config.suite == "start":
+        return time_start(config.model, shape, config.start, config.repeats)
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)

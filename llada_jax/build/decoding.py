@@ -1,6 +1,6 @@
 """Decoding with a model, and what a step of it takes on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,11 @@ from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts
 from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
-from llada_jax.sampler.generate import Result, decode, end_ids
+from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.generate import Result, decode
 from llada_jax.sampler.loops import OnStep, Refresher
-from llada_jax.sampler.prompts import Prompts, with_ids
+from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
+from llada_jax.sampler.run import checked_run
 from llada_jax.types import Denoiser, Params
 
 
@@ -38,11 +40,11 @@ def generate(
 
     Args:
       config: how to decode; default: LLaDA's schedule on the whole canvas.
-      backend: where the forward runs. `xla`; `litert` (the extra `npu`), with the numbers that the
-        parameters have: float32, int8 or int4; `qnn` (the extra `qnn`), an emulated SM8750 in
-        float16; `tiles` (the extra `revision`), the host's threads, for a model of `tiled`; a
-        `Backend`, for example an `EmulatedNpu` of another SoC; or a `StreamedProgram`, whose
-        layers need not be in memory, nor in the model.
+      backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
+        (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
+        (the extra `qnn`), an emulated SM8750 in float16; `tiles` (the extra `revision`), the
+        host's threads, for a model of `tiled`; a `Backend`, for example an `EmulatedNpu` of
+        another SoC; or a `StreamedProgram`, whose layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`.
       on_step: called after each forward with a `StepView`; runs the host loop.
@@ -58,30 +60,106 @@ def generate(
       FloatingPointError: the model gave a score that is NaN or infinite: one message that names
         each such canvas, the forward and the position. Nothing is returned of the others.
     """
+    with ExitStack() as threads:
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
+        result = decode(
+            prompts=prompts, seed=seed, trace=trace, on_step=on_step, infill=holes, **settings
+        )
+    return _of_model(result, model)
+
+
+class ResultStream(Iterator[Result]):
+    """The results of `generate_stream`, in the order of the prompts."""
+
+    def __init__(self, results: Iterator[Result], places: Places) -> None:
+        self._results, self._places = results, places
+
+    def __next__(self) -> Result:
+        """Returns the next result, when all before it were returned and it is there."""
+        return next(self._results)
+
+    @property
+    def useful(self) -> float:
+        """Returns the share of the places' forwards so far that a prompt took part in."""
+        return self._places.useful / max(1, self._places.offered)
+
+
+def generate_stream(
+    model: Model,
+    prompts: Prompts,
+    config: SamplerConfig | None = None,
+    *,
+    places: int = 16,
+    together: int = 1,
+    backend: str | Backend | StreamedProgram = "xla",
+    seed: int | Sequence[int] = 0,
+    trace: bool = False,
+    loop: Loop | None = None,
+    refresh_on: Model | None = None,
+    constraint: Constraints | None = None,
+) -> ResultStream:
+    """Decodes many prompts, a few at a time: one that is done gives its place to the next.
+
+    A result is that of `generate` on the same prompts, its trace included, but for seconds: the
+    result's are its share of the time, and those of single forwards are NaN.
+
+    Args:
+      places: how many prompts are decoded at a time. It changes no token.
+      together: how many prompts, one after the other, a result is of.
+      The others: as in `generate`.
+
+    Raises:
+      ValueError: as `generate`, when it is called.
+      FloatingPointError: as `generate`, in place of the first bad canvas's result.
+    """
+    for name, count in (("places", places), ("together", together)):
+        require(count > 0, f"{name} is {count}; allowed: 1 or more")
+    opened = ExitStack()
+    with ExitStack() as threads:
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint)
+        taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places)
+        opened = threads.pop_all()
+
+    def results() -> Iterator[Result]:
+        with opened:
+            yield from (_of_model(each, model) for each in taken.results(together, trace=trace))
+
+    return ResultStream(results(), taken)
+
+
+def _settings(
+    model: Model,
+    config: SamplerConfig | None,
+    backend: str | Backend | StreamedProgram,
+    loop: Loop | None,
+    refresh_on: Model | None,
+    threads: ExitStack,
+    constraint: Constraints | None,
+    on_step: OnStep | None = None,
+) -> dict[str, Any]:
+    """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
     config = with_ids(config or SamplerConfig(), model.config)
+    denoiser = backend_denoiser(model, backend, score_rules(config), threads)
+    refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
+    worker = threads.enter_context(Worker())  # the first to end: its job may run the others
     texts = None
     if constraint is not None:
         ends = end_ids(config, model.config)
         texts = texts_of(constraint, model.tokenizer, ends, model.config.vocab_size)
-    with ExitStack() as threads:
-        denoiser = backend_denoiser(model, backend, score_rules(config), threads)
-        refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
-        worker = threads.enter_context(Worker())  # the first to end: its job may run the others
-        needs_host = on_step or not denoiser.traceable or config.has_worker
-        result = decode(
-            denoiser,
-            model.params,
-            model.config,
-            prompts,
-            config,
-            seed=seed,
-            loop=loop or ("host" if needs_host else "compiled"),
-            trace=trace,
-            on_step=on_step,
-            infill=holes,
-            refresher=Refresher(worker, *refreshing),
-            texts=texts,
-        )
+    needs_host = on_step or not denoiser.traceable or config.has_worker
+    return {
+        "denoiser": denoiser,
+        "params": model.params,
+        "model": model.config,
+        "config": config,
+        "loop": loop or ("host" if needs_host else "compiled"),
+        "refresher": Refresher(worker, *refreshing),
+        "texts": texts,
+    }
+
+
+def _of_model(result: Result, model: Model) -> Result:
+    """Returns the result with the model's name and tokenizer."""
     if result.recorded is not None:
         result.recorded.settings["fingerprint"] = model.fingerprint
     return result if model.tokenizer is None else replace(result, to_text=model.tokenizer.decode)

@@ -22,6 +22,8 @@ from llada_jax.backend.weights import quant_of
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
+from llada_jax.model.forward import PLAIN, LayerHooks
+from llada_jax.model.fused_attention import fused_attend
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
@@ -56,6 +58,8 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
     "qnn": lambda params: EmulatedNpu(),
 }
 """Backends that run compiled steps outside JAX, by name."""
+XLA: dict[str, LayerHooks] = {"xla": PLAIN, "xla_fused": LayerHooks(attend=fused_attend)}
+"""How JAX runs the model, by name."""
 
 
 def backend_denoiser(
@@ -68,7 +72,7 @@ def backend_denoiser(
     if isinstance(backend, StreamedProgram):
         return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
-        allowed = ("litert",) if model.artifact else ("xla", "tiles", *_BACKENDS)
+        allowed = ("litert",) if model.artifact else (*XLA, "tiles", *_BACKENDS)
         require(
             backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
         )
@@ -81,8 +85,8 @@ def backend_denoiser(
     if backend == "tiles":
         multiply = threads.enter_context(TileMultiplier(available_cores()))
         return tiled_denoiser(model.config, rules, multiply)
-    if backend == "xla":
-        return denoiser_for(model.config, rules)
+    if isinstance(backend, str) and backend in XLA:
+        return denoiser_for(model.config, rules, XLA[backend])
     if model.artifact:
         manifest = (model.artifact / MANIFEST).read_bytes()
         return Session(_exported(model.artifact, manifest), rules).denoiser()
@@ -118,11 +122,11 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
 
 
 @lru_cache(maxsize=64)
-def denoiser_for(config: ModelConfig, rules: ScoreRules) -> Denoiser:
+def denoiser_for(config: ModelConfig, rules: ScoreRules, hooks: LayerHooks = PLAIN) -> Denoiser:
     """Returns the model's functions in JAX, kept so that each is compiled once."""
 
     def forward_rows(params, rows, cache):
-        return model_forward.forward_rows(params, config, rows, cache)
+        return model_forward.forward_rows(params, config, rows, cache, hooks)
 
     def empty_cache(params, batch, length):
         return model_forward.cache_for(params, config, batch, length)

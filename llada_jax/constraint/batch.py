@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.constraint.automaton import DEAD, FAR, Automaton, Joint, joint
-from llada_jax.constraint.canvas import Grammar
+from llada_jax.constraint.canvas import Grammar, Placed
 from llada_jax.constraint.compiled import compiled
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.text import Tokenizer
@@ -21,6 +21,18 @@ class Texts(NamedTuple):
 
     constraints: tuple[Constraint, ...]
     automata: tuple[Automaton, ...]
+
+    @property
+    def firsts(self) -> list[int]:
+        """Returns the first constraint of each pattern."""
+        patterns = [each.pattern for each in self.constraints]
+        return [i for i, each in enumerate(patterns) if patterns.index(each) == i]
+
+    @property
+    def patterns(self) -> Int[np.ndarray, " N"]:
+        """Returns the place of each constraint's pattern among the different ones."""
+        numbers = {self.constraints[i].pattern: place for place, i in enumerate(self.firsts)}
+        return np.array([numbers[each.pattern] for each in self.constraints], np.int32)
 
 
 def texts_of(
@@ -51,81 +63,81 @@ def texts_of(
     return Texts(tuple(given), tuple(made[each.pattern] for each in given))
 
 
-def grammar_of(
-    texts: Texts,
-    canvases: Sequence[Int[np.ndarray, " P"]],
-    mask_id: int,
-    ends: Sequence[int],
-    gen_length: int,
-    *,
-    infill: bool,
-) -> Grammar:
-    """Returns the texts of a batch as arrays.
+def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
+    """Returns the patterns of constraints as arrays; of equal ones the first.
 
     Args:
-      canvases: prompts, behind which `gen_length` positions follow; or with `infill` whole ones.
       ends: ids that end a text.
-
-    Raises ValueError for a canvas that no text fits, with the tokens that one needs.
     """
-    count = len(canvases)
-    require(
-        len(texts.constraints) in (1, count),
-        f"{len(texts.constraints)} constraints were given; allowed: one, or {count}",
-    )
-    own = [texts.constraints[row % len(texts.constraints)] for row in range(count)]
-    many = len({each.pattern for each in own}) > 1
-    all_ = joint(texts.automata if many else texts.automata[:1])
-    begins = [0] * count
-    for row, canvas in enumerate(canvases):
-        begins[row] = own[row].begins if infill else len(canvas)
-        left = canvas[begins[row] :] if infill else np.full(gen_length, mask_id, np.int32)
-        _require_room(all_, row * many, left, mask_id, f"canvas {row}" if infill else "gen_length")
-    stops = [len(canvas) + (0 if infill else gen_length) for canvas in canvases]
+    all_ = joint([texts.automata[i] for i in texts.firsts])
     sources, targets = _edges(all_)
     arrays: dict[str, Any] = {
-        "class_of": all_.class_of,
-        "transitions": all_.transitions,
-        "distance": all_.distance,
+        **all_._asdict(),
         "sources": sources,
         "targets": targets,
-        "start": all_.start,
-        "representative": all_.representative,
         "end_class": all_.class_of[ends[0]],
-        "begin": np.array(begins, np.int32),
-        "stop": np.array(stops, np.int32),
     }
     return Grammar(**arrays, confidence=texts.constraints[0].confidence)
 
 
+def placed_texts(
+    texts: Texts,
+    canvases: Sequence[Int[np.ndarray, " P"]],
+    mask_id: int,
+    gen_length: int,
+    *,
+    infill: bool,
+) -> Placed:
+    """Returns which pattern each canvas has, and where its text lies.
+
+    Args:
+      canvases: prompts, behind which `gen_length` positions follow; or with `infill` whole ones.
+
+    Raises ValueError for a canvas that no text fits, with the tokens that one needs.
+    """
+    count, given = len(canvases), len(texts.constraints)
+    require(given in (1, count), f"{given} constraints were given; allowed: one, or {count}")
+    of_row = np.arange(count) % given
+    begins = [texts.constraints[i].begins if infill else len(canvases[row])
+              for row, i in enumerate(of_row)]  # fmt: skip
+    stops = [len(canvas) + (0 if infill else gen_length) for canvas in canvases]
+    checked = set()
+    for row, i in enumerate(of_row):
+        where = f"canvas {row}" if infill else "gen_length"
+        left = canvases[row][begins[row] :] if infill else np.full(gen_length, mask_id, np.int32)
+        if infill or texts.patterns[i] not in checked:
+            _require_room(texts.automata[i], left, mask_id, where)
+        checked.add(texts.patterns[i])
+    return Placed(*(np.array(each, np.int32) for each in (texts.patterns[of_row], begins, stops)))
+
+
 def _require_room(
-    all_: Joint, pattern: int, tokens: Int[np.ndarray, " T"], mask_id: int, where: str
+    automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int, where: str
 ) -> None:
     """Raises ValueError unless a text agrees with tokens, of which masks are free."""
-    shortest = int(all_.distance[pattern, all_.start[pattern]])
+    shortest = automaton.shortest
     require(
         shortest <= len(tokens),
         f"the constraint's shortest text has {shortest} tokens and {where} leaves {len(tokens)}; "
         f"allowed: {shortest} or more",
     )
-    ends = _finishing(all_, pattern, tokens, mask_id)
     require(
-        bool(ends[all_.start[pattern]]),
+        bool(_finishing(automaton, tokens, mask_id)[automaton.start]),
         f"{where} has tokens with which no text of the constraint agrees; allowed: a text with "
         f"holes, whose shortest has {shortest} tokens, from position `begins` to the end",
     )
 
 
 def _finishing(
-    all_: Joint, pattern: int, tokens: Int[np.ndarray, " T"], mask_id: int
+    automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int
 ) -> Bool[np.ndarray, " S"]:
     """Returns the states from which a text agrees with all the tokens."""
-    table, masked = all_.transitions[pattern], tokens == mask_id
+    table, masked = automaton.transitions, tokens == mask_id
     (fixed,) = np.nonzero(~masked)
     last = int(fixed[-1]) + 1 if len(fixed) else 0
-    finishing = all_.distance[pattern] <= len(tokens) - last
+    finishing = automaton.distance <= len(tokens) - last
     for position in reversed(range(last)):
-        chosen = slice(None) if masked[position] else [all_.class_of[tokens[position]]]
+        chosen = slice(None) if masked[position] else [automaton.class_of[tokens[position]]]
         finishing = finishing[table[:, chosen]].any(axis=1)
     return finishing
 

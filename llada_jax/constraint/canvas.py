@@ -18,18 +18,16 @@ from llada_jax.constraint.patterns import Measure
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Grammar:
-    """The texts that each row of a batch may be, and where they lie on the canvas.
+    """The texts of some patterns.
 
     Attributes:
       class_of: The class of each id.
-      transitions: The state after each class, of each pattern; there is one, or one for each row.
+      transitions: The state after each class.
       distance: The fewest tokens until a text may end.
       sources, targets: Which states follow each other by any class; `DEAD` where there are fewer.
       start: The state at a text's begin.
       representative: An id of each class.
       end_class: The class of ids that end a text.
-      begin: The first position of each row's text.
-      stop: One past the last one; behind it ids that end a text stand, if any.
       confidence: As a `Constraint` has it.
     """
 
@@ -41,13 +39,19 @@ class Grammar:
     start: Int[Array, " P"]
     representative: Int[Array, " G"]
     end_class: Int[Array, ""]
-    begin: Int[Array, " B"]
-    stop: Int[Array, " B"]
     confidence: Measure = field(default="raw", metadata={"static": True})
 
     @property
     def n_classes(self) -> int:
         return self.transitions.shape[2]
+
+
+class Placed(NamedTuple):
+    """Which pattern the text of each row has, and where it lies on the canvas."""
+
+    pattern: Int[Array, " B"]
+    begin: Int[Array, " B"]
+    stop: Int[Array, " B"]  # one past its last position; what is behind it ends texts, too
 
 
 class Reach(NamedTuple):
@@ -61,6 +65,7 @@ class Reach(NamedTuple):
 
 def position_values(
     grammar: Grammar,
+    text: Placed,
     tokens: Int[Array, "B L"],
     free: Bool[Array, "B L"],
     values: Float[Array, "B L G"],
@@ -68,13 +73,14 @@ def position_values(
     """Returns the value of each class at each position: -inf where it has another one."""
     classes = jnp.arange(grammar.n_classes, dtype=jnp.int32)
     own = classes == grammar.class_of[tokens][..., None]
-    behind = jnp.arange(tokens.shape[1], dtype=jnp.int32) >= grammar.stop[:, None]
+    behind = jnp.arange(tokens.shape[1], dtype=jnp.int32) >= text.stop[:, None]
     values = jnp.where(free[..., None], values, jnp.where(own, 0.0, -jnp.inf))
     return jnp.where(behind[..., None] & (classes != grammar.end_class), -jnp.inf, values)
 
 
 def reach(
     grammar: Grammar,
+    text: Placed,
     values: Float[Array, "B L G"],
     fixed: Bool[Array, "B L"],
     weighed: Bool[Array, "B L"],
@@ -94,27 +100,27 @@ def reach(
     """
     length, live = values.shape[1], rows[:, None]
     position = jnp.arange(length, dtype=jnp.int32)
-    inside = live & (position >= grammar.begin[:, None])
+    inside = live & (position >= text.begin[:, None])
     first = jnp.where(inside & ~fixed, position, length).min()
     last = jnp.where(inside & (fixed | weighed), position + 1, 0).max()
     first = jnp.minimum(first, last)
-    table = _Table(grammar)
+    table = _Table(grammar, text)
     best = table.suffixes(values, first, last)
 
     def prefix(i, state):
         after = table.step(state, values[:, i].argmax(axis=-1))
-        return jnp.where(i >= grammar.begin, after, state)
+        return jnp.where(i >= text.begin, after, state)
 
     batch = values.shape[0]
-    state = jnp.broadcast_to(grammar.start, (batch,)).astype(jnp.int32)
-    state = jax.lax.fori_loop(grammar.begin.min(), first, prefix, state)
+    state = grammar.start[text.pattern]
+    state = jax.lax.fori_loop(text.begin.min(), first, prefix, state)
     feasible = jnp.take_along_axis(best[first], state[:, None], axis=1)[:, 0] > -jnp.inf
 
     def trace(i, carry):
         state, classes = carry
         worth = values[:, i] + table.after(best[i + 1], state)
         chosen = worth.argmax(axis=-1).astype(jnp.int32)
-        after = jnp.where(i >= grammar.begin, table.step(state, chosen), state)
+        after = jnp.where(i >= text.begin, table.step(state, chosen), state)
         return after, classes.at[:, i].set(chosen)
 
     nothing = jnp.zeros((batch, length), jnp.int32)
@@ -128,14 +134,14 @@ def reach(
 class _Table:
     """The transitions of a batch, of which all rows may share one pattern."""
 
-    def __init__(self, grammar: Grammar) -> None:
-        self.grammar = grammar
-        self.axis = None if grammar.transitions.shape[0] == 1 else 0
-        shared = self.axis is None
-        self.transitions = grammar.transitions[0] if shared else grammar.transitions
-        self.distance = grammar.distance[0] if shared else grammar.distance
-        self.sources = grammar.sources[0] if shared else grammar.sources
-        self.targets = grammar.targets[0] if shared else grammar.targets
+    def __init__(self, grammar: Grammar, text: Placed) -> None:
+        self.text = text
+        shared = grammar.transitions.shape[0] == 1
+        self.axis = None if shared else 0
+        chosen = 0 if shared else text.pattern
+        self.transitions = grammar.transitions[chosen]
+        self.distance = grammar.distance[chosen]
+        self.sources, self.targets = grammar.sources[chosen], grammar.targets[chosen]
 
     def step(self, state: Int[Array, " B"], chosen: Int[Array, " B"]) -> Int[Array, " B"]:
         """Returns the states after a class in each row."""
@@ -154,8 +160,8 @@ class _Table:
     ) -> Float[Array, "L B S"]:
         """Returns the best sum of values from each position on, from each state; -inf where no text
         ends. Positions from `last` on are free and worth nothing."""
-        grammar, length = self.grammar, values.shape[1]
-        left = jnp.maximum(grammar.stop - last, 0)
+        text, length = self.text, values.shape[1]
+        left = jnp.maximum(text.stop - last, 0)
         tail = jnp.where(self.distance <= left[:, None], 0.0, -jnp.inf).astype(values.dtype)
         found = jnp.zeros((length + 1, *tail.shape), values.dtype).at[last].set(tail)
 
@@ -166,7 +172,7 @@ class _Table:
             suffix, found = carry
             i = last - 1 - k
             before = jax.vmap(better, (self.axis, 0, 0))(self.transitions, suffix, values[:, i])
-            before = jnp.where((i >= grammar.begin)[:, None], before, suffix)
+            before = jnp.where((i >= text.begin)[:, None], before, suffix)
             return before, found.at[i].set(before)
 
         return jax.lax.fori_loop(0, last - first, back, (tail, found))[1]
@@ -182,7 +188,7 @@ class _Table:
     ) -> Bool[Array, "B L G"]:
         """Returns the classes that lead from a state before a position to one behind it, from which
         a text ends."""
-        n_states, grammar = self.transitions.shape[-2], self.grammar
+        n_states, text = self.transitions.shape[-2], self.text
 
         def leads(table, before, suffix):
             return (before[:, None] & (suffix > -jnp.inf)[table]).any(axis=0)
@@ -201,7 +207,7 @@ class _Table:
             beyond = jax.vmap(onward, axes)(
                 self.transitions, self.sources, self.targets, before, chosen, fixed[:, i]
             )
-            beyond = jnp.where((i >= grammar.begin)[:, None], beyond, before)
+            beyond = jnp.where((i >= text.begin)[:, None], beyond, before)
             return beyond, allowed.at[:, i].set(here)
 
         before = jnp.arange(n_states, dtype=jnp.int32) == state[:, None]

@@ -6,9 +6,10 @@ found.score, found.interval, found.nfe, found.tpf
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from llada_jax import build
 from llada_jax.build import Model
-from llada_jax.config import Loop, SamplerConfig, require
+from llada_jax.config import Loop, SamplerConfig, require, require_counts
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.generations import (
     Generation,
@@ -34,6 +35,9 @@ from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.trace import Trace
+
+PLACES = 16
+"""Items that are decoded at a time."""
 
 
 def evaluate(
@@ -51,6 +55,7 @@ def evaluate(
     loop: Loop | None = None,
     sampling_seed: int = 0,
     batch_size: int = 50,
+    places: int = PLACES,
     progress: bool = True,
 ) -> Evaluation:
     """Scores a decoder on the first items of a task's test split.
@@ -66,7 +71,9 @@ def evaluate(
       baseline: an evaluation of the same items, or its folder, for `Evaluation.against`.
       backend, refresh_on, loop: as in `llada_jax.generate`.
       sampling_seed: of what is drawn while decoding; an item's own seed is this plus its place.
-      batch_size: items that are decoded together. It changes no answer.
+      batch_size: items that are stored together.
+      places: items that are decoded at a time: one that is done gives its place to the next. It
+        changes no answer.
 
     Raises ValueError or FileNotFoundError that names the bad value and what is allowed, before
     anything is decoded; also for a folder of other settings, or a damaged one.
@@ -84,6 +91,7 @@ def evaluate(
         loop=loop,
         seed=sampling_seed,
         batch_size=batch_size,
+        places=places,
     )
     return trial.compared(folder, baseline, progress)
 
@@ -96,7 +104,7 @@ def lengthened(sampler: SamplerConfig, task: Task) -> SamplerConfig:
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """The items of a task, for one model to answer with one decoder; the fields are those of
-    `evaluate`. Raises ValueError for a model without a tokenizer, and `batch_size` below 1."""
+    `evaluate`. Raises ValueError for a model without a tokenizer, and for counts below 1."""
 
     model: Model
     dtype: str | None = None
@@ -110,9 +118,10 @@ class Trial:
     seed: int = 0
     """The `sampling_seed`: an item's own seed is this plus its place."""
     batch_size: int = 50
+    places: int = PLACES
 
     def __post_init__(self) -> None:
-        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require_counts(self, "batch_size", "places")
         require(
             self.model.tokenizer is not None,
             f"model {self.model_name!r} has no tokenizer.json; allowed: one that has",
@@ -163,35 +172,42 @@ class Trial:
             mininterval=1,
             disable=not progress,
         ) as bar:
-            for start in range(0, len(missing), self.batch_size):
-                places = missing[start : start + self.batch_size]
-                store.add(*self.answer(places))
-                bar.update(len(places))
+            for batch, trace in self.answers(missing) if missing else ():
+                store.add(batch, trace)
+                bar.update(len(batch.generations))
         return graded(store, self.items.task, self.items.count)
 
-    def answer(self, places: Sequence[int]) -> tuple[GenerationBatch, Trace]:
-        """Decodes items at once. An answer ends with its first token that ends a text or a turn."""
+    def answers(self, indices: Sequence[int]) -> Iterator[tuple[GenerationBatch, Trace]]:
+        """Decodes items in one stream, and yields them in batches, in their order. An answer ends
+        with its first token that ends a text or a turn."""
         assert self.model.tokenizer is not None
-        items = [self.items.item(place) for place in places]
+        items = [self.items.item(index) for index in indices]
         chats = [[{"role": "user", "content": item.question}] for item in items]
         compiled_before = len(_compilations())
-        found = build.generate(
+        stream = build.generate_stream(
             self.model,
             [self.model.tokenizer.encode_chat(chat) for chat in chats],
             self.sampler,
+            places=self.places,
+            together=self.batch_size,
             backend=self.backend,
-            seed=[self.seed + place for place in places],
+            seed=[self.seed + index for index in indices],
             trace=True,
             loop=self.loop,
             refresh_on=self.refresh_on,
         )
-        columns = (places, items, found.text, found.generated, found.answers, found.nfe)
-        generations = [  # the length of an answer counts the token that ends it
-            Generation(place, item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))
-            for place, item, text, ids, answer, nfe in zip(*columns, strict=True)
-        ]
-        compiled = len(_compilations()) > compiled_before
-        return GenerationBatch(generations, found.seconds, compiled, environment()), found.trace
+        left = zip(indices, items, strict=True)
+        for found in stream:
+            asked = islice(left, len(found.nfe))
+            columns = (asked, found.text, found.generated, found.answers, found.nfe)
+            generations = [  # the length of an answer counts the token that ends it
+                Generation(*item, text, ids.tolist(), min(len(answer) + 1, len(ids)), int(nfe))
+                for item, text, ids, answer, nfe in zip(*columns, strict=True)
+            ]
+            compiled = len(_compilations())
+            told = found.seconds, compiled > compiled_before, environment()
+            compiled_before = compiled
+            yield GenerationBatch(generations, *told), found.trace
 
     def compared(
         self,

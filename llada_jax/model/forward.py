@@ -15,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import logits_of
 from llada_jax.model.layers import (
+    Attend,
     CachedLayer,
     Multiply,
     Rotation,
+    attend,
     attention,
     attention_bias,
     feed_forward,
@@ -50,6 +52,12 @@ class LayerHooks(NamedTuple):
     multiply: Multiply = linear
     """Products with the matrices of attention."""
     feed_forward_of: FeedForwardOf = plain_feed_forward
+    attend: Attend = attend
+
+    @property
+    def in_graph(self) -> bool:
+        """Tells whether all equal layers may be calls of one compiled function."""
+        return self.multiply is linear and self.feed_forward_of is plain_feed_forward
 
 
 PLAIN = LayerHooks()
@@ -81,7 +89,7 @@ def forward_rows(
         attention_bias(rows),
         map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
         hooks=hooks,
-        run=_run_layer if hooks is PLAIN else run_layer,
+        run=_run_shared if hooks.in_graph else run_layer,
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
@@ -104,14 +112,14 @@ def run_layer(
     """Runs one layer, whose number in the whole model the hooks are told."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, hooks.multiply
+        normed, layer.attention, config, angles, bias, cached, hooks.multiply, hooks.attend
     )
     hidden = hidden + mixed
     normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
     return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnums=(1, 6))
 def _one_function(
     layer: Layer,
     config: ModelConfig,
@@ -119,13 +127,15 @@ def _one_function(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: CachedLayer,
+    hooks: LayerHooks,
 ) -> LayerOut:
-    return run_layer(layer, config, hidden, angles, bias, cached)
+    return run_layer(layer, config, hidden, angles, bias, cached, hooks=hooks)
 
 
-def _run_layer(*args: Any) -> LayerOut:
+def _run_shared(*args: Any) -> LayerOut:
     """Calls a function that all equal layers share, so that no program grows with their number."""
-    return _one_function(*args[:6])
+    *inputs, _index, hooks = args
+    return _one_function(*inputs, hooks)
 
 
 def run_layers(

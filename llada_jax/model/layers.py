@@ -22,6 +22,8 @@ HIDDEN_SCORE = -3e4
 
 Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
 """`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
+Attend = Callable[..., Float[Array, "B R HDh"]]
+"""`attend`, or what takes and gives the same."""
 Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
 
@@ -116,6 +118,7 @@ def attention(
     bias: Float[Array, "B R T"],
     cached: CachedLayer,
     multiply: Multiply = linear,
+    attend: Attend = attend,
 ) -> tuple[Float[Array, "B R D"], Fresh]:
     """Lets rows attend to the cache and to each other; returns their keys and values, too.
 
@@ -124,13 +127,14 @@ def attention(
     projected = [multiply(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
     biases = weights.query_bias, weights.key_bias, weights.value_bias
     norms = weights.query_norm, weights.key_norm
-    mixed, fresh = _mix(config, projected, biases, norms, angles, bias, cached)
+    mixed, fresh = _mix(config, attend, projected, biases, norms, angles, bias, cached)
     return multiply(mixed, weights.output), fresh
 
 
-@partial(_piece, static_argnums=0)
+@partial(_piece, static_argnums=(0, 1))
 def _mix(
     config: ModelConfig,
+    attend: Attend,
     projected: Sequence[Float[Array, "B R X"]],
     biases: Sequence[Float[Array, " X"] | None],
     norms: Sequence[Float[Array, " Dh"] | None],

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.constraint.canvas import Placed
 from llada_jax.types import KVCache, Scores
 
 LENGTH_MULTIPLE = 32
@@ -59,6 +60,7 @@ class Canvas(NamedTuple):
     hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
+    text: Placed | None  # where a constraint's text lies; None without one
     done: Bool[Array, " B"]
     fault: Int[Array, " B"]  # where the first score was that is no finite number; -1: none
     key: Key[Array, " B"]
@@ -79,16 +81,18 @@ def new_canvas(
     model: ModelConfig,
     keys: Key[Array, " B"],
     cache: KVCache,
+    length: int,
     *,
     infill: bool,
 ) -> Canvas:
-    """Returns a canvas that starts with the prompts, with [MASK] where tokens are to come.
+    """Returns a canvas of `length` that starts with the prompts, with [MASK] where tokens are to
+    come.
 
     With `infill` the masks in the prompts are the holes, and nothing is appended.
     """
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     end = canvas_end(lengths, config, model, infill=infill)
-    batch, length = len(prompts), _padded(int(end.max()))
+    batch = len(prompts)
     tokens = np.full((batch, length), config.mask_id, np.int32)
     state = np.full((batch, length), PAD, np.int8)
     for row, prompt in enumerate(prompts):
@@ -125,7 +129,7 @@ def new_canvas(
         done=~masked.any(axis=1),
         fault=np.full(batch, -1, np.int32),
     )
-    return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
+    return Canvas(**jax.device_put(fields), rule_state=None, text=None, key=keys, cache=cache)
 
 
 def canvas_end(

@@ -108,11 +108,13 @@ def constrained(
     At masked positions these are the tokens of the best text that agrees with the canvas. A token
     that stands is compared with the best one that may stand there while all others stay.
     """
-    free, scored = _free(canvas), scores.token >= 0
-    values = _values(grammar, canvas, classes, scored)
+    free, scored, text = _free(canvas), scores.token >= 0, canvas.text
+    assert text is not None
+    values = _values(classes, scored)
     found = reach(
         grammar,
-        position_values(grammar, canvas.tokens, free, values),
+        text,
+        position_values(grammar, text, canvas.tokens, free, values),
         fixed=~free,
         weighed=scored,
         rows=~canvas.done,
@@ -121,7 +123,7 @@ def constrained(
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         end = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-        behind = jnp.arange(free.shape[1], dtype=jnp.int32) >= grammar.stop[:, None]
+        behind = jnp.arange(free.shape[1], dtype=jnp.int32) >= text.stop[:, None]
         allowed = found.allowed & (end | ~behind[..., None])
         alone = jnp.where(allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
         chosen = jnp.where(free, chosen, alone)
@@ -133,7 +135,7 @@ def constrained(
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
         standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (jnp.arange(free.shape[1], dtype=jnp.int32) >= grammar.begin[:, None])
+    inside = scored & (jnp.arange(free.shape[1], dtype=jnp.int32) >= text.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
@@ -154,32 +156,28 @@ def held(
     that stood before stands again, and a mask gets the text's token; or it stays one, where this
     forward did not score it. What became a mask is one.
     """
-    was_free, is_free = _free(before), _free(after)
-    changed = ~is_free & (was_free | (before.tokens != after.tokens))
+    was_free, text = _free(before), before.text
+    assert text is not None
+    changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
     kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
-    wanted = kinds == grammar.class_of[after.tokens][..., None]
+    wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]
     stood = (kinds == grammar.class_of[before.tokens][..., None]) & ~was_free[..., None]
-    values = _values(grammar, after, classes, scored & was_free)
-    values = jnp.where(was_free[..., None] | wanted | stood, values, -jnp.inf)
-    worth = jnp.where(was_free, _COMMITTED, _REPLACED)[..., None]
-    values = jnp.where(stood, 0, values) + jnp.where(wanted & ~stood, worth, 0)
-    fixed = ~is_free & ~changed
+    values = _values(classes, scored & (was_free | ~changed))
+    values += jnp.where(wanted, jnp.where(was_free, _COMMITTED, _REPLACED)[..., None], 0)
+    one_of_two = (changed & ~was_free)[..., None]
+    values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
+    fixed = ~_free(after) & ~changed
     found = reach(
         grammar,
-        jnp.where(
-            changed[..., None],
-            position_values(grammar, after.tokens, jnp.ones_like(fixed), values),
-            position_values(
-                grammar, after.tokens, ~fixed, _values(grammar, after, classes, scored)
-            ),
-        ),
+        text,
+        position_values(grammar, text, after.tokens, ~fixed, values),
         fixed=fixed,
         weighed=changed | scored,
         rows=~before.done,
         alternatives=False,
     )
     agrees = grammar.class_of[after.tokens] == found.classes
-    agrees |= ~changed | before.done[:, None] | (_positions(after) < grammar.begin[:, None])
+    agrees |= ~changed | before.done[:, None] | (_positions(after) < text.begin[:, None])
     other = ~agrees & was_free & scored
     undone = ~agrees & ~other
     confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
@@ -206,9 +204,7 @@ def _positions(canvas: Canvas) -> Int[Array, " L"]:
     return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
 
 
-def _values(
-    grammar: Grammar, canvas: Canvas, classes: ClassScores, scored: Bool[Array, "B L"]
-) -> Float[Array, "B L G"]:
+def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:
     """Returns the log-probability of each class's best id, where positions are scored; else 0."""
     values = classes.noisy - classes.log_sum_exp[..., None]
     values = jnp.where(jnp.isfinite(values), values, _LOWEST).astype(jnp.float32)

@@ -2,28 +2,23 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
-from llada_jax.constraint.batch import Texts, grammar_of
-from llada_jax.sampler.canvas import VISIBLE, Canvas, CanvasLayout, layout_of, new_canvas
-from llada_jax.sampler.constrained import require_constrainable
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop
+from llada_jax.config import Loop, ModelConfig, SamplerConfig
+from llada_jax.constraint.batch import Texts
+from llada_jax.sampler.canvas import VISIBLE
+from llada_jax.sampler.loops import OnStep, Refresher, Steps
 from llada_jax.sampler.own_decision import require_numbers
-from llada_jax.sampler.own_state import new_state
-from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
+from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
-from llada_jax.sampler.setup import Setup
-from llada_jax.sampler.stop import require_scores
+from llada_jax.sampler.run import Run, checked_run
+from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
-from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, Params
 
 
@@ -110,137 +105,60 @@ def decode(
       FloatingPointError: the model gave NaN or infinity. Such a canvas stops at once, and the error
         names each one, its forward and its position after the others are done.
     """
-    require_choice("loop", loop, Loop)
-    require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
-    require(
-        denoiser.traceable or loop == "host",
-        "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
+    run = checked_run(
+        denoiser,
+        params,
+        model,
+        prompts,
+        config,
+        seed=seed,
+        loop=loop,
+        on_step=on_step,
+        infill=infill,
+        refresher=refresher,
+        texts=texts,
     )
-    config = with_ids(config, model)
-    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
-    _check_setup(setup, denoiser, loop, refresher)
-    rows = check_prompts(prompts, config, model, infill=infill)
-    seeds = check_seeds(seed, len(rows))
-    if texts is not None:
-        ends, mask_id = end_ids(config, model), setup.mask_id
-        require_constrainable(setup)
-        allowed = grammar_of(texts, rows, mask_id, ends, config.gen_length, infill=infill)
-        setup = replace(setup, grammar=allowed)
-    lengths = np.array([len(row) for row in rows], np.int32)
-    layout = layout_of(lengths, config, model, infill=infill)
-    with jax.enable_x64(True) if config.parity.wide else nullcontext():
+    every = range(len(run.prompts))
+    with run.precision():
         began = time.perf_counter()
-        canvas = _start(setup, denoiser, params, rows, seeds, layout, infill=infill)
-        canvas, steps = _run(setup, denoiser, params, canvas, layout, loop, on_step, refresher)
-        require_scores(canvas)
-        require_numbers(setup.rule, canvas)
-        nfe, end = np.asarray(canvas.nfe), np.asarray(canvas.end)
-        tokens, state = (np.asarray(x)[:, : end.max()] for x in (canvas.tokens, canvas.state))
-        end = np.minimum(end, lengths if infill else lengths + config.gen_length)
+        canvas, steps = run.forwards(run.canvas(every), len(every), run.most_steps)
+        require_scores(faults_of(canvas))
+        require_numbers(run.setup.rule, canvas)
+        ended = Ended(*(np.asarray(getattr(canvas, name)) for name in Ended._fields))
         seconds = time.perf_counter() - began
-    settings = _settings(config, model, seeds, loop, seconds, infill=infill)
-    settings["constraint"] = texts and [asdict(each) for each in texts.constraints]
+    return result_of(run, every, ended, steps, seconds, trace=trace)
+
+
+class Ended(NamedTuple):
+    """Rows of a canvas that are done."""
+
+    tokens: Int[np.ndarray, "B L"]
+    state: Int[np.ndarray, "B L"]
+    nfe: Int[np.ndarray, " B"]
+    end: Int[np.ndarray, " B"]
+
+
+def result_of(
+    run: Run, chosen: Sequence[int], ended: Ended, steps: Steps, seconds: float, *, trace: bool
+) -> Result:
+    """Returns the result of prompts of a run, by their places, whose canvas rows are done."""
+    config, model, infill = run.config, run.setup.model, run.infill
+    lengths, seeds = run.lengths[chosen], [run.seeds[place] for place in chosen]
+    tokens, state = (array[:, : ended.end.max()] for array in (ended.tokens, ended.state))
+    end = np.minimum(ended.end, lengths if infill else lengths + config.gen_length)
+    settings = _settings(config, model, seeds, run.loop, seconds, infill=infill)
     begin = np.zeros_like(lengths) if infill else lengths
     pad_id = next((i for i in (model.pad_id, config.eos_id) if i is not None), 0)
     return Result(
         tokens=_left_padded(tokens[:, : end.max()], end, pad_id),
         prompt_lengths=lengths,
-        nfe=nfe,
-        tpf=tokens_committed(steps.records.events) / max(1, int(nfe.sum())),
+        nfe=ended.nfe,
+        tpf=tokens_committed(steps.records.events) / max(1, int(ended.nfe.sum())),
         seconds=seconds,
-        generated=[tokens[row, begin[row] : end[row]] for row in range(len(rows))],
+        generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
         recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
         ends=() if infill else end_ids(config, model),
     )
-
-
-def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
-    """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
-    config = setup.config
-    extra = {
-        "branch": setup.window.branches or setup.rule.branches,
-        "shadow": setup.shadows,
-        "refresh": config.refreshes,
-    }
-    kind = next((kind for kind, runs in extra.items() if runs), None)
-    require(
-        not setup.shift or kind is None,
-        f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
-        "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
-    )
-    block, own = setup.model.block_length, config.block_length
-    whole = block is None or block % own == 0
-    require(whole, f"block_length is {own}; allowed: a divisor of the model's block, {block}")
-    require(
-        block in (None, own) or not (setup.window.drafts or kind or setup.rule.revises),
-        f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a rule "
-        "that never changes a token, without drafts and branches",
-    )
-    require(
-        not (setup.shift and block and setup.window.drafts),
-        "window is 'multi_block', and the block before predicts a block's first token (shifted "
-        "outputs, attention that is causal between blocks); allowed: 'by_cache'",
-    )
-    needs = setup.own_rule.head_needs if setup.own_rule else ()
-    require(
-        not needs or denoiser.measure_rows is not None,
-        f"rule {type(setup.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
-        "does not compute; allowed: another backend, as xla, or rules without these needs",
-    )
-    if config.has_worker:
-        require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
-        require(refresher is not None, "refresh is 'worker' and no worker was given; allowed: one")
-        shared = refresher is not None and refresher.denoiser is denoiser
-        require(
-            denoiser.traceable or not shared,
-            "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none', or a "
-            "model of its own for the worker",
-        )
-        require(
-            not denoiser.keeps_cache,
-            "refresh is 'worker' and the backend keeps keys and values to itself, where no worker "
-            "can read them; allowed: 'rows', 'none'",
-        )
-
-
-def _start(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    prompts: list[np.ndarray],
-    seeds: list[tuple[int, int]],
-    layout: CanvasLayout,
-    *,
-    infill: bool,
-) -> Canvas:
-    keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
-    guided = 2 if setup.config.cfg_scale else 1
-    cached = layout.length if setup.window.caches else 0
-    cache = denoiser.empty_cache(params, guided * len(prompts), cached)
-    canvas = new_canvas(prompts, setup.config, setup.model, keys, cache, infill=infill)
-    return canvas._replace(rule_state=new_state(setup, len(prompts), layout.length))
-
-
-def _run(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    layout: CanvasLayout,
-    loop: Loop,
-    on_step: OnStep | None,
-    refresher: Refresher | None,
-) -> tuple[Canvas, Steps]:
-    config = setup.config
-    extra = setup.most_extra_rows(layout.length)
-    buckets = buckets_for(config, layout, setup.model, extra)
-    limit = setup.most_steps(layout.n_blocks)
-    dtype = config.parity.confidence_dtype
-    numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), config)
-    setup = replace(setup, config=numbers, grammar=jax.tree.map(jnp.asarray, setup.grammar))
-    if loop == "compiled":
-        return compiled_loop(setup, denoiser, params, canvas, buckets, limit)
-    return host_loop(setup, denoiser, params, canvas, buckets, limit, on_step, refresher)
 
 
 def _left_padded(
@@ -251,12 +169,6 @@ def _left_padded(
     for row, stop in enumerate(end):
         out[row, length - stop :] = tokens[row, :stop]
     return out
-
-
-def end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
-    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
-    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
-    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
 
 
 def _settings(

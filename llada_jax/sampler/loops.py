@@ -78,6 +78,8 @@ def _run_whole(
     canvas: Canvas,
     buckets: tuple[int, ...],
     limit: int,
+    until: Int[Array, ""],
+    most: Int[Array, ""],
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
@@ -116,7 +118,7 @@ def _run_whole(
         return step + 1, canvas, records, rows.at[step].set(n_rows)
 
     def unfinished(carry):
-        return (carry[0] < limit) & ~carry[1].done.all()
+        return (carry[0] < most) & (carry[1].done.sum() < until)
 
     start = (jnp.int32(0), canvas, records, jnp.zeros(limit, jnp.int32))
     step, canvas, records, rows = jax.lax.while_loop(unfinished, body, start)
@@ -136,13 +138,34 @@ def compiled_loop(
     canvas: Canvas,
     buckets: tuple[int, ...],
     limit: int,
+    until: int,
+    most: int,
 ) -> tuple[Canvas, Steps]:
-    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas."""
+    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas.
+
+    Args:
+      limit: the most steps that the program has room for.
+      until: it stops when so many rows are done, or after `most` steps.
+    """
     run = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
-    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit)
+    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
+
+
+def lowered_loop(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    buckets: tuple[int, ...],
+    limit: int,
+) -> jax.stages.Lowered:
+    """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
+    are enough."""
+    program = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
+    return program.lower(setup, denoiser, params, canvas, buckets, limit, 1, limit)
 
 
 def _decide_and_plan(
@@ -179,11 +202,13 @@ def host_loop(
     params: Params,
     canvas: Canvas,
     buckets: tuple[int, ...],
-    limit: int,
+    until: int,
+    most: int,
     on_step: OnStep | None = None,
     refresher: Refresher | None = None,
 ) -> tuple[Canvas, Steps]:
-    """Decodes step by step from Python, for backends and callbacks; consumes the canvas.
+    """Decodes step by step from Python, for backends and callbacks, until so many rows are done,
+    or for `most` steps; consumes the canvas.
 
     The forward is a program of its own, one for each bucket, whatever the sampler's rules are. A
     denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
@@ -198,7 +223,7 @@ def host_loop(
     length = shape[1]
     head_sizes = setup.head_sizes(length)
     plan = programs.plan(setup, canvas)
-    while len(records) < limit and not np.asarray(canvas.done).all():
+    while len(records) < most and np.asarray(canvas.done).sum() < until:
         began = time.perf_counter()
         n_rows = _holding(buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None

@@ -1,5 +1,8 @@
 """Early stop: when a row has its answer before its canvas is full, or can have none."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
@@ -44,14 +47,23 @@ def stop_faulty(canvas: Canvas, faults: Bool[Array, "B L"]) -> Canvas:
     return canvas._replace(done=canvas.done | found, fault=jnp.where(found, first, canvas.fault))
 
 
-def require_scores(canvas: Canvas) -> None:
-    """Raises FloatingPointError where rows have stopped at a score that is no finite number: it
-    names each of them, the forward, and the first position."""
+class Fault(NamedTuple):
+    """Where a canvas has stopped at a score that is no finite number; counted from 0."""
+
+    canvas: int
+    forward: int
+    position: int
+
+
+def faults_of(canvas: Canvas) -> list[Fault]:
+    """Returns the faults of a canvas's rows."""
     fault, nfe = np.asarray(canvas.fault), np.asarray(canvas.nfe)
-    told = [
-        f"canvas {row}: forward {nfe[row] - 1}, position {fault[row]}"
-        for row in np.flatnonzero(fault >= 0)
-    ]
+    return [Fault(*map(int, (row, nfe[row] - 1, fault[row]))) for row in np.flatnonzero(fault >= 0)]
+
+
+def require_scores(faults: Sequence[Fault]) -> None:
+    """Raises FloatingPointError where there are faults: it names each of them."""
+    told = [f"canvas {row}: forward {step}, position {at}" for row, step, at in faults]
     if told:
         raise FloatingPointError(
             f"the model's scores are NaN or infinite ({'; '.join(told)}; all counted from 0); "

@@ -110,3 +110,15 @@ def test_text_needs_a_tokenizer(model):
     result = lj.generate(model, [[1]], config)
     with pytest.raises(ValueError, match="the model has no tokenizer; allowed"):
         _ = result.text
+
+
+def test_fused_attention_is_a_backend_of_its_own():
+    model = lj.load("tiny")
+    sampler = lj.SamplerConfig(cache="dual", threshold=0.9, gen_length=16, block_length=8)
+    ours, fused = (
+        lj.generate(model, [[5, 6, 7, 8]], sampler, backend=backend)
+        for backend in ("xla", "xla_fused")
+    )
+    assert fused.generated[0].tolist() == ours.generated[0].tolist()
+    with pytest.raises(ValueError, match="'xla', 'xla_fused', 'tiles', 'litert', 'qnn'"):
+        lj.generate(model, [[5, 6]], sampler, backend="fused")

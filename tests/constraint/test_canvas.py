@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Array
 
-from llada_jax.constraint.batch import Texts, grammar_of
-from llada_jax.constraint.canvas import position_values, reach
+from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.canvas import Placed, position_values, reach
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.sampler.canvas import MASKED, STABLE
 from llada_jax.sampler.constrained import held
@@ -36,7 +36,8 @@ class Case:
         constraints = tuple(Constraint(f"{i}") for i in range(ROWS))
         batch = Texts(constraints, tuple(self.automata))
         whole = list(np.full((ROWS, LENGTH), MASK, np.int32))
-        self.grammar = grammar_of(batch, whole, MASK, (4, 5), LENGTH, infill=True)
+        self.grammar = grammar_of(batch, (4, 5))
+        self.placed = placed_texts(batch, whole, MASK, LENGTH, infill=True)
         shape = (ROWS, LENGTH, self.grammar.n_classes)
         self.values = rng.normal(size=shape).astype(np.float32)
 
@@ -50,15 +51,17 @@ class Case:
 
 
 @partial(jax.jit, static_argnames="alternatives")
-def reached(grammar, tokens, free, values, alternatives):
-    values = position_values(grammar, tokens, free, values)
+def reached(grammar, placed, tokens, free, values, alternatives):
+    values = position_values(grammar, placed, tokens, free, values)
     rows = jnp.ones(len(tokens), bool)
-    return reach(grammar, values, ~free, free, rows, alternatives=alternatives)
+    return reach(grammar, placed, values, ~free, free, rows, alternatives=alternatives)
 
 
 def check_reach(seed: int) -> None:
     case = Case(seed)
-    found = reached(case.grammar, case.tokens, case.free, case.values, alternatives=True)
+    found = reached(
+        case.grammar, case.placed, case.tokens, case.free, case.values, alternatives=True
+    )
     assert found.feasible.all()
     kinds = case.grammar.class_of
     for row in range(ROWS):
@@ -110,12 +113,13 @@ class Board(NamedTuple):
     filled: Array
     end: Array
     done: Array
+    text: Placed
 
 
-def board(tokens: np.ndarray) -> Board:
+def board(tokens: np.ndarray, placed: Placed) -> Board:
     state = np.where(tokens == MASK, MASKED, STABLE)
     zeros, none = np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape, bool)
-    return Board(tokens, state, zeros, none, np.full(ROWS, LENGTH), np.zeros(ROWS, bool))
+    return Board(tokens, state, zeros, none, np.full(ROWS, LENGTH), np.zeros(ROWS, bool), placed)
 
 
 @jax.jit
@@ -127,7 +131,9 @@ def _held(case: Case, after: np.ndarray) -> np.ndarray:
     ids = np.broadcast_to(case.grammar.representative, case.values.shape)
     none = np.zeros((ROWS, LENGTH), np.float32)
     classes = ClassScores(ids, case.values, case.values, None, none)
-    return held_tokens(case.grammar, board(case.tokens), board(after), classes, case.free)
+    return held_tokens(
+        case.grammar, board(case.tokens, case.placed), board(after, case.placed), classes, case.free
+    )
 
 
 @given(st.integers(0, 2**32 - 1))

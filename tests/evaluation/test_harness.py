@@ -80,24 +80,25 @@ def test_answers_are_those_of_generate(found, model):
 
 
 def test_a_folder_goes_on_where_it_was_interrupted(found, model, tmp_path, monkeypatch):
-    decoded = []
+    asked = []
 
-    def interrupted(trial, places):
-        if len(decoded) == 1:
+    def interrupted(trial, indices):
+        asked.append(indices)
+        yield next(answers(trial, indices))
+        if indices[0] == 0:
             raise KeyboardInterrupt
-        decoded.append(places)
-        return answer(trial, places)
 
-    answer = harness.Trial.answer
-    monkeypatch.setattr(harness.Trial, "answer", interrupted)
+    answers = harness.Trial.answers
+    monkeypatch.setattr(harness.Trial, "answers", interrupted)
     with pytest.raises(KeyboardInterrupt):
         even(model, folder=tmp_path / "run")
-    decoded.clear()
     again = even(model, folder=tmp_path / "run")
-    assert decoded == [[3, 4, 5]]
+    assert asked == [[0, 1, 2, 3, 4, 5], [3, 4, 5]]
     assert again.generations == found.generations
+    traces = zip(again.store.traces(), found.store.traces(), strict=True)
+    assert all(ours.same_decoding(theirs) for (_, ours), (_, theirs) in traces)
     assert Evaluation.load(tmp_path / "run", task=EVEN).score == found.score
-    monkeypatch.setattr(harness.Trial, "answer", None)
+    monkeypatch.setattr(harness.Trial, "answers", None)
     assert repr(even(model, folder=tmp_path / "run")) == repr(again)
     with pytest.raises(ValueError, match=r"threshold is 0\.0001 there and 0\.5 here"):
         even(model, SHORT.replace(threshold=0.5), folder=tmp_path / "run")
@@ -116,11 +117,11 @@ def test_a_baseline_is_compared_on_the_same_items(found, model):
 def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
     asked = []
 
-    def noted(trial, places):
+    def noted(trial, indices):
         asked.append(trial.sampler)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(harness.Trial, "answer", noted)
+    monkeypatch.setattr(harness.Trial, "answers", noted)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, "yes_no", "staged", items=1, progress=False)
     assert asked == [lj.SamplerConfig.preset("staged", gen_length=64, steps=64)]
@@ -133,6 +134,7 @@ def test_a_preset_has_the_length_of_the_tasks_answers(model, monkeypatch):
         ({"sampler": "quick"}, "preset is 'quick'; allowed: 'llada'"),
         ({"items": 0}, "items is 0; allowed: 1 or more"),
         ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
+        ({"places": 0}, "places is 0; allowed: 1 or more"),
         ({"difficulty": 9}, "difficulty of word_problems is 9; allowed: 0, 1, 2, 3"),
         ({"backend": "gpu"}, "backend is 'gpu'; allowed: 'xla'"),
         ({"model": "nowhere"}, "no model at 'nowhere'"),

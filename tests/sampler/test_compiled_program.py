@@ -1,14 +1,17 @@
 """The compiled loop as a program: it copies no whole cache, and does not grow with the layers."""
 
 import re
+from functools import partial
 
 import jax
 import pytest
 
 import llada_jax as lj
+from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
-from llada_jax.sampler import generate, loops
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.run import checked_run
 
 SHAPE = ModelConfig(
     family="llada", vocab_size=64, width=16, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=8,
@@ -27,25 +30,16 @@ WINDOWS = {
 WIDE = re.compile(r"tensor<[\dx]+xf64>")
 
 
-class Lowered(Exception):
-    """Carries the program of a run that does not take place."""
-
-
-@pytest.fixture
-def lowered(monkeypatch):
-    def lower_only(*args):
-        raise Lowered(loops._compiled().lower(*args))
-
-    def of(window: str, n_layers: int = 2) -> jax.stages.Lowered:
-        shape = SHAPE.replace(n_layers=n_layers)
-        model = lj.Model(shape, init_params(shape, jax.random.key(0)), None)
-        config = lj.SamplerConfig(gen_length=16, block_length=8, **WINDOWS[window])
-        with pytest.raises(Lowered) as stopped:
-            lj.generate(model, [list(range(8))], config)
-        return stopped.value.args[0]
-
-    monkeypatch.setattr(generate, "compiled_loop", lower_only)
-    return of
+def lowered(window: str, n_layers: int = 2) -> jax.stages.Lowered:
+    """The loop's program, of shapes alone."""
+    shape = SHAPE.replace(n_layers=n_layers)
+    config = lj.SamplerConfig(gen_length=16, block_length=8, **WINDOWS[window])
+    config = with_ids(config, shape)
+    denoiser = denoiser_for(shape, score_rules(config))
+    params = jax.eval_shape(partial(init_params, shape), jax.random.key(0))
+    run = checked_run(denoiser, params, shape, [list(range(8))], config)
+    with run.precision():
+        return run.lowered()
 
 
 QUICK = ("dual",)
@@ -59,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("window", CASES)
-def test_no_step_copies_a_whole_cache(window, lowered):
+def test_no_step_copies_a_whole_cache(window):
     program = lowered(window).compile().as_text()
     whole = r"= f32\[2,1,32,2,8\]\S* "
     assert re.search(whole + r"parameter\(", program) or window == "none", "a cache of 32 positions"
@@ -67,21 +61,21 @@ def test_no_step_copies_a_whole_cache(window, lowered):
 
 
 @pytest.mark.parametrize("window", CASES)
-def test_only_who_asks_for_float64_computes_in_it(window, lowered):
+def test_only_who_asks_for_float64_computes_in_it(window):
     """A parity preset's request allows 64 bits for the whole program."""
     with jax.enable_x64(True):
         program = lowered(window)
     assert not WIDE.search(program.as_text())
 
 
-def test_the_request_reaches_the_head_alone(lowered):
+def test_the_request_reaches_the_head_alone():
     program = lowered("wide").as_text()
     assert WIDE.search(program)
     layer = program.partition("func.func private @_one_function")[2].partition("func.func")[0]
     assert "dot_general" in layer and "f64" not in layer
 
 
-def test_sixteen_layers_are_a_program_hardly_longer_than_two(lowered):
+def test_sixteen_layers_are_a_program_hardly_longer_than_two():
     """Of equal layers, each is a call of one function."""
     short, long = (lowered("llada_cpp", n).as_text().count("\n") for n in (2, 16))
     assert short < long < 1.2 * short

@@ -179,3 +179,15 @@ def test_experts_beside_other_products(tmp_path):
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name: row.value for row in timed}
     assert rows["experts/4/speed/ragged_dot"] > 0 and len(rows) == 7
+
+
+@pytest.mark.slow
+def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_path):
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    config = composed(*small, "++architecture.n_layers=8", "suite=start", "model=tiny")
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
+    for window in ("dual", "blockwise", "llada_cpp"):
+        assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
+    assert rows["start/generate/again vs first"] > 1
+    assert "start/export/again" not in rows

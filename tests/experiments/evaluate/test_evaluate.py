@@ -129,22 +129,21 @@ def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, ran
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
-    folder, decoded = tmp_path / "run", []
+    folder, asked = tmp_path / "run", []
 
-    def interrupted(trial, places):
-        if len(decoded) == 1:
+    def interrupted(trial, indices):
+        asked.append(indices)
+        yield next(answers(trial, indices))
+        if indices[0] == 0:
             raise KeyboardInterrupt
-        decoded.append(places)
-        return answer(trial, places)
 
-    answer = harness.Trial.answer
-    monkeypatch.setattr(harness.Trial, "answer", interrupted)
+    answers = harness.Trial.answers
+    monkeypatch.setattr(harness.Trial, "answers", interrupted)
     with pytest.raises(SystemExit, match="130"):
         run(folder, *CELL)
     assert not (folder / "results.json").exists()
-    decoded.clear()
     run(folder, *CELL)
-    assert decoded == [[3, 4, 5]]
+    assert asked == [[0, 1, 2, 3, 4, 5], [3, 4, 5]]
     assert texts(folder) == texts(finished)
 
 

@@ -157,7 +157,7 @@ def test_only_a_suite_takes_what_a_sweep_has_chosen(tmp_path):
 
 def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows = finished
-    monkeypatch.setattr(harness.Trial, "answer", None)
+    monkeypatch.setattr(harness.Trial, "answers", None)
     assert run(folder, f"model={random_model}") == rows
 
 

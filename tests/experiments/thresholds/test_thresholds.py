@@ -93,7 +93,7 @@ def test_what_was_refreshed_is_said_of_decoders_that_refresh(finished):
 
 def test_a_finished_sweep_decodes_nothing_again(finished, random_model, monkeypatch):
     folder, rows, _ = finished
-    monkeypatch.setattr(harness.Trial, "answer", None)
+    monkeypatch.setattr(harness.Trial, "answers", None)
     assert run(random_model, folder)[0] == rows
 
 

@@ -1,0 +1,174 @@
+"""Continuous batches: a canvas that is done gives its place to the next prompt.
+
+A place is a row of the batch. The loops stop when places are done; the host takes their results,
+puts the next prompts there, and the same program goes on. Nothing of a row depends on its
+neighbours: its noise is keyed by its own seed, and it reads no key or value before it has written
+it. So each prompt decodes as it does alone.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from llada_jax.programs import kept, own_jit
+from llada_jax.sampler.canvas import Canvas
+from llada_jax.sampler.generate import Ended, Result, result_of
+from llada_jax.sampler.loops import Steps
+from llada_jax.sampler.own_decision import require_numbers
+from llada_jax.sampler.own_state import choose
+from llada_jax.sampler.run import Run
+from llada_jax.sampler.stop import Fault, faults_of, require_scores
+
+
+@dataclass
+class _Occupant:
+    """A prompt that has a place, and what its forwards have done so far."""
+
+    prompt: int
+    steps: list[Steps] = field(default_factory=list)
+    seconds: float = 0.0
+    nfe: int = 0
+    ended: Ended | None = None
+
+
+class Places:
+    """The places of a batch, which the prompts of a run take one after another.
+
+    Attributes:
+      offered: Forwards so far, each counted once for every place.
+      useful: Those in which the place had a prompt that was not done.
+    """
+
+    def __init__(self, run: Run, places: int) -> None:
+        self.offered = self.useful = 0
+        self._run = run
+        self._waiting = deque(range(len(run.prompts)))
+        self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))
+        self._faults: list[Fault] = []
+
+    def results(self, together: int = 1, *, trace: bool = False) -> Iterator[Result]:
+        """Yields a result for every `together` prompts, in their order, as soon as it is there.
+
+        Raises FloatingPointError as `decode`, once the prompts that have places are done; those
+        that wait get none.
+        """
+        run, canvas = self._run, None
+        found: dict[int, _Occupant] = {}
+        for first in range(0, len(run.prompts), together):
+            chosen = range(first, min(first + together, len(run.prompts)))
+            while not found.keys() >= {*chosen}:
+                require_scores([] if self._busy or self._waiting else self._faults)
+                with run.precision():
+                    began = perf_counter()
+                    canvas, steps = self._forwards(self._with_the_next(canvas))
+                    self._share(canvas, steps, perf_counter() - began)
+                    found |= self._ended(canvas)
+            ended = [found.pop(prompt) for prompt in chosen]
+            rows = Ended(*map(np.concatenate, zip(*(each.ended for each in ended), strict=True)))
+            seconds = sum(each.seconds for each in ended)
+            steps = _joined([each.steps for each in ended], run.buckets(chosen))
+            yield result_of(run, chosen, rows, steps, seconds, trace=trace)
+
+    @property
+    def _busy(self) -> list[tuple[int, _Occupant]]:
+        return [(row, each) for row, each in enumerate(self._taken) if each is not None]
+
+    def _with_the_next(self, canvas: Canvas | None) -> Canvas:
+        """Returns the canvas with the next prompts in free places."""
+        free = np.array([each is None for each in self._taken])
+        for row in np.flatnonzero(free)[: len(self._waiting)]:
+            self._taken[row] = _Occupant(self._waiting.popleft())
+        begins = free & np.array([each is not None for each in self._taken])
+        if canvas is not None and not begins.any():
+            return canvas
+        filler = self._busy[0][1].prompt
+        prompts = [each.prompt if each else filler for each in self._taken]
+        if canvas is None:
+            return self._run.canvas(prompts)
+        return _exchanged(canvas, self._run.canvas(prompts, canvas.cache), begins)
+
+    def _forwards(self, canvas: Canvas) -> tuple[Canvas, Steps]:
+        """Runs forwards until an eighth of the places is free, or all where nobody waits."""
+        places, busy = len(self._taken), self._busy
+        leaving = max(1, places // 8) if self._waiting else places
+        until = min(places - len(busy) + leaving, places)
+        most = self._run.most_steps - max(each.nfe for _, each in busy)
+        return self._run.forwards(canvas, until, most)
+
+    def _share(self, canvas: Canvas, steps: Steps, seconds: float) -> None:
+        """Gives each occupant its own part of the forwards, and of their time."""
+        nfe = np.asarray(canvas.nfe)
+        part = {row: int(nfe[row]) - each.nfe for row, each in self._busy}
+        useful = sum(part.values())
+        self.offered += len(steps.rows) * len(self._taken)
+        self.useful += useful
+        for row, each in self._busy:
+            each.steps.append(_of_row(steps, row, part[row]))
+            each.seconds += seconds * part[row] / useful
+            each.nfe = int(nfe[row])
+
+    def _ended(self, canvas: Canvas) -> dict[int, _Occupant]:
+        """Frees the places whose occupants are done; returns those, by prompt."""
+        done, faults = np.asarray(canvas.done), {each.canvas: each for each in faults_of(canvas)}
+        found = {}
+        for row, each in self._busy:
+            if not done[row] and each.nfe < self._run.most_steps:
+                continue
+            self._taken[row] = None
+            if row in faults:
+                self._faults = sorted([*self._faults, faults[row]._replace(canvas=each.prompt)])
+                self._waiting.clear()
+            else:
+                each.ended = Ended(
+                    *(np.array(getattr(canvas, name)[row])[None] for name in Ended._fields)
+                )
+                found[each.prompt] = each
+        if not self._faults:
+            require_numbers(self._run.setup.rule, canvas)
+        return found
+
+
+def _of_row(steps: Steps, row: int, count: int) -> Steps:
+    """Returns a row's first steps; copies, since the others' need not be kept."""
+    records = jax.tree.map(lambda leaf: np.array(leaf[:count, row : row + 1]), steps.records)
+    return Steps(records, steps.rows[:count], steps.seconds[:count])
+
+
+def _joined(canvases: Sequence[Sequence[Steps]], buckets: Sequence[int]) -> Steps:
+    """Returns the steps of canvases as if they had begun at once, in the buckets that they then
+    take. Seconds are NaN: a forward was shared with others."""
+    most = max(sum(len(part.rows) for part in parts) for parts in canvases)
+
+    def whole(*parts: np.ndarray) -> np.ndarray:
+        array = np.concatenate(parts)
+        return np.pad(array, [(0, most - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+    records = [jax.tree.map(whole, *(part.records for part in parts)) for parts in canvases]
+    records = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *records)
+    sizes = np.asarray(buckets, np.int32)
+    rows = sizes[np.searchsorted(sizes, records.counts.live_rows.max(axis=1))]
+    return Steps(records, rows, np.full(most, np.nan))
+
+
+def _exchanged(canvas: Canvas, new: Canvas, where: Bool[np.ndarray, " B"]) -> Canvas:
+    """Returns the canvas with other rows in some places; consumes both. Keys and values stay: none
+    of a new row counts as settled."""
+    rows = canvas._replace(cache=None), new._replace(cache=None)  # pyright: ignore
+    exchange = _exchange(jax.tree.structure(rows[0]), canvas.tokens.shape)
+    return exchange(*rows, jnp.asarray(where))._replace(cache=canvas.cache)
+
+
+@kept
+def _exchange(*shape: Any) -> Any:
+    def exchange(old: Canvas, new: Canvas, where: Bool[Array, " B"]) -> Canvas:
+        return jax.tree.map(partial(choose, where), new, old)
+
+    return own_jit(exchange, donate_argnames="old")

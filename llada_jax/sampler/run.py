@@ -1,0 +1,197 @@
+"""A run: prompts that were checked, and what decodes them. Its canvases begin here, and go on."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
+from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.canvas import Placed
+from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
+from llada_jax.sampler.constrained import require_constrainable
+from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.own_state import new_state
+from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
+from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.windows.window import buckets_for
+from llada_jax.types import Denoiser, KVCache, Params
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Prompts that were checked, and what decodes them, whatever number of them at a time."""
+
+    setup: Setup
+    denoiser: Denoiser
+    params: Params
+    prompts: list[np.ndarray]
+    seeds: list[tuple[int, int]]
+    """Of each prompt, and the index that is folded into it."""
+    loop: Loop
+    infill: bool = False
+    on_step: OnStep | None = None
+    refresher: Refresher | None = None
+    placed: Placed | None = None
+    """Where each prompt's text lies, under a constraint."""
+
+    @property
+    def config(self) -> SamplerConfig:
+        return self.setup.config
+
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " B"]:
+        """Returns how many tokens each prompt has."""
+        return np.array([len(prompt) for prompt in self.prompts], np.int32)
+
+    @cached_property
+    def layout(self) -> CanvasLayout:
+        """Returns the layout of every canvas: it holds the longest prompt."""
+        return self._layout(range(len(self.prompts)))
+
+    def _layout(self, chosen: Sequence[int]) -> CanvasLayout:
+        lengths = self.lengths[chosen]
+        return layout_of(lengths, self.config, self.setup.model, infill=self.infill)
+
+    def buckets(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """Returns rows of forwards, ascending, of canvases for these prompts alone."""
+        layout = self._layout(chosen)
+        extra = self.setup.most_extra_rows(layout.length)
+        return buckets_for(self.config, layout, self.setup.model, extra)
+
+    @property
+    def most_steps(self) -> int:
+        """Returns how many forwards a canvas may take."""
+        return self.setup.most_steps(self.layout.n_blocks)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Returns the context in which canvases begin and go on: 64 bits where settings ask."""
+        return jax.enable_x64(True) if self.config.parity.wide else nullcontext()
+
+    def canvas(self, chosen: Sequence[int], cache: KVCache | None = None) -> Canvas:
+        """Returns a canvas of these prompts, by their places; with a cache, that goes on in it."""
+        seeds = [self.seeds[place] for place in chosen]
+        keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
+        if cache is None:
+            guided = 2 if self.config.cfg_scale else 1
+            cached = self.layout.length if self.setup.window.caches else 0
+            cache = self.denoiser.empty_cache(self.params, guided * len(chosen), cached)
+        prompts, length = [self.prompts[place] for place in chosen], self.layout.length
+        canvas = new_canvas(
+            prompts, self.config, self.setup.model, keys, cache, length, infill=self.infill
+        )
+        text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
+        return canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
+
+    def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
+        """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
+        canvas."""
+        decoded = self._decoded(canvas)
+        if self.loop == "compiled":
+            return compiled_loop(*decoded, self.most_steps, until, most)
+        return host_loop(*decoded, until, most, self.on_step, self.refresher)
+
+    def lowered(self) -> jax.stages.Lowered:
+        """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
+        shapes and dtypes are enough."""
+        canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
+        return lowered_loop(*self._decoded(canvas), self.most_steps)
+
+    def _decoded(self, canvas: Canvas) -> tuple[Any, ...]:
+        """Returns what both loops take: the settings' numbers are arrays in it."""
+        dtype = self.config.parity.confidence_dtype
+        numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
+        allowed = jax.tree.map(jnp.asarray, self.setup.grammar)
+        setup = replace(self.setup, config=numbers, grammar=allowed)
+        buckets = self.buckets(range(len(self.prompts)))
+        return setup, self.denoiser, self.params, canvas, buckets
+
+
+def checked_run(
+    denoiser: Denoiser,
+    params: Params,
+    model: ModelConfig,
+    prompts: Prompts,
+    config: SamplerConfig,
+    *,
+    seed: int | Sequence[int] = 0,
+    loop: Loop = "compiled",
+    on_step: OnStep | None = None,
+    infill: bool = False,
+    refresher: Refresher | None = None,
+    texts: Texts | None = None,
+) -> Run:
+    """Checks everything before anything is computed. Arguments and ValueError as `decode`."""
+    require_choice("loop", loop, Loop)
+    require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
+    require(
+        denoiser.traceable or loop == "host",
+        "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
+    )
+    config = with_ids(config, model)
+    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
+    _check_setup(setup, denoiser, loop, refresher)
+    rows = check_prompts(prompts, config, model, infill=infill)
+    seeds = check_seeds(seed, len(rows))
+    placed = None
+    if texts is not None:
+        require_constrainable(setup)
+        ends, mask_id = end_ids(config, model), setup.mask_id
+        placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
+        setup = replace(setup, grammar=grammar_of(texts, ends))
+    return Run(setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed)
+
+
+def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:
+    """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
+    config = setup.config
+    extra = {
+        "branch": setup.window.branches or setup.rule.branches,
+        "shadow": setup.shadows,
+        "refresh": config.refreshes,
+    }
+    kind = next((kind for kind, runs in extra.items() if runs), None)
+    require(
+        not setup.shift or kind is None,
+        f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
+        "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+    )
+    block, own = setup.model.block_length, config.block_length
+    whole = block is None or block % own == 0
+    require(whole, f"block_length is {own}; allowed: a divisor of the model's block, {block}")
+    require(
+        block in (None, own) or not (setup.window.drafts or kind or setup.rule.revises),
+        f"block_length is {own}, a part of the model's block ({block}); allowed: that, or a rule "
+        "that never changes a token, without drafts and branches",
+    )
+    require(
+        not (setup.shift and block and setup.window.drafts),
+        "window is 'multi_block', and the block before predicts a block's first token (shifted "
+        "outputs, attention that is causal between blocks); allowed: 'by_cache'",
+    )
+    needs = setup.own_rule.head_needs if setup.own_rule else ()
+    require(
+        not needs or denoiser.measure_rows is not None,
+        f"rule {type(setup.rule).__name__} needs {', '.join(sorted(needs))}, which the backend "
+        "does not compute; allowed: another backend, as xla, or rules without these needs",
+    )
+    if config.has_worker:
+        require(loop == "host", f"refresh is 'worker' and loop is {loop!r}; allowed: 'host'")
+        require(refresher is not None, "refresh is 'worker' and no worker was given; allowed: one")
+        shared = refresher is not None and refresher.denoiser is denoiser
+        require(
+            denoiser.traceable or not shared,
+            "refresh is 'worker' and the backend runs outside JAX; allowed: 'rows', 'none', or a "
+            "model of its own for the worker",
+        )
+        require(
+            not denoiser.keeps_cache,
+            "refresh is 'worker' and the backend keeps keys and values to itself, where no worker "
+            "can read them; allowed: 'rows', 'none'",
+        )

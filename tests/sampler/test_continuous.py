@@ -1,0 +1,111 @@
+"""Continuous batches: each prompt decodes as alone, whatever shares the batch with it, and when."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llada_jax.config import SamplerConfig
+from llada_jax.sampler.continuous import Places
+from llada_jax.sampler.generate import Result
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampler.run import checked_run
+from llada_jax.types import Denoiser
+from tests.sampler.test_faults import ONE_BY_ONE, poisoned
+from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
+
+LENGTHS = {"gen_length": 16, "block_length": 8, "steps": 16}
+STAGED = SamplerConfig.preset("staged", **LENGTHS, theta_visible=0.2, theta_stable=0.3)
+RULES = {
+    "drawn": SamplerConfig(**LENGTHS, threshold=0.3, cache="dual", temperature=0.5),
+    "staged": STAGED.replace(eos_early_stop=True),
+}
+SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
+"""Canvases of one padded length, so of one program for each number of places."""
+UNEQUAL = [[3, 1, 4], [9, 2], list(range(20)), [6, 5, 3, 5, 8], [7]]
+
+
+def places_for(
+    prompts: Sequence[Sequence[int]],
+    config: SamplerConfig,
+    places: int,
+    denoiser: Denoiser | None = None,
+    **options: Any,
+) -> Places:
+    config = with_ids(config, CONFIG)
+    denoiser = denoiser or toy_denoiser(config)
+    return Places(checked_run(denoiser, jnp.int32(1), CONFIG, prompts, config, **options), places)
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    assert found.trace.same_decoding(expected.trace)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.nfe, expected.nfe)
+    assert (found.tpf, found.ends) == (expected.tpf, expected.ends)
+    for ours, theirs in zip(found.generated, expected.generated, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("rule", "loop"),
+    [
+        ("drawn", "host"),
+        pytest.param("drawn", "compiled", marks=pytest.mark.slow),
+        pytest.param("staged", "host", marks=pytest.mark.slow),
+        pytest.param("staged", "compiled", marks=pytest.mark.slow),
+    ],
+)
+@settings(max_examples=8)
+@given(
+    prompts=st.lists(SHORT_PROMPTS, min_size=1, max_size=7),
+    seed=st.integers(0, 1000),
+    places=st.integers(1, 4),
+)
+def test_each_result_is_that_of_the_prompt_alone(rule, loop, prompts, seed, places):
+    seeds = [seed + place for place in range(len(prompts))]
+    taken = places_for(prompts, RULES[rule], places, seed=seeds, loop=loop)
+    found = list(taken.results(trace=True))
+    for prompt, own, result in zip(prompts, seeds, found, strict=True):
+        alone = toy_decode([prompt], RULES[rule], salt=1, seed=[own], loop="host")
+        assert_same(result, alone)
+    assert taken.useful == sum(int(result.nfe[0]) for result in found) <= taken.offered
+
+
+def test_prompts_of_other_lengths_and_one_program_that_goes_on():
+    """Two canvases are in one padded length, one is in another."""
+    together = toy_decode(UNEQUAL, RULES["staged"], salt=1, loop="compiled")
+    found = list(places_for(UNEQUAL, RULES["staged"], 2).results(2, trace=True))
+    assert [len(result.nfe) for result in found] == [2, 2, 1]
+    for first, result in zip((0, 2, 4), found, strict=True):
+        for row, tokens in enumerate(result.generated):
+            np.testing.assert_array_equal(tokens, together.generated[first + row])
+            assert result.nfe[row] == together.nfe[first + row]
+    expected = toy_decode(UNEQUAL[:2], RULES["staged"], salt=1, loop="host")
+    assert_same(found[0], expected)
+
+
+def test_results_come_in_the_order_of_prompts_while_others_wait():
+    taken = places_for(UNEQUAL, ONE_BY_ONE, 2, loop="host")
+    (first,) = islice(taken.results(), 1)
+    assert (
+        first.generated[0].tolist()
+        == toy_decode(UNEQUAL[:1], ONE_BY_ONE, salt=1).generated[0].tolist()
+    )
+    assert taken.offered == taken.useful == 2 * ONE_BY_ONE.gen_length
+
+
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+def test_a_bad_canvas_ends_the_stream_where_its_result_would_be(loop):
+    prompts = [[3, 1], [4, 1], [9, 2], [5, 3], [6, 5]]
+    results = places_for(prompts, ONE_BY_ONE, 2, poisoned({9: 3, 5: 1}), loop=loop).results()
+    assert [len(next(results).generated[0]) for _ in range(2)] == [12, 12]
+    message = (
+        r"infinite \(canvas 2: forward 3, position \d+; canvas 3: forward 1, position \d+; all"
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        next(results)
