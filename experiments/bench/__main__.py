@@ -6,6 +6,7 @@
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
+    python -m experiments.bench suite=constraint
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=start start.export=path/to/an/export
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
@@ -23,6 +24,7 @@ import jax
 import llada_jax as lj
 from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
+from experiments.bench.constraint_bench import ConstraintBenchConfig, time_constraints
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
@@ -35,7 +37,15 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
 Suite = Literal[
-    "hot_paths", "rivals", "sampling", "revision", "checkouts", "beside", "experts", "start"
+    "hot_paths",
+    "rivals",
+    "sampling",
+    "revision",
+    "checkouts",
+    "beside",
+    "experts",
+    "start",
+    "constraint",
 ]
 
 
@@ -53,6 +63,7 @@ class BenchConfig(HotPathsConfig):
     beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
+    constraint: ConstraintBenchConfig = field(default_factory=ConstraintBenchConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -88,6 +99,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "constraint":
+        return time_constraints(shape, config.constraint, config.repeats, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

@@ -35,15 +35,22 @@ def compiled(
     described = tokenizer.backend.to_str()
     key = json.dumps([described, constraint.pattern, list(ends), vocab_size])
     kept = cache_folder() / "automata" / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
-    automaton = _load(kept)
+    automaton = read_automaton(kept)
     if automaton is None:
-        automaton = _made(constraint.pattern, spelled_tokens(tokenizer), ends, vocab_size)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        save_archive(kept, automaton._asdict(), {}, _FORMAT)
+        automaton = automaton_of(constraint.pattern, spelled_tokens(tokenizer), ends, vocab_size)
+        write_automaton(kept, automaton)
     return automaton
 
 
-def _load(path: Path) -> Automaton | None:
+def write_automaton(path: Path, automaton: Automaton) -> None:
+    """Writes an automaton as one file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_archive(path, automaton._asdict(), {}, _FORMAT)
+
+
+def read_automaton(path: Path) -> Automaton | None:
+    """Returns the automaton of a file; None without one, and for another version or a damaged one,
+    which is removed."""
     try:
         arrays, _ = load_archive(path, Automaton._fields, _FORMAT, kind="automaton", short="its")
     except (OSError, ValueError):
@@ -52,9 +59,10 @@ def _load(path: Path) -> Automaton | None:
     return Automaton(**{**arrays, "start": int(arrays["start"])})
 
 
-def _made(
+def automaton_of(
     pattern: str | tuple[str, ...], spelled: Mapping[int, bytes], ends: Sequence[int], vocab: int
 ) -> Automaton:
+    """Returns the automaton of a pattern over ids that spell bytes. Errors as `compiled`."""
     found = of_regex(pattern) if isinstance(pattern, str) else of_texts(pattern)
     table = np.full((found.states, 256), -1, np.int32)
     state, byte, after = np.array(found.edges, np.int32).reshape(-1, 3).T
