@@ -82,35 +82,42 @@ def _serve() -> None:
 
     for kind, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, SECONDS)):
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
-    print(json.dumps(_found(json.loads(sys.stdin.read()))))
+    print(json.dumps(found_for(json.loads(sys.stdin.read()))))
 
 
-def _found(pattern: str) -> dict[str, Any]:
-    """Returns the fields of an automaton, or its number of states alone, or what went wrong."""
+def found_for(pattern: str) -> dict[str, Any]:
+    """Returns the fields of an automaton, or its number of states alone, or what went wrong.
+
+    outlines-core leaves out steps from a state that may end a text to one that may not. So every
+    text gets an end of its own, of a character that no text has, and a state accepts where that
+    leads to the end.
+    """
     from outlines_core import Index, Vocabulary
 
-    no_byte = 256  # where outlines-core wants an id that ends texts, and adds edges of it
+    no_byte, end = 256, "\U0010ffff"  # outlines-core wants an id that ends texts
     try:
-        index = Index(pattern, Vocabulary(no_byte, {bytes([byte]): [byte] for byte in range(256)}))
+        vocabulary = Vocabulary(no_byte, {bytes([byte]): [byte] for byte in range(256)})
+        index = Index(f"(?:{pattern}){end}", vocabulary)
     except ValueError as error:
         return {"problem": str(error).partition("\n")[0]}
     rows = index.get_transitions()
     if len(rows) > MOST_STATES:
         return {"states": len(rows)}
-    names = [index.get_initial_state(), *rows, *index.get_final_states()]
-    names += [name for row in rows.values() for name in row.values()]
-    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return {
-        "states": len(number),
-        "start": 0,
-        "accepts": sorted(number[name] for name in index.get_final_states()),
-        "edges": [
-            (number[state], byte, number[after])
-            for state, row in rows.items()
-            for byte, after in row.items()
-            if byte != no_byte
-        ],
-    }
+    number = {name: i for i, name in enumerate(rows)}
+    accepts = []
+    for name in rows:
+        after = name
+        for byte in end.encode():
+            after = rows.get(after, {}).get(byte)
+        accepts += [number[name]] if after in index.get_final_states() else []
+    edges = [
+        (number[state], byte, number[after])
+        for state, row in rows.items()
+        for byte, after in row.items()
+        if byte != no_byte and after in number
+    ]
+    start = number[index.get_initial_state()]
+    return {"states": len(number), "start": start, "accepts": accepts, "edges": edges}
 
 
 if __name__ == "__main__":

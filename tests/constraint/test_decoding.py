@@ -89,16 +89,24 @@ def checked(settings: dict, confidence: str, **options):
     return runs[0]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+QUICK = ("threshold",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in SETTINGS],
+)
 def test_every_rule_and_window_gives_texts_of_the_constraint(name):
     result = checked(SETTINGS[name], "allowed" if name in ("threshold", "wino") else "raw")
     assert not (result.tokens == MASK).any()
 
 
+@pytest.mark.slow
 def test_a_rule_of_ones_own_cannot_leave_the_texts():
     checked({"rule": Contrary(), **BY_BLOCK}, "raw")
 
 
+@pytest.mark.slow
 def test_a_row_decodes_as_it_would_alone():
     config = SamplerConfig(**LENGTHS, **SETTINGS["staged"])
     together = toy_decode(PROMPTS, config, texts=texts(BRACKETS, FEW, BRACKETS))
@@ -106,6 +114,7 @@ def test_a_row_decodes_as_it_would_alone():
     np.testing.assert_array_equal(together.generated[1], alone.generated[0])
 
 
+@pytest.mark.slow
 def test_lossless_decoding_gives_the_tokens_of_blockwise_decoding():
     plain = checked({"threshold": LOW, **BY_BLOCK}, "raw")
     lossless = checked(SETTINGS["lossless"], "raw")
@@ -114,6 +123,7 @@ def test_lossless_decoding_gives_the_tokens_of_blockwise_decoding():
         np.testing.assert_array_equal(plain.generated[row], lossless.generated[row])
 
 
+@pytest.mark.slow
 def test_a_worker_refreshes_under_a_constraint():
     config = SamplerConfig(**LENGTHS, **SETTINGS["staged"], refresh="worker")
     rows = config.replace(refresh="rows")
@@ -137,6 +147,7 @@ def test_holes_are_filled_to_a_text_that_has_what_stands():
         toy_decode([[*canvas[:3], s, *canvas[4:]]], config, infill=True, texts=texts(BRACKETS))
 
 
+@pytest.mark.slow
 def test_forced_tokens_commit_at_once_where_confidence_is_over_what_is_allowed():
     automaton = by_letters(
         {(i, letter): i + 1 for i, letter in enumerate("ABCDEFGH")}, {8}, VOCAB, ENDS
@@ -151,6 +162,7 @@ def test_forced_tokens_commit_at_once_where_confidence_is_over_what_is_allowed()
     assert forwards["allowed"] == 1 and forwards["raw"] > 1
 
 
+@pytest.mark.slow
 def test_a_model_of_whole_blocks_ends_within_gen_length():
     config = SamplerConfig(gen_length=16, block_length=8, threshold=LOW, cache="blockwise")
     result = toy_decode(PROMPTS, config, BLOCK_CAUSAL, texts=texts(BRACKETS))
