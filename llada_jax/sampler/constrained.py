@@ -90,7 +90,12 @@ def step_constrained(setup: Setup, canvas: Canvas, scores: StepScores) -> StepSc
         return scores
     assert scores.classes is not None
     here, standing = constrained(
-        setup.grammar, canvas, scores.here, scores.classes, scores.standing
+        setup.grammar,
+        canvas,
+        scores.here,
+        scores.classes,
+        scores.standing,
+        revises=setup.rule.revises,
     )
     return scores._replace(here=here, standing=standing)
 
@@ -101,12 +106,15 @@ def constrained(
     scores: Scores,
     classes: ClassScores,
     standing: Float[Array, "B L"] | None = None,
+    *,
+    revises: bool = False,
 ) -> tuple[Scores, Float[Array, "B L"] | None]:
     """Returns the scores with tokens that the constraint allows, and the probability of the tokens
     that stand, as it measures them.
 
     At masked positions these are the tokens of the best text that agrees with the canvas. A token
-    that stands is compared with the best one that may stand there while all others stay.
+    that stands is compared with the best one that may stand there while all others stay, where a
+    rule `revises`.
     """
     free, scored, text = _free(canvas), scores.token >= 0, canvas.text
     assert text is not None
@@ -118,12 +126,12 @@ def constrained(
         fixed=~free,
         weighed=scored,
         rows=~canvas.done,
-        alternatives=standing is not None or grammar.confidence == "allowed",
+        alternatives=revises or grammar.confidence == "allowed",
     )
     chosen, log_total = found.classes, classes.log_sum_exp
     if found.allowed is not None:
         end = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
-        behind = jnp.arange(free.shape[1], dtype=jnp.int32) >= text.stop[:, None]
+        behind = _positions(canvas) >= text.stop[:, None]
         allowed = found.allowed & (end | ~behind[..., None])
         alone = jnp.where(allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
         chosen = jnp.where(free, chosen, alone)
@@ -135,7 +143,7 @@ def constrained(
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
         standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
-    inside = scored & (jnp.arange(free.shape[1], dtype=jnp.int32) >= text.begin[:, None])
+    inside = scored & (_positions(canvas) >= text.begin[:, None])
     said = scores._replace(
         token=jnp.where(inside, token, scores.token),
         confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
