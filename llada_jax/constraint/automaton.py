@@ -58,7 +58,46 @@ def token_automaton(
     dead = len(next_state)
     table = np.vstack([np.where(next_state < 0, dead, next_state), np.full((1, 256), dead)])
     spellings, spelling_of = _spellings(table, tokens)
-    columns, class_of_spelling = _after_spellings(table, spellings)
+    columns, column_of = _after_spellings(table, spellings)
+    column_of_token = dict(zip(tokens, column_of[spelling_of], strict=True))
+    return _automaton(columns, start, accepts, column_of_token, ends, vocab_size)
+
+
+def text_automaton(
+    texts: Sequence[Sequence[int]], ends: Sequence[int], vocab_size: int
+) -> Automaton:
+    """Returns the automaton of some texts in these very tokens; `ends` as in `token_automaton`."""
+    following: list[dict[int, int]] = [{}]
+    accepting = set()
+    for text in texts:
+        state = 0
+        for token in text:
+            if token not in following[state]:
+                following[state][token] = len(following)
+                following.append({})
+            state = following[state][token]
+        accepting.add(state)
+    states = len(following)
+    column_of_token = {
+        token: i for i, token in enumerate({each for text in texts for each in text})
+    }
+    columns = np.full((states, len(column_of_token)), states, np.int32)
+    for state, row in enumerate(following):
+        for token, after in row.items():
+            columns[state, column_of_token[token]] = after
+    accepts = np.isin(np.arange(states), list(accepting))
+    return _automaton(columns, 0, accepts, column_of_token, ends, vocab_size)
+
+
+def _automaton(
+    columns: Int[np.ndarray, "S G"],
+    start: int,
+    accepts: Bool[np.ndarray, " S"],
+    column_of_token: Mapping[int, int],
+    ends: Sequence[int],
+    vocab_size: int,
+) -> Automaton:
+    """Returns the automaton of the states from which a text ends, and to which one leads."""
     live = (_distances(columns, accepts) < FAR) & _reached(columns, start)
     number = np.append(np.where(live, np.cumsum(live) + DEAD, DEAD), DEAD)
     columns, merged = np.unique(number[columns[live]], axis=1, return_inverse=True)
@@ -66,14 +105,13 @@ def token_automaton(
     classes = np.where(useful, np.cumsum(useful) + END, NEVER)[merged.reshape(-1)]
 
     class_of = np.full(vocab_size, NEVER, np.int32)
-    class_of[list(tokens)] = classes[class_of_spelling][spelling_of]
+    class_of[list(column_of_token)] = classes[list(column_of_token.values())]
     class_of[list(ends)] = END
     transitions = np.full((int(live.sum()) + 2, int(useful.sum()) + 2), DEAD, np.int32)
     transitions[2:, 2:] = columns[:, useful]
     accepting = np.concatenate([[True, False], accepts[live]])
     transitions[accepting, END] = ENDED
-    distance = _distances(transitions, accepting)
-    return Automaton(class_of, transitions, distance, int(number[start]))
+    return Automaton(class_of, transitions, _distances(transitions, accepting), int(number[start]))
 
 
 def _spellings(

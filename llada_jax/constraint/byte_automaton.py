@@ -1,4 +1,4 @@
-"""Patterns as automata over bytes: of a regular expression by outlines-core, of texts by a trie.
+"""Regular expressions as automata over bytes, by outlines-core.
 
 The automaton of a short expression may have more states than memory. So this file is also a
 program, which reads an expression and has limits; the system ends it where it takes too long.
@@ -51,30 +51,6 @@ def of_regex(pattern: str) -> ByteAutomaton:
             f"{MOST_STATES}, within {SECONDS} seconds"
         )
     return ByteAutomaton(**found)
-
-
-def of_texts(texts: Sequence[str]) -> ByteAutomaton:
-    """Returns the automaton of some texts.
-
-    Raises ValueError for an empty text, and for more than `MOST_STATES` states.
-    """
-    following: list[dict[int, int]] = [{}]
-    accepts = set()
-    for text in texts:
-        state = 0
-        for byte in text.encode():
-            if byte not in following[state]:
-                following[state][byte] = len(following)
-                following.append({})
-            state = following[state][byte]
-        accepts.add(state)
-    if len(following) > MOST_STATES:
-        raise ValueError(
-            f"{len(texts)} choices: their automaton over bytes has {len(following)} states; "
-            f"allowed: up to {MOST_STATES}"
-        )
-    edges = [(state, *each) for state, row in enumerate(following) for each in row.items()]
-    return ByteAutomaton(len(following), 0, sorted(accepts), edges)
 
 
 def _serve() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.cache_folder import cache_folder
 from llada_jax.config import require
-from llada_jax.constraint.automaton import Automaton, token_automaton
-from llada_jax.constraint.byte_automaton import of_regex, of_texts
+from llada_jax.constraint.automaton import Automaton, text_automaton, token_automaton
+from llada_jax.constraint.byte_automaton import of_regex
 from llada_jax.constraint.patterns import Constraint
 from llada_jax.constraint.spelling import spelled_tokens
 from llada_jax.text import Tokenizer
 
 MOST_STATES = 4096
-_FORMAT = 1
+_FORMAT = 2
 
 
 def compiled(
@@ -37,9 +37,30 @@ def compiled(
     kept = cache_folder() / "automata" / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     automaton = read_automaton(kept)
     if automaton is None:
-        automaton = automaton_of(constraint.pattern, spelled_tokens(tokenizer), ends, vocab_size)
+        pattern = constraint.pattern
+        if isinstance(pattern, str):
+            automaton = automaton_of(pattern, spelled_tokens(tokenizer), ends, vocab_size)
+        else:
+            automaton = text_automaton(_encoded(pattern, tokenizer), ends, vocab_size)
+        states = len(automaton.transitions)
+        require(
+            states <= MOST_STATES,
+            f"the automaton of {pattern!r:.80} has {states} states; allowed: up to {MOST_STATES}",
+        )
         write_automaton(kept, automaton)
     return automaton
+
+
+def _encoded(texts: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
+    found = [tokenizer.encode(text) for text in texts]
+    for text, tokens in zip(texts, found, strict=True):
+        spelled = tokenizer.decode(tokens, skip_special_tokens=False)
+        require(
+            spelled == text,
+            f"{text!r:.80} has no tokens (the tokenizer makes {spelled!r:.80} of it); allowed: "
+            "texts that it spells",
+        )
+    return found
 
 
 def write_automaton(path: Path, automaton: Automaton) -> None:
@@ -60,10 +81,11 @@ def read_automaton(path: Path) -> Automaton | None:
 
 
 def automaton_of(
-    pattern: str | tuple[str, ...], spelled: Mapping[int, bytes], ends: Sequence[int], vocab: int
+    pattern: str, spelled: Mapping[int, bytes], ends: Sequence[int], vocab: int
 ) -> Automaton:
-    """Returns the automaton of a pattern over ids that spell bytes. Errors as `compiled`."""
-    found = of_regex(pattern) if isinstance(pattern, str) else of_texts(pattern)
+    """Returns the automaton of a regular expression over ids that spell bytes. Errors as
+    `compiled`."""
+    found = of_regex(pattern)
     table = np.full((found.states, 256), -1, np.int32)
     state, byte, after = np.array(found.edges, np.int32).reshape(-1, 3).T
     table[state, byte] = after
@@ -73,10 +95,5 @@ def automaton_of(
     require(
         automaton.spelled,
         f"{pattern!r:.80} has no text that the tokenizer spells; allowed: texts of its tokens",
-    )
-    states = len(automaton.transitions)
-    require(
-        states <= MOST_STATES,
-        f"the automaton of {pattern!r:.80} has {states} states; allowed: up to {MOST_STATES}",
     )
     return automaton

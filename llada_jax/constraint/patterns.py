@@ -64,7 +64,7 @@ def json_schema(
 
 
 def choice(texts: Sequence[str], *, confidence: Measure = "raw", begins: int = 0) -> Constraint:
-    """Returns the constraint that a text is one of some texts."""
+    """Returns the constraint that a text is one of some texts, in the tokenizer's own tokens."""
     given = isinstance(texts, Sequence) and not isinstance(texts, str)
     require(
         given and len(texts) > 0 and all(isinstance(each, str) and each for each in texts),

@@ -138,7 +138,10 @@ def constrained(
         if classes.mass is not None:
             mass = jnp.where(allowed, classes.mass, -jnp.inf)
             log_total = jax.nn.logsumexp(mass, axis=-1)
-    confidence = jnp.exp(jnp.minimum(_of(chosen, classes.logits) - log_total, 0))
+    logit = _of(chosen, classes.logits)
+    if classes.mass is not None:  # ends stand for each other
+        logit = jnp.where(chosen == grammar.end_class, _of(chosen, classes.mass), logit)
+    confidence = jnp.exp(jnp.minimum(logit - log_total, 0))
     confidence = jnp.where(jnp.isfinite(scores.confidence), confidence, scores.confidence)
     token = _tokens(grammar, classes, chosen)
     if standing is not None and classes.mass is not None:
