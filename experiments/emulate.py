@@ -1,6 +1,7 @@
 """Decodes word problems on emulated phones' NPUs, and compares with float32.
 
     python -m experiments.emulate
+    python -m experiments.emulate items=3 socs=[SM8750]
     python -m experiments.emulate items=10 socs=[SM8750] precisions=[fp16,a16w4]
 
 The context binaries are those that a phone would load; the numbers come from the vendor's own

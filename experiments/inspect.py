@@ -1,6 +1,8 @@
 """What a checkpoint is: family, shape, bytes, ids, block, decoders, and what is missing.
 
+    python -m experiments.inspect
     python -m experiments.inspect model=path/to/folder
+    python -m experiments.inspect model=path/to/model.gguf family=llada
 
 No weight is read. What does not load is refused in one sentence.
 """

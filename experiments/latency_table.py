@@ -1,6 +1,7 @@
 """What a multi-block window may grow to: milliseconds by rows, on a phone (modelled) or here.
 
     python -m experiments.latency_table phone=SM8750 rows=[32,64,128]
+    python -m experiments.latency_table phone=null model=small
     python -m experiments.latency_table phone=null backend=litert model=path/to/folder
     python -m experiments.generate sampler=llada_cpp $(cat outputs/latency_table/.../overrides.txt)
 

@@ -1,6 +1,7 @@
 """Scores a model with lm-evaluation-harness (the extra `eval`), offline, on data sets in a folder.
 
     python -m experiments.lm_eval tasks=[gsm8k,boolq] data=path/to/data limit=20
+    python -m experiments.lm_eval tasks=[hellaswag_likelihood] data=path/to/data model=small
 
 On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.cpp (arXiv
 2606.13740; 200 samples of each task):

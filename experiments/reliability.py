@@ -1,6 +1,7 @@
 """Measures how far a model's confidence can be trusted, on answers whose tokens are masked.
 
     python -m experiments.reliability
+    python -m experiments.reliability model=small items=200
     python -m experiments.reliability model=path/to/folder tasks=[word_problems] items=1000
 
 Test items stand on canvases as in training, whole ones and ones cut at the block that is decoded,

@@ -88,6 +88,10 @@ class Tokenizer:
         """Returns the text of token ids (a list or a one-dimensional array)."""
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
 
+    def pieces(self, ids: Iterable[int]) -> dict[str, str]:
+        """Returns the text of each token alone, by its id in decimal, as JSON has keys."""
+        return {str(each): self.decode([each], skip_special_tokens=False) for each in ids}
+
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """Renders a chat as the model was trained to read it.
 

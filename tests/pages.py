@@ -61,10 +61,15 @@ class Page:
 
     @property
     def commands(self) -> list[list[str]]:
-        """Words of each `python -m experiments.<verb> ...`; the first is the verb."""
-        found = [match.replace("\\\n", " ") for match in COMMAND.findall(self.text)]
-        words = [shlex.split(each, comments=True)[2:] for each in found]
-        return [[verb.removeprefix("experiments."), *more] for verb, *more in words]
+        """Returns those of the page."""
+        return commands_in(self.text)
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Words of each `python -m experiments.<verb> ...`; the first is the verb."""
+    found = [match.replace("\\\n", " ") for match in COMMAND.findall(text)]
+    words = [shlex.split(each, comments=True)[2:] for each in found]
+    return [[verb.removeprefix("experiments."), *more] for verb, *more in words]
 
 
 def precise_figures(text: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Pages are short, their links and commands work, and no number stands in two places."""
 
+import ast
 import importlib
 import itertools
 import re
@@ -11,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from experiments.generate.__main__ import verbatim_prompt
-from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, precise_figures
+from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, commands_in, precise_figures
 
 MOST_WORDS, MOST_TERMS, MOST_WORDS_A_SENTENCE = 700, 40, 35
 PLACEHOLDER = "<verb>"
@@ -87,6 +88,24 @@ def test_the_readme_names_every_verb():
     verbs = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     verbs |= {path.parent.name for path in folder.glob("*/__main__.py")}
     assert set(re.findall(r"^- `(\w+)` ", README.text, re.MULTILINE)) == verbs
+
+
+ENTRIES = sorted({*(ROOT / "experiments").glob("*.py"), *ROOT.glob("experiments/*/__main__.py")}
+                 - {ROOT / "experiments/__init__.py"})  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_help_of_a_verb_has_three_examples_that_compose(path):
+    """A verb's `--help` begins with the description of its module."""
+    about = ast.get_docstring(ast.parse(path.read_text()))
+    assert about and "${" not in about
+    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    verb = path.parent.name if path.stem == "__main__" else path.stem
+    commands = [words for words in commands_in(about) if words[0] == verb]
+    assert len(commands) >= 3
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        for _, *arguments in commands:
+            assert composed(verb, arguments).keys(), arguments
 
 
 COMMANDS = sorted({(verb, *rest) for page in PAGES for verb, *rest in page.commands})

@@ -7,8 +7,12 @@
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
     python -m experiments.bench suite=constraint
+    python -m experiments.bench suite=experts_budget
+    python -m experiments.bench suite=released_mixture
     python -m experiments.bench suite=beside
     python -m experiments.bench suite=start start.export=path/to/an/export
+    python -m experiments.bench suite=continuous
+    python -m experiments.bench suite=packed
     python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
@@ -25,8 +29,11 @@ import llada_jax as lj
 from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
 from experiments.bench.constraint_bench import ConstraintBenchConfig, time_constraints
+from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
+from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
@@ -43,7 +50,10 @@ Suite = Literal[
     "revision",
     "checkouts",
     "beside",
+    "continuous",
+    "packed",
     "experts",
+    "experts_budget",
     "start",
     "constraint",
 ]
@@ -61,9 +71,12 @@ class BenchConfig(HotPathsConfig):
     revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
     checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
     beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
+    continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
     constraint: ConstraintBenchConfig = field(default_factory=ConstraintBenchConfig)
+    packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
+    experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
 
 def bench(config: BenchConfig, run: Run) -> None:
@@ -81,6 +94,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         return time_checkouts(config.model, config.checkouts)
     if config.suite == "beside":
         return time_beside(config.model, config.beside)
+    if config.suite == "continuous":
+        return time_continuous(run.of(lj.load(config.model)), config.continuous)
     if config.suite == "experts":
         return time_experts(config.experts, config.repeats, config.seed)
     if config.suite == "hot_paths":
@@ -92,15 +107,21 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         )
         return time_hot_paths(model, config)
     if shape is None:
-        needed = "medium" if config.suite == "sampling" else "llada_8b"
+        needed = {"sampling": "medium", "experts_budget": "mixture_1b"}.get(
+            config.suite, "llada_8b"
+        )
         raise ValueError(f"suite={config.suite} needs architecture={needed}")
     if config.suite == "start":
-        return time_start(config.model, shape, config.start, config.repeats)
+        return time_start(config.model, shape, config.start, config)
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
     if config.suite == "constraint":
         return time_constraints(shape, config.constraint, config.repeats, config.seed)
+    if config.suite == "packed":
+        return time_packed(shape, config.packed, config.repeats)
+    if config.suite == "experts_budget":
+        return time_experts_budget(shape, config.experts_budget, config.seed)
     if config.suite == "revision":
         return time_revision(shape, config.revision, config.repeats, config.seed)
     return time_rivals(shape, config.rivals, config.repeats)

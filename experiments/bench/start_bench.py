@@ -21,6 +21,7 @@ from unittest.mock import patch
 import jax
 
 import llada_jax as lj
+from experiments.bench.hot_paths import HotPathsConfig
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.build.denoisers import denoiser_for, score_rules
@@ -30,9 +31,9 @@ from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
 
 WINDOWS = {
-    "dual": lj.SamplerConfig(cache="dual", threshold=0.9),
-    "blockwise": lj.SamplerConfig(cache="blockwise", threshold=0.9),
-    "llada_cpp": lj.SamplerConfig(cache="blockwise", window="multi_block", accept="staged"),
+    "dual": {"cache": "dual", "threshold": 0.9},
+    "blockwise": {"cache": "blockwise", "threshold": 0.9},
+    "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
 }
 _OPEN = """
 import sys, time
@@ -57,17 +58,17 @@ class StartBenchConfig:
 
 
 def time_start(
-    model: str, shape: ModelConfig, config: StartBenchConfig, repeats: int
+    model: str, shape: ModelConfig, config: StartBenchConfig, decoded: HotPathsConfig
 ) -> Iterator[ResultRow]:
     """Yields lines and seconds of programs, CPU-seconds of processes, and seconds of openings."""
     for name in WINDOWS:
-        yield from _in_a_new_process(_compiled_loop, name, shape, config.few_layers)
+        yield from _in_a_new_process(_compiled_loop, name, shape, config.few_layers, decoded)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-        yield from _generate(model, repeats, environment)
+        yield from _generate(model, decoded.repeats, environment)
         if config.export is not None:
-            yield from _opening(Path(config.export), repeats, environment)
+            yield from _opening(Path(config.export), decoded.repeats, environment)
 
 
 def _in_a_new_process(work: Callable[..., Rows], *args: Any) -> Rows:
@@ -78,9 +79,9 @@ def _in_a_new_process(work: Callable[..., Rows], *args: Any) -> Rows:
         return child.submit(work, *args).result()
 
 
-def _compiled_loop(name: str, shape: ModelConfig, few_layers: int) -> Rows:
-    few, _ = _lowered(WINDOWS[name], shape.replace(n_layers=few_layers))
-    lowered, lowering = _lowered(WINDOWS[name], shape)
+def _compiled_loop(name: str, shape: ModelConfig, few_layers: int, decoded: HotPathsConfig) -> Rows:
+    few, _ = _lowered(name, shape.replace(n_layers=few_layers), decoded)
+    lowered, lowering = _lowered(name, shape, decoded)
     _, compiling = best_of(lambda: lowered.compile())
     lines, fewer = (program.as_text().count("\n") for program in (lowered, few))
     return [
@@ -91,12 +92,15 @@ def _compiled_loop(name: str, shape: ModelConfig, few_layers: int) -> Rows:
     ]
 
 
-def _lowered(sampler: lj.SamplerConfig, shape: ModelConfig) -> tuple[jax.stages.Lowered, float]:
+def _lowered(
+    name: str, shape: ModelConfig, decoded: HotPathsConfig
+) -> tuple[jax.stages.Lowered, float]:
     """Lowers a loop for bfloat16 weights that need not be there; returns the seconds as well."""
-    config = with_ids(sampler, shape)
+    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
+    config = with_ids(lj.SamplerConfig(**lengths, **WINDOWS[name]), shape)
     weights = jax.eval_shape(partial(init_params, shape, dtype="bfloat16"), jax.random.key(0))
     denoiser = denoiser_for(shape, score_rules(config))
-    run = checked_run(denoiser, weights, shape, [[0] * 64], config)
+    run = checked_run(denoiser, weights, shape, [[0] * decoded.prompt_length], config)
     return best_of(run.lowered)
 
 

@@ -7,9 +7,9 @@ from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles, models_for
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.graded import GENERATIONS
-from llada_jax.evaluation.harness import Trial, lengthened
+from llada_jax.evaluation.harness import PLACES, Trial, lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
 from llada_jax.phone.profile import load_profile
@@ -84,6 +84,7 @@ class EvaluateConfig:
     tiles: Kind | None = None
     seed: int = 0
     batch_size: int = 50
+    places: int = PLACES
     baseline: str | None = None
     rescore: str | None = None
     phones: tuple[str, ...] = ()
@@ -91,7 +92,7 @@ class EvaluateConfig:
     chosen: str | None = None
 
     def __post_init__(self) -> None:
-        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require_counts(self, "batch_size", "places")
         require(
             self.baseline is None or (Path(self.baseline) / GENERATIONS).is_dir(),
             f"baseline is {self.baseline!r}, which has no {GENERATIONS}; allowed: the folder of a "
@@ -142,4 +143,5 @@ class EvaluateConfig:
             refresh_on=refresh_on,
             seed=self.seed,
             batch_size=self.batch_size,
+            places=self.places,
         )

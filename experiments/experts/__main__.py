@@ -5,26 +5,25 @@
     python -m experiments.experts parts=[schedules]
 
 HybriMoE's tables are predicted and compared with the paper's; then every policy is simulated on
-phones, with mixture-of-experts dLLMs. The run folder also gets the recorded routing and pictures.
+phones, with mixture-of-experts dLLMs. The run folder also gets recorded routing.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Literal, get_args
 
-from experiments.experts.expert_pictures import draw_pictures
+import llada_jax as lj
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
 from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
-from experiments.experts.recorded_routing import RecordedConfig, run_recorded, trained_model
+from experiments.experts.routing_by_task import RoutingConfig, judge_routing
 from experiments.experts.schedule_gaps import measure_schedules
-from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
-Part = Literal["paper", "phones", "schedules", "recorded"]
+Part = Literal["paper", "phones", "schedules", "routing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +31,10 @@ class ExpertsConfig:
     """Says what is run. The comments are in conf/experts.yaml."""
 
     seed: int = 0
-    parts: tuple[str, ...] = ("paper", "phones", "schedules", "recorded")
+    parts: tuple[str, ...] = get_args(Part)
     paper: PaperConfig = field(default_factory=PaperConfig)
     phones: PhonesConfig = field(default_factory=PhonesConfig)
-    recorded: RecordedConfig = field(default_factory=RecordedConfig)
-    pictures: bool = True
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, f"seed is {self.seed}; allowed: 0 or more")
@@ -51,17 +49,12 @@ def experts(config: ExpertsConfig, run: Run) -> None:
         "paper": partial(predict_paper, config.paper, config.seed),
         "phones": partial(simulate_phones, config.phones, config.seed),
         "schedules": partial(measure_schedules, config.seed),
-        "recorded": partial(run_recorded, config.recorded, config.seed, run),
+        "routing": partial(judge_routing, config.routing, config.seed, run),
     }
-    if "recorded" in config.parts:
-        _ = trained_model(config.recorded.trained, config.seed)  # which checks the model
-    if config.pictures:
-        require_plots("pictures=true")
+    if "routing" in config.parts and config.routing.model is not None:
+        _ = lj.load(config.routing.model)  # which checks the model
     run.begin()
-    rows = run.recorded(chain.from_iterable(parts[part]() for part in config.parts))
-    if config.pictures:
-        draw_pictures(rows, run.folder)
-    run.finish(rows)
+    run.finish(run.recorded(chain.from_iterable(parts[part]() for part in config.parts)))
 
 
 main = entry_point("experts", experts, ExpertsConfig)

@@ -35,7 +35,6 @@ def measure_schedules(seed: int, repeats: int = 200) -> Iterator[ResultRow]:
     }
     for rule, value in times.items():
         yield ResultRow(f"schedule_256_experts_ms/{rule}", value, "ms")
-    yield ResultRow("schedule_256_experts_ms", max(times.values()), "ms")
     yield from _decisions(seed, costs)
 
 

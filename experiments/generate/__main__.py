@@ -17,6 +17,7 @@ what LLaDA's plain sampler would have taken.
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
-from experiments.harness.run import Run, entry_point
+from experiments.harness.run import Run, entry_point, quoted
 from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import require
 from llada_jax.phone.profile import load_profile
@@ -94,7 +95,6 @@ def generate(config: GenerateConfig, run: Run) -> None:
         constraint=config.sampler.constraint,
         backend=config.backend,
         seed=config.seed,
-        trace=True,
         refresh_on=refresh_on,
     )
     result, speed = None, []
@@ -106,13 +106,13 @@ def generate(config: GenerateConfig, run: Run) -> None:
             prompt=None if config.infill else config.prompt,
         )
         with watching(page, sys.stdout, config.pause) as show:
-            result = decode(loop="host", on_step=show)
+            result = decode(loop="host", on_step=show, trace="scores")
         speed += host_speed(result)
     if config.loop == "both" and config.host_loop_alone:
         print(f"the compiled loop is skipped: {config.host_loop_alone}", flush=True)
     elif config.loop != "host":
         print("compiling the loop and timing it", flush=True)
-        first, second = decode(loop="compiled"), decode(loop="compiled")
+        first, second = (decode(loop="compiled", trace=True) for _ in range(2))
         result = result or second
         speed += compiled_speed(first, second)
     assert result is not None
@@ -199,7 +199,9 @@ def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     print(f"\n{printable(answer)}\n")
     here = [row for row in rows if not row.name.startswith("phone/")]
     run.finish(rows, "\n\n".join(filter(None, [table(here), side_by_side(rows), *traces(rows)])))
-    print(f"\nrun folder: {os.path.relpath(run.folder)}")
+    folder = os.path.relpath(run.folder)
+    look = shlex.join(["python", "-m", "experiments.view", f"run={quoted(folder)}"])
+    print(f"\nrun folder: {folder}\nlook at it: {look}")
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:

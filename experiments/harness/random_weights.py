@@ -4,11 +4,14 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from llada_jax.backend.weights import whole
 from llada_jax.config import ModelConfig, Quant
-from llada_jax.model.params import named_specs
+from llada_jax.model.params import ModelParams, abstract_params, named_specs
 from llada_jax.model.quantize import QuantArray
 
 _PIECE_ELEMENTS = 1 << 24
@@ -36,7 +39,7 @@ class RandomWeights:
             shape = (min(first + step, stop) - first, *spec.shape[1:])
             if spec.init_std in (None, 0):
                 yield np.full(shape, 1.0 if spec.init_std is None else 0.0, np.float32)
-            elif name == "embedding" or self._quant == "float32":
+            elif not spec.quantizable or self._quant == "float32":
                 noise = rng.standard_normal(shape, np.float32) * np.float32(spec.init_std)
                 yield noise.astype(np.float32 if self._quant == "float32" else ml_dtypes.bfloat16)
             else:
@@ -50,5 +53,23 @@ class RandomWeights:
         values = np.maximum(numbers, -127) if wide else (numbers >> 4).astype(ml_dtypes.int4)
         spread = 73.6 if wide else 4.61  # standard deviations of these integers
         groups = 1 if wide else shape[-1] // _INT4_BLOCK.get(self._quant, shape[-1])
-        scale = np.full((shape[0], groups), std / spread, np.float32)
+        scale = np.full((*shape[:-1], groups), std / spread, np.float32)
         return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
+
+
+def random_params(
+    config: ModelConfig, quant: Quant, seed: int = 0, *, experts: bool = True
+) -> ModelParams:
+    """Returns such parameters in memory, floats in float32.
+
+    Args:
+      experts: False leaves the matrices of routed experts out, as `load` can.
+    """
+    weights, leaves = RandomWeights(config, quant, seed), []
+    for name, spec in named_specs(config).items():
+        if len(spec.shape) > 2 and not experts:
+            leaves.append(None)
+            continue
+        leaf = jax.tree.map(jnp.asarray, whole(weights.rows(name)))
+        leaves.append(leaf if spec.quantizable else leaf.astype(jnp.float32))
+    return jax.tree.unflatten(jax.tree.structure(abstract_params(config)), leaves)

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from llada_jax.config import require, require_choice
 
-Kind = Literal["measured", "modelled", "published"]
+Kind = Literal["measured", "modelled", "fitted", "informed", "repeated", "published"]
+"""Modelled rows are `fitted` where the reference went into a fit, `informed` where the model was
+chosen with it in view, `repeated` where another row says the same; the rest are predictions."""
 
 
 @dataclass(frozen=True)

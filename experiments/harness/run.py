@@ -92,7 +92,8 @@ def entry_point(
             return body()
 
     def main() -> None:
-        ConfigStore.instance().store("config", _hydra_settings(verb), group="hydra")
+        about = str(sys.modules[experiment.__module__].__doc__).replace("$", "$$")
+        ConfigStore.instance().store("config", _hydra_settings(verb, about), group="hydra")
         keep_compiled_programs()
         arguments = hydra_utils.get_args_parser().parse_args()
         pickled = arguments.experimental_rerun
@@ -122,15 +123,19 @@ def _command_that_goes_on(verb: str) -> str:
         is_sweep = hydra.mode == RunMode.MULTIRUN
         key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
         folder = os.path.relpath(hydra.sweep.dir if is_sweep else hydra.runtime.output_dir)
-        if re.search(r"[^\w./-]", folder):
-            folder = QuotedString(folder, Quote.single).with_quotes()
         if not any(each.startswith(f"{key}=") for each in arguments):
             settings = [i for i, each in enumerate(arguments) if re.match(r"[^-]\S*=", each)]
-            arguments.insert(min(settings, default=len(arguments)), f"{key}={folder}")
+            arguments.insert(min(settings, default=len(arguments)), f"{key}={quoted(folder)}")
     return shlex.join(["python", "-m", f"experiments.{verb}", *arguments])
 
 
-def _hydra_settings(verb: str) -> HydraConf:
+def quoted(folder: str) -> str:
+    """Returns the folder as a value of a setting, which a space or a comma would end."""
+    plain = not re.search(r"[^\w./-]", folder)
+    return folder if plain else QuotedString(folder, Quote.single).with_quotes()
+
+
+def _hydra_settings(verb: str, about: str) -> HydraConf:
     """Returns Hydra's own settings, with the folders of a verb.
 
     Hydra writes nothing into the folder of a run, which is `Run`'s: a copy of the settings and a
@@ -148,7 +153,7 @@ def _hydra_settings(verb: str) -> HydraConf:
         output_subdir=None,
         run=RunDir(folder),
         sweep=SweepDir(folder, "${hydra.job.num}"),
-        help=replace(hydra.help, app_name=f"experiments.{verb}"),
+        help=replace(hydra.help, app_name=f"experiments.{verb}", header=about),
     )
 
 

@@ -2,6 +2,7 @@
 
     python -m experiments.reproduce                      # everything
     python -m experiments.reproduce experiment=table6    # one table or figure of conf/experiment
+    python -m experiments.reproduce experiment=fig11 hydra.run.dir=outputs/fig11
 
 The run folder gets `report.md` with its pictures, and `results.json`. Values are modelled; `fitted`
 says of each whether its reference went into the calibration, which `llada_jax.phone.fit` is.

@@ -1,7 +1,8 @@
 """The sampling engine: time, traffic, area, and the decisions that number formats flip.
 
     python -m experiments.sampling_engine
-    python -m experiments.sampling_engine vlens=[256,4096] plots=false hardware=false
+    python -m experiments.sampling_engine hardware=false
+    python -m experiments.sampling_engine vlens=[256,4096] hardware=false
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two
 published numbers; the rows say which. Decisions are measured on the functional machine, and gates
@@ -14,10 +15,10 @@ from itertools import chain, product
 
 from tqdm import tqdm
 
-from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.sampling_engine.flips import flip_rows, load_model
+from experiments.sampling_engine.format_costs import answer_rows
 from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
 from experiments.sampling_engine.modelled import (
     ENOUGH_MEMORY,
@@ -26,7 +27,6 @@ from experiments.sampling_engine.modelled import (
     SamplingEngineConfig,
     modelled_rows,
 )
-from experiments.sampling_engine.plots import draw
 from llada_jax.sampling_engine.agreement import flips_of, random_inputs
 from llada_jax.sampling_engine.host import run_sampler, store_logits
 from llada_jax.sampling_engine.instructions import render
@@ -36,15 +36,13 @@ from llada_jax.sampling_engine.reference import reference_sampler
 
 
 def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
-    """Yields all rows, writes the programs as text, and draws pictures."""
+    """Yields all rows, and writes the programs as text."""
     programs: ProgramsByCase = {
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
     }
     if config.hardware:
         require_hardware_tools()
-    if config.plots:
-        require_plots("plots=true")
     _ = load_model(config.flips)  # which checks it
     run.begin()
     for mode in MODES:
@@ -52,14 +50,14 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     parts = (
         modelled_rows(config, programs),
         flip_rows(config.flips, config.vocab, config.rows, config.vlens, config.seed),
+        answer_rows(config.answers, config.flips.formats, config.seed)
+        if config.answers.items
+        else (),
         machine_rows(config) if config.full_size else (),
         hardware_rows(config.seed) if config.hardware else (),
     )
     shown = tqdm(chain.from_iterable(parts), desc="sampling engine", unit="row")
-    rows = run.recorded(shown)
-    if config.plots:
-        draw(rows, run.folder)
-    run.finish(rows)
+    run.finish(run.recorded(shown))
 
 
 def machine_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:

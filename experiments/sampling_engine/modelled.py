@@ -1,12 +1,14 @@
-"""What the cycle model says of the engine: time, traffic, memory, area and energy."""
+"""What the cycle model says of the engine: time, traffic, memory, area and power."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
 
-from experiments.harness.results import ResultRow
+from experiments.harness.results import Kind, ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
+from experiments.sampling_engine.format_costs import AnswersConfig
+from experiments.sampling_engine.gpu_share import share_rows
 from llada_jax.config import require
 from llada_jax.sampling_engine import paper_results as paper
 from llada_jax.sampling_engine.cycles import (
@@ -27,19 +29,6 @@ ENOUGH_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepsConfig:
-    """One axis at a time. The comments are in conf/sampling_engine.yaml."""
-
-    rows: int = 64
-    vlen: int = 2048
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    blocks: tuple[int, ...] = (8, 16, 32, 64)
-    vocabs: tuple[int, ...] = (32000, 64000, 126464, 157184)
-    vlens: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
-    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 31, 62)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SamplingEngineConfig:
     """What to model and measure. The comments are in conf/sampling_engine.yaml."""
 
@@ -48,12 +37,11 @@ class SamplingEngineConfig:
     vocab: int = paper.VOCAB
     vlens: tuple[int, ...] = (512, 1024, 2048)
     chunk_rows: int = 4
-    sweeps: SweepsConfig = field(default_factory=SweepsConfig)
     flips: FlipsConfig = field(default_factory=FlipsConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
     seed: int = 0
     full_size: bool = True
     hardware: bool = True
-    plots: bool = True
 
     def __post_init__(self) -> None:
         require(bool(self.vlens), "vlens is empty; allowed: at least one vector length")
@@ -86,17 +74,19 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from latency_rows(config, programs)
     yield from sensitivity_rows(config, programs)
     yield from gpu_rows(config)
+    yield from share_rows()
     yield from footprint_rows(programs)
-    yield from area_rows(config, programs)
-    yield from sweep_rows(config)
+    yield from area_rows(config)
 
 
 def _timed(program: SamplerProgram, **settings: Any) -> Timing:
     return time_program(program, TimingConfig(hbm=fitted_hbm(), **settings))
 
 
-def _modelled(name: str, value: float, unit: str, **more: Any) -> ResultRow:
-    return ResultRow(name, value, unit, kind="modelled", **more)
+def _modelled(
+    name: str, value: float, unit: str, kind: Kind = "modelled", **more: Any
+) -> ResultRow:
+    return ResultRow(name, value, unit, kind=kind, **more)
 
 
 def _beside(known: Mapping[int, float], vlen: int, source: str) -> dict[str, Any]:
@@ -108,22 +98,28 @@ def fit_rows() -> Iterator[ResultRow]:
     """Yields the two constants that were fitted."""
     hbm = fitted_hbm()
     source = f"fitted to {FITTED_TO} of {paper.PAPER}"
-    yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", source=source)
-    yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", source=source)
+    yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", "fitted", source=source)
+    yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", "fitted", source=source)
+
+
+LATENCY_KINDS: Mapping[int, Kind] = {512: "fitted", 2048: "informed"}
+"""Of the latencies' rows; at 2048 the memory cycles are fitted."""
+CYCLES_KINDS: Mapping[str, Kind] = {"memory": "fitted", "vector": "informed"}
+"""What a top-k unit takes was chosen with the published total of the vector cycles in view."""
 
 
 def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
     """Yields the published rows and breakdown, then the other programs at the same lengths."""
     table = paper.LATENCY_MS if config.is_published_case else {}
-    role = {512: "fitted", 1024: "predicted", 2048: "predicted but for its memory cycles"}
     for vlen in config.vlens:
         cycles = _timed(programs["performance", vlen]).cycles
-        known = _beside(table, vlen, f"{TABLE}; {role.get(vlen)}")
-        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", **known)
-        if vlen not in table:
+        known = _beside(table, vlen, TABLE)
+        kind = LATENCY_KINDS.get(vlen, "modelled") if known else "modelled"
+        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", kind, **known)
+        if not known:
             continue
         yield _modelled(
-            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster",
+            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster", "repeated",
             reference=paper.A6000_MS / table[vlen], source=TABLE,
         )  # fmt: skip
         if vlen == 2048:
@@ -139,15 +135,14 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
 
 def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
     for unit, value in cycles.items():
-        role = "fitted" if unit == "memory" else "predicted"
         yield _modelled(
-            f"vlen2048/{unit}_cycles", value, "cycles", reference=paper.CYCLES_AT_2048[unit],
-            source=f"{paper.PAPER}, breakdown; {role}",
+            f"vlen2048/{unit}_cycles", value, "cycles", CYCLES_KINDS.get(unit, "modelled"),
+            reference=paper.CYCLES_AT_2048[unit], source=f"{paper.PAPER}, breakdown",
         )  # fmt: skip
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields what the published numbers leave out: other latency columns, and all scales of MX."""
+    """Yields what the published numbers leave out: other latencies, all scales of MX, and noise."""
     for vlen in config.vlens:
         for column in COLUMNS[1:]:
             for mode in ("performance", "one_pass_overlapped"):
@@ -155,6 +150,9 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
                 yield _modelled(f"{column}/{mode}/vlen{vlen}/latency_ms", ms, "ms")
         ms = _timed(programs["performance", vlen], scale_traffic="full").cycles.ms
         yield _modelled(f"full_scales/vlen{vlen}/latency_ms", ms, "ms")
+        noisy = replace(config.sampling("one_pass"), noisy=True)
+        timing = _timed(compile_sampler(noisy, EngineConfig(vlen=vlen)))
+        yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
 
 
 def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
@@ -176,40 +174,11 @@ def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
             yield _modelled(f"memory/{mode}/vlen{vlen}/{domain}_bytes", size, "bytes")
 
 
-def area_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields area, power, and the energy of one block's step."""
-    source = f"{paper.PAPER}, Table IV; the slope is fitted to it"
+def area_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
+    """Yields area and power of the vector datapath."""
+    source = f"{paper.PAPER}, Table IV"
     for vlen in config.vlens:
         area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
-        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", **area)
-        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", **power)
-        for mode in MODES:
-            energy = paper.energy_mj(vlen, _timed(programs[mode, vlen]).cycles.ms)
-            yield _modelled(f"energy/{mode}/vlen{vlen}/mj", energy, "mJ")
-
-
-def sweep_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """Yields one axis at a time, with memory enough for all."""
-    sweeps = config.sweeps
-    base = replace(config.sampling("edge"), rows=sweeps.rows)
-    axes = (
-        ("batch", "batch", sweeps.batches),
-        ("block", "rows", sweeps.blocks),
-        ("vocab", "vocab", sweeps.vocabs),
-        ("chunk", "chunk_rows", sweeps.chunks),
-    )
-    for mode in MODES:
-        for axis, name, values in axes:
-            for value in values:
-                sampling = replace(base, mode=mode, **{name: value})
-                yield _sweep_row(f"{axis}/{value}", sampling, sweeps.vlen)
-        for vlen in sweeps.vlens:
-            yield _sweep_row(f"vlen/{vlen}", replace(base, mode=mode), vlen)
-
-
-def _sweep_row(point: str, sampling: Sampling, vlen: int) -> ResultRow:
-    engine = EngineConfig(
-        vlen=vlen, vector_bytes=ENOUGH_MEMORY, fp_words=max(vlen, 1024), int_bytes=ENOUGH_MEMORY
-    )
-    ms = _timed(compile_sampler(sampling, engine)).cycles.ms
-    return _modelled(f"sweep/{sampling.mode}/{point}/latency_ms", ms, "ms")
+        kind = "fitted" if area else "modelled"
+        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", kind, **area)
+        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", kind, **power)

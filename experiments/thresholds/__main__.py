@@ -27,9 +27,9 @@ from experiments.evaluate.score_table import NUMBERS, score_cells
 from experiments.harness.pictures import ScorePoint, forwards_curves, save
 from experiments.harness.results import ResultRow, aligned
 from experiments.harness.run import Run, entry_point
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.graded import Evaluation
-from llada_jax.evaluation.harness import Trial, fingerprint, lengthened
+from llada_jax.evaluation.harness import PLACES, Trial, fingerprint, lengthened
 from llada_jax.evaluation.items import ValidationItems
 from llada_jax.evaluation.sweep import (
     Found,
@@ -59,6 +59,7 @@ class ThresholdsConfig:
     scored_seed: int = 0
     scored_items: int = 500
     batch_size: int = 100
+    places: int = PLACES
     points: float = 0
     plain: SamplerConfig
     one_at_a_time: SamplerConfig
@@ -66,7 +67,7 @@ class ThresholdsConfig:
 
     def __post_init__(self) -> None:
         require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
-        require(self.batch_size > 0, f"batch_size is {self.batch_size}; allowed: 1 or more")
+        require_counts(self, "batch_size", "places")
         require(self.points >= 0, f"points is {self.points}; allowed: 0 or more")
         names = [setting.name for setting in self.settings]
         twice = [name for name in names if names.count(name) > 1]
@@ -151,6 +152,7 @@ def _evaluated(
         sampler_name=setting.name,
         sampler=lengthened(setting.sampler, items.task),
         batch_size=config.batch_size,
+        places=config.places,
     )
     return trial.run(trial.store(run.folder / CELLS / f"{setting.name}-{items.task.name}"))
 

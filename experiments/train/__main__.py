@@ -1,6 +1,7 @@
 """Trains a masked-diffusion model on a mixture of tasks and exports it in the Hugging Face layout.
 
     python -m experiments.train hydra.run.dir=outputs/small
+    python -m experiments.train train.steps=200 hydra.run.dir=outputs/short
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
 
 The same command resumes a run that was stopped, from its last checkpoint; with more steps it is
@@ -39,6 +40,7 @@ from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
+from llada_jax.training.upcycling import dense_shape, upcycled
 
 TOKENIZER_TEXTS = 20_000
 
@@ -113,7 +115,11 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     """
     training = Training.of(asdict(config), config.data, _command()).resumed(run.folder)
     require_steps(run.folder, config.train)
-    parent = None if config.parent is None else parent_params(config.parent, config.model)
+    parent = (
+        None
+        if config.parent is None
+        else parent_params(config.parent, config.model, config.train.seed)
+    )
     run.begin()
     run.write(TRAINING, training.as_json())
     folder = tokenizer_folder(config, run)
@@ -126,17 +132,19 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     finish(config, run, model, folder, training.commands)
 
 
-def parent_params(name: str, model: ModelConfig) -> ModelParams:
-    """Returns float32 parameters of a model of this shape. Raises ValueError for another shape."""
+def parent_params(name: str, model: ModelConfig, seed: int = 0) -> ModelParams:
+    """Returns float32 parameters of a model of this shape, or of the dense one that a mixture is
+    upcycled from. Raises ValueError for another shape."""
     config, params, tokenizer = load_params(name, "float32")
     require(tokenizer is not None, f"parent {name!r} has no tokenizer; allowed: one that has")
-    found, wanted = asdict(config), asdict(model)
+    sparse = model.moe is not None and config.moe is None
+    found, wanted = asdict(config), asdict(dense_shape(model) if sparse else model)
     for field in (each for each in wanted if not each.endswith("_id")):
         require(
             found[field] == wanted[field],
             f"model.{field} is {wanted[field]!r}; allowed: {found[field]!r}, as of parent {name!r}",
         )
-    return params
+    return upcycled(params, model, seed) if sparse else params
 
 
 def finish(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Backend, Bucket, Executable
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import body_step, head_chunks, head_steps
@@ -13,6 +14,7 @@ from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams
 
 ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128)
+CANVASES = (1, 2, 4)
 _MULTIPLE = 32
 
 
@@ -28,12 +30,14 @@ class CompiledOnDemand:
         backend: Backend,
         head: Backend | None = None,
         row_buckets: Sequence[int] = ROW_BUCKETS,
+        canvases: Sequence[int] = CANVASES,
     ):
-        """Takes another backend for the head. Rows beyond the buckets become multiples of 32."""
+        """Takes another backend for the head. Rows beyond the buckets become multiples of 32, and
+        are those of one canvas."""
         self.config = config
         self.head_chunks = head_chunks(config)
         self._backend, self._head_backend = backend, head or backend
-        self._row_buckets = row_buckets
+        self._row_buckets, self._canvases = row_buckets, canvases
         self._embedding = np.asarray(params.embedding)
         self._weights = InMemory(params)
         self._bodies: dict[Bucket, list[Shard]] = {}
@@ -42,8 +46,12 @@ class CompiledOnDemand:
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         return self._embedding[tokens].astype(np.float32)
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()))
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        bucket = bucket_size(rows, self._row_buckets)
+        return bucket, sizes_within(self._canvases, bucket, self._row_buckets[-1])
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        bucket = Bucket(bucket_size(rows, self._row_buckets), bucket_size(cache, ()), canvases)
         if bucket not in self._bodies:
             self._bodies[bucket] = self._compiled(bucket)
         return bucket, self._bodies[bucket]

@@ -15,14 +15,20 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Static shape of a forward: rows, and cached positions that they may read."""
+    """Static shape of a forward: rows of each canvas, and cached positions that they may read."""
 
     rows: int
     cache: int
+    canvases: int = 1
 
     @property
     def name(self) -> str:
-        return f"rows{self.rows}_cache{self.cache}"
+        packed = f"_canvases{self.canvases}" if self.canvases > 1 else ""
+        return f"rows{self.rows}_cache{self.cache}{packed}"
+
+    @property
+    def all_rows(self) -> int:
+        return self.canvases * self.rows
 
 
 @dataclass(frozen=True)

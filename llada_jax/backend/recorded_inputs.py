@@ -27,7 +27,10 @@ class Recorder:
         self.embed, self.head = program.embed, program.head
         self.samples: dict[range, list[Inputs]] = {}
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        return max(rows, self._bucket.rows), (1,)
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
         bucket, shards = self._program.body(max(rows, self._bucket.rows), self._bucket.cache)
         return bucket, [Shard(layers, self._recorded(layers, each)) for layers, each in shards]
 

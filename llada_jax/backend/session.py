@@ -1,26 +1,28 @@
 """The host's side of a step: what it passes to the executables, and what it keeps.
 
-Per forward and canvas, the host looks up the rows' embeddings, computes the cosines and sines of
-their positions, fills the mask, runs the shards of the body one after the other, and keeps the
-rows' keys and values. A row's key and value are needed only once it is no row any more, so they
-enter the cache at the next forward, and only those that have left the window.
+Per forward, the host looks up the rows' embeddings, computes the cosines and sines of their
+positions, fills the mask, runs the shards of the body one after the other, and keeps the rows' keys
+and values. Canvases share a forward where the program is compiled for several.
 """
 
 from collections.abc import Mapping, Sequence
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
+from llada_jax.backend.canvas_cache import CanvasCache, Fresh, Turn
+from llada_jax.backend.packed import LiveRows, Pack, behind_each_other, bias_of, packs
 from llada_jax.backend.protocol import Bucket, Executable
-from llada_jax.backend.steps import padded
+from llada_jax.backend.resources import require_memory
+from llada_jax.backend.steps import cache_names, padded
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, start_scores
-from llada_jax.model.layers import HIDDEN_SCORE, rotation
+from llada_jax.model.layers import rotation
 from llada_jax.types import Denoiser, KVCache, Params, Rows, RowsOut, Scores
 
 FORBIDDEN_LOGIT = -1e30
@@ -46,8 +48,14 @@ class Program(Protocol):
         """Returns embeddings of token ids, float32."""
         ...
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        """Returns the smallest bucket with at least so many rows and cached positions."""
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        """Returns the rows of the smallest bucket with at least so many, and the numbers of
+        canvases that it is compiled for, ascending from 1."""
+        ...
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        """Returns the smallest bucket of so many canvases, with at least so many rows of each and
+        cached positions."""
         ...
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
@@ -55,68 +63,13 @@ class Program(Protocol):
         ...
 
 
-class _Fresh(NamedTuple):
-    """What of the last forward has yet to enter the cache; keys and values by shard."""
-
-    rows: Int[np.ndarray, " r"]
-    """Indices into the outputs."""
-    positions: Int[np.ndarray, " r"]
-    outputs: list[Mapping[str, np.ndarray]]
-
-
-class _CanvasCache:
-    """One canvas of the batch: its cache, for each shard by the names of its inputs."""
-
-    def __init__(self) -> None:
-        self.cache: list[dict[str, np.ndarray]] = []
-        self.fresh: _Fresh | None = None
-        """Keys and values of the last forward, where the executables left them."""
-
-    def make_room(self) -> None:
-        """Copies what the executables hold for this canvas: another one will run."""
-        if self.fresh is not None:
-            outputs = [jax.tree.map(np.copy, dict(output)) for output in self.fresh.outputs]
-            self.fresh = self.fresh._replace(outputs=outputs)
-
-    def write_left(self, positions: Int[np.ndarray, " r"], seen: Bool[np.ndarray, " L"]) -> None:
-        """Puts the last forward's keys and values into the cache where no row stands now, and where
-        one does but others see the cache: a row that refreshes a token of the cache."""
-        if self.fresh is None:
-            return
-        fresh = self.fresh.positions
-        stands = np.isin(fresh, positions)
-        left = ~stands | seen[fresh] if len(seen) else ~stands
-        if left.any():
-            positions, rows = fresh[left], self.fresh.rows[left]
-            for cache, outputs in zip(self.cache, self.fresh.outputs, strict=True):
-                for name, array in cache.items():
-                    array[:, positions] = outputs[f"new_{name}"][:, rows]
-        self.fresh = None
-
-
-class _Turn:
-    """Who uses a program's executables, whose memory is one, whichever session asks."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        self.last_to_run: ref[_CanvasCache] | None = None
-        """The canvas whose keys and values still lie in the executables."""
-
-    def take(self, canvas: _CanvasCache) -> None:
-        """Lets the canvas run next; what another one has left is copied first."""
-        last = self.last_to_run() if self.last_to_run else None
-        if last is not None and last is not canvas:
-            last.make_room()
-        self.last_to_run = ref(canvas)
-
-
-_turns: WeakKeyDictionary[Program, _Turn] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[Program, Turn] = WeakKeyDictionary()
 _adding_a_turn = Lock()
 
 
-def _turn_of(program: Program) -> _Turn:
+def _turn_of(program: Program) -> Turn:
     with _adding_a_turn:
-        return _turns.setdefault(program, _Turn())
+        return _turns.setdefault(program, Turn())
 
 
 class Session:
@@ -130,7 +83,7 @@ class Session:
         self._program = program
         self._turn = _turn_of(program)
         self._rules = rules
-        self._canvases: list[_CanvasCache] = []
+        self._canvases: list[CanvasCache] = []
         self._length = 0
         self._cos = self._sin = np.zeros((0, 0), np.float32)
         self._penalty = np.zeros(program.config.vocab_size, np.float32)
@@ -144,63 +97,71 @@ class Session:
 
     def empty_cache(self, params: Params, batch: int, length: int) -> KVCache:
         """Forgets all canvases. The sampler's own cache has no layers."""
-        self._canvases = [_CanvasCache() for _ in range(batch)]
+        self._canvases = [CanvasCache() for _ in range(batch)]
         self._length = length
         shape = (0, batch, length, 0, 0)
         return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     def forward_rows(self, params: Params, rows: Rows, cache: KVCache) -> RowsOut:
-        """Runs a forward, canvas by canvas; only the live rows run."""
+        """Runs a forward; only the live rows run, and as many canvases at a time as can."""
         arrays: Any = jax.tree.map(np.asarray, rows._replace(writes=rows.written))
         batch, n_rows = arrays.tokens.shape
         hidden = np.zeros((batch, n_rows, self._program.config.width), np.float32)
+        run = [np.nonzero(live)[0] for live in arrays.live]
+        asked = [_live_rows(arrays, b, run[b]) for b in range(batch)]
         with self._turn.lock:
-            for b, canvas in enumerate(self._canvases):
-                (run,) = np.nonzero(arrays.live[b])
-                row: Any = Rows(*(array[b] for array in arrays))
-                canvas.write_left(row.positions[row.written], row.sees_cache[run].any(axis=0))
-                if len(run):
-                    hidden[b, run] = self._run(canvas, row, run)
+            for canvas, each in zip(self._canvases, asked, strict=True):
+                canvas.write_left(each.positions[each.written], each.sees_cache.any(axis=0))
+            for pack in packs([len(each) for each in run], self._program.sizes_for):
+                bucket, states = self._run(pack, [asked[b] for b in pack.canvases])
+                for place, b in enumerate(pack.canvases):
+                    hidden[b, run[b]] = states[place * bucket.rows :][: len(run[b])]
         nothing = np.zeros((0, batch, n_rows, 0, 0), np.float32)
         return RowsOut(hidden, nothing, nothing)  # pyright: ignore
 
     def _run(
-        self, canvas: _CanvasCache, rows: Rows, run: Int[np.ndarray, " r"]
-    ) -> Float[np.ndarray, "r D"]:
-        self._turn.take(canvas)
-        bucket, shards = self._program.body(len(run), self._length)
-        inputs = self._inputs(rows, run, bucket)
-        if bucket.cache and not canvas.cache:
-            canvas.cache = list(map(allocate_cache, shards))
-        outputs = []
+        self, pack: Pack, asked: Sequence[LiveRows]
+    ) -> tuple[Bucket, Float[np.ndarray, "R D"]]:
+        canvases = [self._canvases[b] for b in pack.canvases]
+        self._turn.take(canvases)
+        bucket, shards = self._program.body(pack.rows, self._length, pack.places)
+        if bucket.cache:
+            self._allocate_caches(canvases, bucket, shards)
+        inputs, outputs = self._inputs(asked, bucket), []
         for index, shard in enumerate(shards):
-            out = shard.executable.run(inputs | (canvas.cache[index] if canvas.cache else {}))
+            out = shard.executable.run(inputs | _caches_of(canvases, index, shard, bucket))
             inputs["hidden"] = out["hidden"]
             outputs.append(out)
         if self._length:
-            (written,) = np.nonzero(np.asarray(rows.written)[run])
-            canvas.fresh = _Fresh(written, np.asarray(rows.positions)[run][written], outputs)
-        return inputs["hidden"][: len(run)]
+            for place, (canvas, rows) in enumerate(zip(canvases, asked, strict=True)):
+                (written,) = np.nonzero(rows.written)
+                at = place * bucket.rows + written
+                canvas.fresh = Fresh(at, rows.positions[written], outputs)
+        return bucket, inputs["hidden"]
 
-    def _inputs(
-        self, rows: Rows, run: Int[np.ndarray, " r"], bucket: Bucket
-    ) -> dict[str, np.ndarray]:
+    def _allocate_caches(
+        self, canvases: Sequence[CanvasCache], bucket: Bucket, shards: Sequence[Shard]
+    ) -> None:
+        """Makes the caches that are not there yet. Raises ValueError, before the first one, where
+        those of all canvases do not fit into memory."""
+        config, batch = self._program.config, len(self._canvases)
+        if not any(canvas.cache for canvas in self._canvases):
+            numbers = 2 * config.n_layers * bucket.cache * config.n_kv_heads * config.head_dim
+            what = f"the cache of {batch} canvases of {bucket.cache} positions"
+            require_memory(4 * batch * numbers, what)
+        for canvas in canvases:
+            canvas.cache = canvas.cache or list(map(allocate_cache, shards))
+
+    def _inputs(self, asked: Sequence[LiveRows], bucket: Bucket) -> dict[str, np.ndarray]:
         """Returns what the first shard takes beside the cache, padded to the bucket."""
-        count = len(run)
-        positions = np.asarray(rows.positions)[run]
-        self._extend_angles(int(positions.max()) + 1)
-
-        bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
-        bias[:count, : self._length][np.asarray(rows.sees_cache)[run]] = 0
-        bias[:count, bucket.cache : bucket.cache + count][
-            np.asarray(rows.sees_rows)[np.ix_(run, run)]
-        ] = 0
-        return {
-            "hidden": padded(self._program.embed(np.asarray(rows.tokens)[run]), bucket.rows),
-            "cos": padded(self._cos[positions], bucket.rows),
-            "sin": padded(self._sin[positions], bucket.rows),
-            "bias": bias,
+        self._extend_angles(1 + max(int(rows.positions.max()) for rows in asked))
+        columns = {
+            "hidden": [self._program.embed(rows.tokens) for rows in asked],
+            "cos": [self._cos[rows.positions] for rows in asked],
+            "sin": [self._sin[rows.positions] for rows in asked],
         }
+        inputs = {name: behind_each_other(arrays, bucket) for name, arrays in columns.items()}
+        return inputs | {"bias": bias_of(asked, bucket)}
 
     def _extend_angles(self, length: int) -> None:
         if len(self._cos) < length:
@@ -254,7 +215,29 @@ class Session:
 _absorb_chunk = jax.jit(absorb_chunk, static_argnames=("start", "rules"))
 
 
+def _live_rows(rows: Any, canvas: int, run: Int[np.ndarray, " r"]) -> LiveRows:
+    tokens, positions, _, sees_cache, sees_rows, written = (array[canvas] for array in rows)
+    sees_rows = sees_rows[np.ix_(run, run)]
+    return LiveRows(tokens[run], positions[run], sees_cache[run], sees_rows, written[run])
+
+
 def allocate_cache(shard: Shard) -> dict[str, np.ndarray]:
     """Returns an empty cache of a shard's layers, by the names of its inputs."""
-    names = [f"{kind}_{layer}" for layer in shard.layers for kind in ("keys", "values")]
+    names = [name for layer in shard.layers for name in cache_names(layer)]
     return {name: shard.executable.allocate(name) for name in names}
+
+
+def _caches_of(
+    canvases: Sequence[CanvasCache], index: int, shard: Shard, bucket: Bucket
+) -> dict[str, np.ndarray]:
+    """Returns the caches that a shard takes; an empty place has those of the first canvas, which
+    its rows do not see."""
+    if not bucket.cache:
+        return {}
+    placed = [*canvases, *[canvases[0]] * (bucket.canvases - len(canvases))]
+    return {
+        theirs: canvas.cache[index][mine]
+        for place, canvas in enumerate(placed)
+        for layer in shard.layers
+        for theirs, mine in zip(cache_names(layer, place), cache_names(layer), strict=True)
+    }

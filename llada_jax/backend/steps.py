@@ -5,24 +5,37 @@ They are the model's own functions with static shapes, one canvas (B = 1), and n
 - `body`: `hidden` [R, D], RoPE's `cos` and `sin` [R, half], `bias` [R, C + R] (0, or `HIDDEN_SCORE`
   where a row may not look), and for each layer the cache `keys_<i>`, `values_<i>` [K, C, Dh], which
   is only read. Gives `hidden` and the rows' `new_keys_<i>`, `new_values_<i>` [K, R, Dh].
+  Of n canvases, each has R / n of the rows, one canvas behind the other, and the columns of `bias`
+  are its own: C + R / n. The caches of the second one are `canvas1_keys_<i>` and so on.
 - `head`: `hidden` [R, D] and `penalty` [V], added to the logits; gives `token` and `confidence`.
 - `logits`: `hidden` [R, D] to one chunk of the logits, for every other rule of scoring.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from llada_jax.backend.protocol import Bucket, Step
 from llada_jax.config import ModelConfig
-from llada_jax.model.forward import run_layers
+from llada_jax.model.forward import PLAIN, run_layers
 from llada_jax.model.head import score_greedily
-from llada_jax.model.layers import HIDDEN_SCORE, CachedLayer, Rotation, rms_norm
+from llada_jax.model.layers import (
+    HIDDEN_SCORE,
+    CachedLayer,
+    Fresh,
+    Rotation,
+    attend_to_cache,
+    rms_norm,
+)
 from llada_jax.model.params import abstract_params, named_specs
 from llada_jax.model.quantize import linear
 
+_ROWS = ("hidden", "cos", "sin", "bias")
+"""Inputs of a body step that have a row for each row."""
 HEAD_CHUNK = 8192
 """Vocabulary entries whose logits exist at one time."""
 
@@ -36,10 +49,11 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     last = layers.stop == config.n_layers
 
     def function(weights: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        def cached(kind: str) -> list[Array]:
+        def cached(layer: int, canvas: int) -> CachedLayer:
             if not bucket.cache:
-                return [jax.numpy.zeros((1, 0, config.n_kv_heads, config.head_dim))] * len(layers)
-            return [inputs[f"{kind}_{i}"].swapaxes(0, 1)[None] for i in layers]
+                return CachedLayer(*[jnp.zeros((1, 0, config.n_kv_heads, config.head_dim))] * 2)
+            names = cache_names(layer, canvas)
+            return CachedLayer(*(inputs[name].swapaxes(0, 1)[None] for name in names))
 
         angles = Rotation(inputs["cos"][None, :, None], inputs["sin"][None, :, None])
         hidden, keys, values = run_layers(
@@ -48,8 +62,9 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
             inputs["hidden"][None],
             angles,
             inputs["bias"][None],
-            map(CachedLayer, cached("keys"), cached("values")),
+            [[cached(i, canvas) for canvas in range(bucket.canvases)] for i in layers],
             first=layers.start,
+            hooks=PLAIN._replace(attend_with=_attend_by_canvas),
         )
         if last:
             hidden = rms_norm(hidden, weights["final_norm"], config.norm_eps)
@@ -68,40 +83,74 @@ def body_step(config: ModelConfig, layers: range, bucket: Bucket) -> Step:
     )
 
 
+def _attend_by_canvas(
+    query: Float[Array, "1 R H Dh"],
+    fresh: Fresh,
+    bias: Float[Array, "1 R T"],
+    cached: Sequence[CachedLayer],
+) -> Float[Array, "1 R HDh"]:
+    """Lets the rows of each canvas attend as they would alone."""
+    if len(cached) == 1:
+        return attend_to_cache(query, fresh, bias, cached[0])
+    split = partial(jnp.split, indices_or_sections=len(cached), axis=1)
+    parts = zip(split(query), *map(split, fresh), split(bias), cached, strict=True)
+    outs = [attend_to_cache(rows, (key, value), sees, old) for rows, key, value, sees, old in parts]
+    return jnp.concatenate(outs, axis=1)
+
+
+def cache_names(layer: int, canvas: int = 0) -> list[str]:
+    """Returns the names of the inputs that are a canvas's cache of a layer: keys, then values."""
+    place = f"canvas{canvas}_" if canvas else ""
+    return [f"{place}{kind}_{layer}" for kind in ("keys", "values")]
+
+
 def _body_inputs(config: ModelConfig, layers: range, bucket: Bucket) -> dict[str, tuple[int, ...]]:
-    half = config.rotary_dims // 2
+    half, rows = config.rotary_dims // 2, bucket.all_rows
     inputs: dict[str, tuple[int, ...]] = {
-        "hidden": (bucket.rows, config.width),
-        "cos": (bucket.rows, half),
-        "sin": (bucket.rows, half),
-        "bias": (bucket.rows, bucket.cache + bucket.rows),
+        "hidden": (rows, config.width),
+        "cos": (rows, half),
+        "sin": (rows, half),
+        "bias": (rows, bucket.cache + bucket.rows),
     }
     if bucket.cache:
         shape = (config.n_kv_heads, bucket.cache, config.head_dim)
-        inputs |= {f"{kind}_{i}": shape for i in layers for kind in ("keys", "values")}
+        for canvas in range(bucket.canvases):
+            inputs |= {name: shape for i in layers for name in cache_names(i, canvas)}
     return inputs
 
 
 def bucket_of(step: Step) -> Bucket:
-    """Returns the shape of a body step."""
+    """Returns the shape of a body step of one canvas."""
     rows, width = step.inputs["bias"]
     return Bucket(rows, width - rows)
 
 
 def resized(inputs: Mapping[str, np.ndarray], bucket: Bucket) -> dict[str, np.ndarray]:
-    """Cuts or pads a body step's inputs to another bucket: its first rows and cached positions."""
+    """Cuts or pads a canvas's inputs of a body step to another bucket: its first rows and cached
+    positions, in the place of each canvas."""
     old_rows, width = inputs["bias"].shape
     old_cache = width - old_rows
     rows, cache = min(old_rows, bucket.rows), min(old_cache, bucket.cache)
     bias = np.full((bucket.rows, bucket.cache + bucket.rows), HIDDEN_SCORE, np.float32)
     bias[:rows, :cache] = inputs["bias"][:rows, :cache]
     bias[:rows, bucket.cache : bucket.cache + rows] = inputs["bias"][:rows, old_cache:][:, :rows]
-    out = {name: padded(inputs[name][:rows], bucket.rows) for name in ("hidden", "cos", "sin")}
+    out = {name: padded(inputs[name][:rows], bucket.rows) for name in _ROWS[:3]}
     for name, array in inputs.items():
         if name.startswith(("keys_", "values_")):
             out[name] = np.zeros((array.shape[0], bucket.cache, array.shape[2]), np.float32)
             out[name][:, :cache] = array[:, :cache]
-    return out | {"bias": bias}
+    return _in_every_place(out | {"bias": bias}, bucket.canvases)
+
+
+def _in_every_place(inputs: Mapping[str, np.ndarray], canvases: int) -> dict[str, np.ndarray]:
+    rows = {name: np.tile(inputs[name], (canvases, 1)) for name in _ROWS}
+    caches = {
+        f"canvas{place}_{name}": array
+        for name, array in inputs.items()
+        for place in range(1, canvases)
+        if name not in rows
+    }
+    return {**inputs, **caches, **rows}
 
 
 def padded(values: Float[np.ndarray, "r n"], rows: int) -> Float[np.ndarray, "R n"]:

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.streamed_program import StreamedProgram
@@ -15,10 +17,11 @@ from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.continuous import Places
-from llada_jax.sampler.generate import Result, decode
-from llada_jax.sampler.loops import OnStep, Refresher
+from llada_jax.sampler.generate import Kept, Result, decode
+from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
 from llada_jax.sampler.run import checked_run
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.types import Denoiser, Params
 
 
@@ -29,7 +32,7 @@ def generate(
     *,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
-    trace: bool = False,
+    trace: Kept = False,
     on_step: OnStep | None = None,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
@@ -46,7 +49,7 @@ def generate(
         host's threads, for a model of `tiled`; a `Backend`, for example an `EmulatedNpu` of
         another SoC; or a `StreamedProgram`, whose layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
-      trace: keep what every forward did in `Result.trace`.
+      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
@@ -65,6 +68,9 @@ def generate(
         result = decode(
             prompts=prompts, seed=seed, trace=trace, on_step=on_step, infill=holes, **settings
         )
+    if result.recorded is not None and model.tokenizer is not None:
+        ids = np.union1d(result.recorded.tokens, result.recorded.event_token)
+        result.recorded.settings["pieces"] = model.tokenizer.pieces(ids.tolist())
     return _of_model(result, model)
 
 
@@ -89,7 +95,7 @@ def generate_stream(
     prompts: Prompts,
     config: SamplerConfig | None = None,
     *,
-    places: int = 16,
+    places: int = 8,
     together: int = 1,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,

@@ -23,7 +23,7 @@ from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.forward import PLAIN, LayerHooks
-from llada_jax.model.fused_attention import fused_attend
+from llada_jax.model.fused_attention import fused_attend_to_cache
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.params import ModelParams
@@ -58,7 +58,10 @@ _BACKENDS: dict[str, Callable[[ModelParams], Backend]] = {
     "qnn": lambda params: EmulatedNpu(),
 }
 """Backends that run compiled steps outside JAX, by name."""
-XLA: dict[str, LayerHooks] = {"xla": PLAIN, "xla_fused": LayerHooks(attend=fused_attend)}
+XLA: dict[str, LayerHooks] = {
+    "xla": PLAIN,
+    "xla_fused": LayerHooks(attend_with=fused_attend_to_cache),
+}
 """How JAX runs the model, by name."""
 
 
@@ -117,7 +120,7 @@ def _program(backend: str | Backend, config: ModelConfig, same: _Same) -> Compil
         backend = _BACKENDS[backend](same.params)
     if isinstance(backend, EmulatedNpu):  # a phone scores on its CPU
         head = LiteRT(quant_of(same.params))
-        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS)
+        return CompiledOnDemand(config, same.params, backend, head, NPU_ROW_BUCKETS, canvases=(1,))
     return CompiledOnDemand(config, same.params, backend)
 
 

@@ -80,6 +80,7 @@ def load(
     *,
     family: Family | str | None = None,
     block_length: int | None = None,
+    experts: bool = True,
 ) -> Model:
     """Loads a model.
 
@@ -93,6 +94,8 @@ def load(
         distributions add families by entry points of the group `llada_jax.families`.
       block_length: the block of block-causal attention, where the checkpoint does not say it
         (dllm's BD3LM).
+      experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
+        them from a file of their own.
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
@@ -103,7 +106,7 @@ def load(
     if (Path(source) / MANIFEST).is_file():
         return _load_exported(Path(source), dtype)
     before = checkpoint.file_states(source)
-    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name)
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts)
     tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
     fingerprint = checkpoint.fingerprint(source)
     require(

@@ -32,7 +32,10 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def load_params(
-    source: str | PathLike[str], dtype: str | None = None, family: str | None = None
+    source: str | PathLike[str],
+    dtype: str | None = None,
+    family: str | None = None,
+    experts: bool = True,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
     """Loads a model from wherever it is.
 
@@ -43,6 +46,7 @@ def load_params(
         With the last two, matrices are quantized while they load and the rest becomes bfloat16. A
         router stored as float32 stays float32, which is what it is computed in.
       family: the family of a Hugging Face folder, whatever its configuration says; None: that.
+      experts: False leaves the matrices of routed experts out, as None; not of Orbax folders.
 
     Returns:
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
@@ -54,12 +58,13 @@ def load_params(
     require_choice("dtype", dtype, Dtype)
     path = model_path(source)
     if (path / DESCRIPTION_FILE).is_file():
+        require(experts, f"{path} is an Orbax folder, which is read whole; allowed: experts=True")
         config, params = load_orbax(path)
         return config, cast_params(config, params, dtype), _tokenizer_folder(path)
     checkpoint = _opened(path, family)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
-    return checkpoint.config, read_params(checkpoint, dtype), _tokenizer_folder(path)
+    return checkpoint.config, read_params(checkpoint, dtype, experts), _tokenizer_folder(path)
 
 
 def stream_params(

@@ -1,4 +1,5 @@
-"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE and Dream, in floats or in blocks of integers."""
+"""GGUF files of llama.cpp: LLaDA, LLaDA-MoE, Dream and RND1, in floats or in blocks of integers;
+and diffuse-cpp's of LLaDA and Dream."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,8 +23,11 @@ from llada_jax.checkpoint.sources import (
     tensor_shapes,
 )
 from llada_jax.config import ModelConfig, require
-from llada_jax.model.families.family import families
-from llada_jax.model.families.gguf_metadata import config_from_gguf, gguf_names
+from llada_jax.model.families.gguf_metadata import (
+    config_from_gguf,
+    gguf_names,
+    rows_are_permuted,
+)
 
 BLOCKS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL")
 _KINDS: Mapping[str, np.dtype] = {
@@ -55,14 +59,15 @@ def open_gguf(path: Path) -> Checkpoint:
         names["head"] in stored or not unread,
         f"{path} lacks {names['head']}, and holds {listed(unread)}, which no parameter reads",
     )
-    row_order = partial(_row_order, config)
-    return checked(Checkpoint(path, config, sources, stored, row_order), tuple(_KINDS))
+    checkpoint = Checkpoint(path, config, sources, stored)
+    if rows_are_permuted(metadata, config):
+        checkpoint = checkpoint._replace(row_order=partial(_row_order, config))
+    return checked(checkpoint, tuple(_KINDS))
 
 
 def _row_order(config: ModelConfig, source: ParamSource) -> np.ndarray | None:
     """Returns where stored rows came from: the converter put row i + Dh / 2 of a head after i."""
-    permuted = source.last_name in _PERMUTED
-    if not (permuted and families()[config.family].gguf_permuted):
+    if source.last_name not in _PERMUTED:
         return None
     rows = np.arange(source.part[0]).reshape(-1, 2, config.head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)

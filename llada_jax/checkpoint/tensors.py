@@ -1,6 +1,7 @@
 """Reading a checkpoint's parameters into the tree, piece by piece, in the dtype that is wanted."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from llada_jax.checkpoint.sources import Checkpoint, ParamSource, StoredTensor
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
-from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, quantize
+from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, dequantize, quantize
 
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
@@ -23,8 +24,9 @@ _ALIGNMENT = 64
 _PROGRESS_BYTES = 1 << 30
 
 
-def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
-    """Reads the parameter tree, in the order of its leaves.
+def read_params(checkpoint: Checkpoint, dtype: str | None, experts: bool = True) -> ModelParams:
+    """Reads the parameter tree, in the order of its leaves; without `experts`, None stands for the
+    matrices of routed ones. Says on standard error what rounding adds to blocks of integers.
 
     Beyond the parameters themselves it holds one piece of a tensor at a time (on devices other than
     the CPU, one leaf as well). Raises ValueError before it reads where int4 has no whole groups.
@@ -34,8 +36,9 @@ def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
         _check_int4_groups(sources)
     embedding = stored[sources[0].tensors[0]].dtype
     width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
-    total = sum(stored[name].row_bytes * each.part[0] for each in sources for name in each.tensors)
-    leaves = []
+    read = [each for each in sources if experts or len(each.spec.shape) < 3]
+    total = sum(stored[name].row_bytes * each.part[0] for each in read for name in each.tensors)
+    leaves, added = [], _AddedError()
     with tqdm(
         total=total,
         unit="B",
@@ -45,9 +48,15 @@ def read_params(checkpoint: Checkpoint, dtype: str | None) -> ModelParams:
         mininterval=1,
     ) as bar:
         for source in sources:
+            if source not in read:
+                leaves.append(None)
+                continue
             bits = _BITS.get(dtype) if source.spec.quantizable else None
             kept = kept_dtype(source.last_name, stored[source.tensors[0]].dtype, width)
-            leaves.append(jax.block_until_ready(_read(source, checkpoint, kept, bits, bar)))
+            leaf = _read(source, checkpoint, kept, bits, bar, added)
+            leaves.append(jax.block_until_ready(leaf))
+    if added:
+        tqdm.write(f"{checkpoint.location.name} as {dtype}: {added}", file=sys.stderr)
     return jax.tree.unflatten(jax.tree.structure(abstract_params(checkpoint.config)), leaves)
 
 
@@ -72,7 +81,12 @@ def kept_dtype(name: str, found: np.dtype | None, width: np.dtype) -> np.dtype:
 
 
 def _read(
-    source: ParamSource, checkpoint: Checkpoint, dtype: np.dtype, bits: Bits | None, bar: tqdm
+    source: ParamSource,
+    checkpoint: Checkpoint,
+    dtype: np.dtype,
+    bits: Bits | None,
+    bar: tqdm,
+    added: "_AddedError",
 ) -> jax.Array | QuantArray:
     shape, (n_rows, *_) = source.spec.shape, source.part
     if bits is None:
@@ -87,7 +101,7 @@ def _read(
         tensor, done = checkpoint.stored[name], 0
         for raw in tensor.pieces(source.start, source.start + n_rows, _PIECE_ELEMENTS):
             rows = slice(done, done + len(raw))
-            for target, part in zip(by_tensor, _decoded(tensor, raw, bits), strict=True):
+            for target, part in zip(by_tensor, _decoded(tensor, raw, bits, added), strict=True):
                 target[index, rows if order is None else order[rows]] = part.reshape(len(raw), -1)
             done += len(raw)
             bar.update(raw.nbytes)
@@ -95,12 +109,40 @@ def _read(
     return leaves[0] if bits is None else QuantArray(*leaves)
 
 
-def _decoded(tensor: StoredTensor, raw: np.ndarray, bits: Bits | None) -> Sequence[Any]:
+class _AddedError:
+    """Adds up, by kind of block, what is lost where integers are rounded to other integers."""
+
+    def __init__(self) -> None:
+        self._squares: dict[str, np.ndarray] = {}
+
+    def add(self, kind: str, numbers: np.ndarray, rounded: QuantArray) -> None:
+        lost = dequantize(rounded, np.float32) - numbers
+        sums = np.array([np.square(lost).sum(), np.square(numbers).sum()], np.float64)
+        self._squares[kind] = self._squares.get(kind, 0) + sums
+
+    def __bool__(self) -> bool:
+        return bool(self._squares)
+
+    def __str__(self) -> str:
+        """Returns the root mean square of the error over that of the values, by kind."""
+        shares = {kind: np.sqrt(e / max(v, 1e-30)) for kind, (e, v) in self._squares.items()}
+        of_kinds = ", ".join(f"{kind} by {share:.2%}" for kind, share in shares.items())
+        return f"rounding anew moves weights of {of_kinds} of their size (root mean square)"
+
+
+def _decoded(
+    tensor: StoredTensor, raw: np.ndarray, bits: Bits | None, added: _AddedError
+) -> Sequence[Any]:
     """Returns rows as floats, or as integers and their scales."""
     if bits == 4 and tensor.int4 is not None:
         return tensor.decode_int4(raw)
     numbers = tensor.decode(raw)
-    return [numbers] if bits is None else quantize(numbers, bits)
+    if bits is None:
+        return [numbers]
+    rounded = quantize(numbers, bits)
+    if tensor.blocks is not None:
+        added.add(tensor.kind, numbers, rounded)
+    return rounded
 
 
 def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:

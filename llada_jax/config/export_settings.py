@@ -39,15 +39,19 @@ class ExportConfig:
     """Rows of a forward, ascending. A forward takes the smallest bucket that holds it."""
     caches: tuple[int, ...] = (512,)
     """Cached positions, ascending: the longest canvas that can be decoded, and shorter ones."""
+    canvases: tuple[int, ...] = (1,)
+    """Canvases that share a forward, ascending from 1; together they have at most as many rows as
+    the largest of `rows`."""
     shard_bytes: int = 2_000_000_000
     """Largest file of layers; TFLite ends at 2 GiB."""
     phones: PhoneConfig = PhoneConfig()
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
-        for name, least in (("rows", 1), ("caches", 0)):
+        for name, least in (("rows", 1), ("caches", 0), ("canvases", 1)):
             buckets = ascending_counts(name, getattr(self, name), least)
             object.__setattr__(self, name, buckets)
+        require(self.canvases[0] == 1, f"canvases is {self.canvases}; allowed: 1, and larger ones")
         require(
             0 < self.shard_bytes < 2**31,
             f"shard_bytes is {self.shard_bytes}; allowed: 1 to {2**31 - 1}",

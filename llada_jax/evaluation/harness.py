@@ -36,7 +36,7 @@ from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.trace import Trace
 
-PLACES = 16
+PLACES = 8
 """Items that are decoded at a time."""
 
 

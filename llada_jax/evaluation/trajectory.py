@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require
-from llada_jax.config.policies import take_policy
-from llada_jax.sampler.trace import Event, Trace
-
-MASKED, VISIBLE, STABLE = range(3)
+from llada_jax.sampler.canvas import MASKED, STABLE
+from llada_jax.sampler.event import Event
+from llada_jax.sampler.states import KEPT, event_states
+from llada_jax.sampler.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class Trajectory:
     def _states(self) -> Int[np.ndarray, "S B C"]:
         """Returns the current block when each forward begins."""
         trace, found = self.trace, []
+        after = event_states(trace)
         state = np.full(trace.tokens.shape, MASKED, np.int8)
         first = np.searchsorted(trace.event_step, np.arange(len(trace.rows) + 1))
         for step, block in enumerate(trace.block):
@@ -70,28 +71,9 @@ class Trajectory:
             positions = np.minimum(positions, state.shape[1] - 1)
             found.append(np.take_along_axis(state, positions, axis=1))
             for event in range(first[step], first[step + 1]):
-                self._apply(state, event)
+                if after[event] != KEPT:
+                    state[trace.event_row[event], trace.event_position[event]] = after[event]
         return np.stack(found)
-
-    def _apply(self, state: Int[np.ndarray, "B L"], event: int) -> None:
-        trace = self.trace
-        rule = self._rule
-        is_stable = rule.stable(np.float32(trace.event_confidence[event]))
-        after = {
-            Event.COMMIT: STABLE if is_stable else VISIBLE,
-            Event.AHEAD: VISIBLE if rule.revises else None,
-            Event.REOPEN: VISIBLE,
-            Event.FILL: STABLE,
-            Event.PROMOTE: STABLE,
-            Event.FREEZE: STABLE,
-            Event.REMASK: MASKED,
-        }.get(Event(trace.event_kind[event]))
-        if after is not None:
-            state[trace.event_row[event], trace.event_position[event]] = after
-
-    @cached_property
-    def _rule(self) -> Any:
-        return take_policy("rule", dict(self._sampler))
 
     @property
     def masks_left(self) -> Int[np.ndarray, "S B"]:

@@ -20,6 +20,9 @@ class ExpertPolicy:
     refill: bool = False
     """What the cache policy wants is brought in while the link has nothing else to do."""
     alpha: float = MRS_ALPHA
+    profiled: bool = True
+    """At first, and for ever in a static cache, the experts stay that a profile used most; else
+    those of lowest index."""
 
     def __post_init__(self) -> None:
         require_choice("scheduler", self.scheduler, SchedulerName)

@@ -38,7 +38,7 @@ class PolicyRun:
         profile: Int[np.ndarray, "S N E"],
         future: Int[np.ndarray, "S N E"] | None = None,
     ) -> None:
-        """Starts with the experts that a profile of loads used most.
+        """Starts with the experts that a profile of loads used most, or with the first ones.
 
         Raises ValueError for slots that are fewer than one or more than the experts of a layer.
         """
@@ -47,6 +47,7 @@ class PolicyRun:
             0 < slots <= n_experts,
             f"slots is {slots}; allowed: 1 to {n_experts} experts of a layer",
         )
+        profile = profile if policy.profiled else np.zeros_like(profile)
         self.cache = make_cache(policy.cache, profile, future=future, alpha=policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = self.transfers = 0

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -120,6 +121,7 @@ class RoutingTrace:
         return cls(settings=settings, **arrays)
 
 
+_ROW_AXES = {"experts": 2, "foreseen": 3, "changed": 1, "block": 1}
 _ARRAYS = [field.name for field in fields(RoutingTrace) if field.name != "settings"]
 
 
@@ -132,6 +134,24 @@ def loads_of(experts: Int[np.ndarray, "*lead R k"], n_experts: int) -> Int[np.nd
         (flat - ABSENT + offset).ravel(), minlength=len(flat) * (n_experts + 1)
     )  # absent rows fall into column 0
     return counted.reshape(*lead, n_experts + 1)[..., 1:].astype(np.int32)
+
+
+def joined(traces: Sequence[RoutingTrace]) -> RoutingTrace:
+    """Returns runs of one model as one trace, one after another; blocks go on counting."""
+    rows = max(trace.block.shape[1] for trace in traces)
+    fills: dict[str, Any] = {"experts": ABSENT, "foreseen": ABSENT, "changed": True}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
+    first = 0
+    for trace in traces:
+        for name, array in trace._arrays().items():
+            axis = _ROW_AXES.get(name)
+            widths = [(0, rows - size if at == axis else 0) for at, size in enumerate(array.shape)]
+            parts[name].append(np.pad(array, widths, constant_values=fills.get(name, 0)))
+        padded = np.arange(rows) >= trace.block.shape[1]
+        parts["block"][-1] += first + padded * trace.block.min(axis=1)[:, None].astype(np.int32)
+        first = int(parts["block"][-1].max()) + 1
+    arrays = {name: np.concatenate(each) for name, each in parts.items()}
+    return RoutingTrace(**arrays, settings=traces[0].settings)
 
 
 def experts_per_step(trace: RoutingTrace) -> float:
@@ -155,3 +175,24 @@ def imbalance(trace: RoutingTrace) -> Float[np.ndarray, " N"]:
     """Returns the load of each layer's busiest expert over the mean, all steps together."""
     total = trace.loads.sum(axis=0)
     return total.max(axis=-1) / total.mean(axis=-1)
+
+
+def row_reuse(trace: RoutingTrace) -> Float[np.ndarray, "S-1 R"]:
+    """Returns the share of its experts that each row took in the step before as well, the mean over
+    the layers; NaN where the two steps do not run the same rows of the same block."""
+    before, after = trace.experts[:-1], trace.experts[1:]
+    again = (after[..., :, None] == before[..., None, :]).any(axis=-1).mean(axis=(1, 3))
+    present = (trace.experts[:, 0, :, 0] != ABSENT) & (trace.block == trace.block[:, :1])
+    rows = present.sum(axis=1)
+    compared = (rows[1:] == rows[:-1]) & (np.diff(trace.block.min(axis=1)) == 0)
+    return np.where(present[1:] & compared[:, None], again, np.nan)
+
+
+def gate_accuracy(trace: RoutingTrace) -> Float[np.ndarray, " A"]:
+    """Returns the share of a row's experts that gates found one layer early, two layers ..."""
+    shares = []
+    for ahead in range(min(trace.foreseen.shape[2], trace.n_layers - 1)):
+        taken, seen = trace.experts[:, ahead + 1 :], trace.foreseen[:, : -ahead - 1, ahead]
+        found = (taken[..., :, None] == seen[..., None, :]).any(axis=-1)
+        shares.append(float(found[taken != ABSENT].mean()))
+    return np.array(shares)

@@ -3,8 +3,8 @@
 Whatever the rule, a plan has one form. The k missing experts of highest load are transferred and
 run on the accelerator, the other missing ones run on the CPU, and so do the j resident experts of
 lowest load: since the accelerator and the link take equal time for each expert, no other choice of
-as many is faster. So the optimum over all plans is a search over (k, j), which is quick enough to
-be a rule of its own.
+as many is faster. An expert that is on its way already may run on either side. So the optimum over
+all plans is a search over k, j and that side, which is quick enough to be a rule of its own.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Link(NamedTuple):
     free: float = 0.0
     """Seconds until a transfer in flight is done."""
     arriving: int | None = None
-    """The expert of this layer that it brings; it may be run once it is there."""
+    """The expert of this layer that it brings; the accelerator may run it once it is there."""
 
 
 class Schedule(NamedTuple):
@@ -51,10 +51,19 @@ class _Queues(NamedTuple):
     missing: list[int]
     missing_cpu: Float[np.ndarray, " U"]
     arriving: list[int]
+    arriving_cpu: float
 
 
-_Rule = Callable[[_Queues, ExpertCosts, Link], tuple[int, int]]
-"""Gives k and j: how many missing experts move, and how many resident ones the CPU takes."""
+class _Split(NamedTuple):
+    """A plan: how many missing experts move, and what the CPU takes beside the others."""
+
+    moved: int
+    stolen: int
+    """Resident experts."""
+    takes_arriving: bool = False
+
+
+_Rule = Callable[[_Queues, ExpertCosts, Link], _Split]
 
 
 def _queues(
@@ -65,18 +74,16 @@ def _queues(
     seconds = costs.cpu(loads[active])
     here = resident[active]
     away = ~here
-    arriving = []
-    if link.arriving is not None and loads[link.arriving] > 0:
-        arriving = [link.arriving]
-        here = here & (active != link.arriving)
-        away = away & (active != link.arriving)
+    arrives = active == (-1 if link.arriving is None else link.arriving)
+    here, away = here & ~arrives, away & ~arrives
     return _Queues(
-        active[here].tolist(), seconds[here], active[away].tolist(), seconds[away], arriving
-    )
+        active[here].tolist(), seconds[here], active[away].tolist(), seconds[away],
+        active[arrives].tolist(), float(seconds[arrives].sum()),
+    )  # fmt: skip
 
 
 def _scheduler(rule: _Rule) -> Scheduler:
-    """Makes a scheduler of a rule for (k, j)."""
+    """Makes a scheduler of a rule that splits the experts."""
 
     @wraps(rule)
     def schedule(
@@ -86,12 +93,14 @@ def _scheduler(rule: _Rule) -> Scheduler:
         link: Link = IDLE,
     ) -> Schedule:
         queues = _queues(loads, resident, costs, link)
-        moved, stolen = rule(queues, costs, link)
+        moved, stolen, takes_arriving = rule(queues, costs, link)
         kept = len(queues.resident) - stolen
-        cpu = queues.missing[moved:][::-1] + queues.resident[kept:][::-1]
-        accelerator = queues.resident[:kept] + queues.arriving + queues.missing[:moved]
+        waits, cpu_arriving = ([], queues.arriving) if takes_arriving else (queues.arriving, [])
+        cpu = queues.missing[moved:][::-1] + cpu_arriving + queues.resident[kept:][::-1]
+        accelerator = queues.resident[:kept] + waits + queues.missing[:moved]
         on_cpu = float(queues.missing_cpu[moved:].sum() + queues.resident_cpu[kept:].sum())
-        last_arrival = _last_arrival(np.asarray(moved), costs, link, len(queues.arriving))
+        on_cpu += queues.arriving_cpu * takes_arriving
+        last_arrival = _last_arrival(np.asarray(moved), costs, link, len(waits))
         return Schedule(
             cpu,
             accelerator,
@@ -108,7 +117,7 @@ def _scheduler(rule: _Rule) -> Scheduler:
 
 
 @_scheduler
-def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     """Gives the next action to the timeline that ends it first, again and again: HybriMoE's rule.
 
     The accelerator takes experts that are there, highest load first; the CPU takes missing experts,
@@ -150,41 +159,43 @@ def earliest_finish(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[in
             link_end = by_link
             waiting.append(by_link)
             moved += 1
-    return moved, len(resident_cpu) - last
+    return _Split(moved, len(resident_cpu) - last)
 
 
 @_scheduler
-def fastest(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
-    """Takes the plan that ends first, of all; of equals the one with the fewest transfers.
-
-    An expert that arrives is run on the accelerator.
-    """
+def fastest(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
+    """Takes the plan that ends first, of all; of equals the one with the fewest transfers."""
     n_missing, n_resident = len(queues.missing), len(queues.resident)
     moved = np.arange(n_missing + 1)[:, None]
     stolen = np.arange(n_resident + 1)
-    on_cpu = (
+    beside = (
         _sums_from_the_end(queues.missing_cpu)[:, None]
         + _sums_from_the_end(queues.resident_cpu)[::-1]
     )
-    on_cpu += np.where((moved < n_missing) | (stolen > 0), costs.cpu_first, 0.0)
-    on_accelerator = np.maximum(
-        (n_resident - stolen + moved + len(queues.arriving)) * costs.accelerator,
-        _last_arrival(moved, costs, link, len(queues.arriving)),
-    )
-    best = int(np.argmin(np.maximum(on_cpu, on_accelerator)))
-    return divmod(best, n_resident + 1)
+    ends = []
+    for taken in range(len(queues.arriving) + 1):
+        on_cpu = beside + queues.arriving_cpu * taken
+        on_cpu += np.where((moved < n_missing) | (stolen > 0) | (taken > 0), costs.cpu_first, 0.0)
+        waits = len(queues.arriving) - taken
+        on_accelerator = np.maximum(
+            (n_resident - stolen + moved + waits) * costs.accelerator,
+            _last_arrival(moved, costs, link, waits),
+        )
+        ends.append(np.maximum(on_cpu, on_accelerator))
+    best = np.unravel_index(np.argmin(np.stack(ends, axis=-1)), (*beside.shape, len(ends)))
+    return _Split(int(best[0]), int(best[1]), bool(best[2]))
 
 
 @_scheduler
-def resident_or_cpu(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+def resident_or_cpu(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     """Runs what is resident on the accelerator, what is missing on the CPU (kTransformers)."""
-    return 0, 0
+    return _Split(0, 0)
 
 
 @_scheduler
-def all_on_accelerator(queues: _Queues, costs: ExpertCosts, link: Link) -> tuple[int, int]:
+def all_on_accelerator(queues: _Queues, costs: ExpertCosts, link: Link) -> _Split:
     """Transfers whatever is missing; the CPU runs nothing (AdapMoE)."""
-    return len(queues.missing), 0
+    return _Split(len(queues.missing), 0)
 
 
 def _sums_from_the_end(seconds: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n+1"]:

@@ -19,7 +19,7 @@ from llada_jax.model.layers import (
     CachedLayer,
     Multiply,
     Rotation,
-    attend,
+    attend_to_cache,
     attention,
     attention_bias,
     feed_forward,
@@ -52,7 +52,7 @@ class LayerHooks(NamedTuple):
     multiply: Multiply = linear
     """Products with the matrices of attention."""
     feed_forward_of: FeedForwardOf = plain_feed_forward
-    attend: Attend = attend
+    attend_with: Attend = attend_to_cache
 
     @property
     def in_graph(self) -> bool:
@@ -69,6 +69,7 @@ def forward_rows(
     rows: Rows,
     cache: KVCache,
     hooks: LayerHooks = PLAIN,
+    run: Callable[..., "LayerOut"] | None = None,
 ) -> RowsOut:
     """Runs some rows of a canvas against a cache.
 
@@ -77,6 +78,7 @@ def forward_rows(
       rows: tokens, absolute positions and visibility; rows that are not live change nothing.
       cache: keys and values by canvas position; read only.
       hooks: how the parts of the layers are run.
+      run: `run_layer`, or what does the same; default: one function for all equal layers.
 
     Returns:
       Hidden states after the final norm [B, R, D], and the rows' keys and values [N, B, R, K, Dh].
@@ -89,7 +91,7 @@ def forward_rows(
         attention_bias(rows),
         map(CachedLayer, tuple(cache.keys), tuple(cache.values)),
         hooks=hooks,
-        run=_run_shared if hooks.in_graph else run_layer,
+        run=run or (_run_shared if hooks.in_graph else run_layer),
     )
     hidden = rms_norm(hidden, params.final_norm, config.norm_eps)
     return RowsOut(hidden, jnp.stack(keys), jnp.stack(values))
@@ -110,13 +112,32 @@ def run_layer(
     hooks: LayerHooks = PLAIN,
 ) -> LayerOut:
     """Runs one layer, whose number in the whole model the hooks are told."""
+    hidden, normed, key, value = attended(
+        layer, config, hidden, angles, bias, cached, hooks.multiply, hooks.attend_with
+    )
+    return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
+
+
+def attended(
+    layer: Layer,
+    config: ModelConfig,
+    hidden: Float[Array, "B R D"],
+    angles: Rotation,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+    multiply: Multiply = linear,
+    attend_with: Attend = attend_to_cache,
+) -> tuple[
+    Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
+]:
+    """Runs the first half of a layer: returns hidden states, the same after the second norm, and
+    the rows' keys and values."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, hooks.multiply, hooks.attend
+        normed, layer.attention, config, angles, bias, cached, multiply, attend_with
     )
     hidden = hidden + mixed
-    normed = rms_norm(hidden, layer.ffn_norm, config.norm_eps)
-    return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
+    return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value
 
 
 @partial(jax.jit, static_argnums=(1, 6))
@@ -144,7 +165,7 @@ def run_layers(
     hidden: Float[Array, "B R D"],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    caches: Iterable[CachedLayer],
+    caches: Iterable[Any],
     first: int = 0,
     hooks: LayerHooks = PLAIN,
     run: Callable[..., LayerOut] = run_layer,
@@ -155,7 +176,8 @@ def run_layers(
     that the graph is matrix products and elementwise operations.
 
     Args:
-      caches: keys and values for each layer, taken when its turn comes.
+      caches: keys and values for each layer, taken when its turn comes; a `CachedLayer`, or what
+        else `hooks.attend_with` takes.
       first: the first layer's number in the whole model.
       run: `run_layer`, or what does the same.
 

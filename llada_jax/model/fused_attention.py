@@ -5,10 +5,13 @@ Elsewhere the same call is a plain graph of XLA, so that it can be tested on a C
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from llada_jax.model.layers import attend_to_cache
 
 CUDNN_DTYPES = ("bfloat16", "float16")
 
@@ -27,3 +30,6 @@ def fused_attend(
             query, *joined, mask=bias[:, None] == 0, implementation="cudnn" if on_gpu else None
         )
     return out.reshape(*out.shape[:2], -1)
+
+
+fused_attend_to_cache = partial(attend_to_cache, attend=fused_attend)

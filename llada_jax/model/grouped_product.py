@@ -1,5 +1,8 @@
 """Products of rows with the matrix of the group that they belong to: experts of a mixture."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -21,7 +24,7 @@ def grouped_product(
         time, as `linear` does it.
 
     On a CPU the work is proportional to the rows, as XLA's own `ragged_dot` is not: there it
-    multiplies all rows by all matrices. Gradients are those of `ragged_dot`.
+    multiplies all rows by all matrices. That of the gradients is, too.
     """
     if is_quantized(weights):
         return _tile_by_tile(rows, weights, group_sizes)
@@ -39,6 +42,30 @@ def _at_once(
     return out.astype(rows.dtype)
 
 
+class _Tile(NamedTuple):
+    """So many rows of one group; what lies beyond its last row is of other groups."""
+
+    group: Int[Array, ""]
+    start: Int[Array, ""]
+    rows: Int[Array, ""]
+
+
+def _each_tile(
+    size: int, group_sizes: Int[Array, " E"], with_tile: Callable[[_Tile, Array], Array], out: Array
+) -> Array:
+    """Passes `out` through tiles of up to `size` rows, group after group."""
+    starts = jnp.cumsum(group_sizes) - group_sizes
+    n_tiles = -(-group_sizes // size)
+    stops = jnp.cumsum(n_tiles)
+
+    def step(number: Int[Array, ""], out: Array) -> Array:
+        group = jnp.searchsorted(stops, number, side="right")
+        done = size * (number - stops[group] + n_tiles[group])
+        return with_tile(_Tile(group, starts[group] + done, group_sizes[group] - done), out)
+
+    return jax.lax.fori_loop(0, stops[-1], step, out)
+
+
 def _tile_by_tile(
     rows: Float[Array, "T In"], weights: Weight, group_sizes: Int[Array, " E"]
 ) -> Float[Array, "T Out"]:
@@ -46,20 +73,32 @@ def _tile_by_tile(
     next group."""
     n_groups, n_out = (weights.values if isinstance(weights, QuantArray) else weights).shape[:2]
     size = tile_rows(len(rows), n_groups)
-    starts = jnp.cumsum(group_sizes) - group_sizes
-    n_tiles = -(-group_sizes // size)
-    stops = jnp.cumsum(n_tiles)
     padded = jnp.pad(rows, [(0, size), (0, 0)])
 
-    def with_tile(number: Int[Array, ""], out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
-        group = jnp.searchsorted(stops, number, side="right")
-        start = starts[group] + size * (number - stops[group] + n_tiles[group])
-        tile = jax.lax.dynamic_slice_in_dim(padded, start, size)
-        matrix = jax.tree.map(lambda leaf: leaf[group], weights)
-        return jax.lax.dynamic_update_slice_in_dim(out, linear(tile, matrix), start, axis=0)
+    def with_tile(tile: _Tile, out: Float[Array, "t Out"]) -> Float[Array, "t Out"]:
+        inputs = jax.lax.dynamic_slice_in_dim(padded, tile.start, size)
+        matrix = jax.tree.map(lambda leaf: leaf[tile.group], weights)
+        return jax.lax.dynamic_update_slice_in_dim(out, linear(inputs, matrix), tile.start, axis=0)
 
     empty = jnp.zeros((len(padded), n_out), rows.dtype)
-    return jax.lax.fori_loop(0, stops[-1], with_tile, empty)[: len(rows)]
+    return _each_tile(size, group_sizes, with_tile, empty)[: len(rows)]
+
+
+def _outer_by_tile(
+    rows: Float[Array, "T In"], gradient: Float[Array, "T Out"], group_sizes: Int[Array, " E"]
+) -> Float[Array, "E Out In"]:
+    """Adds up each group's products of a row's gradient with the row, in float32."""
+    size = tile_rows(len(rows), len(group_sizes))
+    padded = [jnp.pad(each, [(0, size), (0, 0)]) for each in (gradient, rows)]
+
+    def with_tile(tile: _Tile, total: Float[Array, "E Out In"]) -> Float[Array, "E Out In"]:
+        out, inputs = (jax.lax.dynamic_slice_in_dim(each, tile.start, size) for each in padded)
+        own = jnp.where(jnp.arange(size)[:, None] < tile.rows, out, 0)
+        product = jnp.matmul(own.T, inputs, preferred_element_type=jnp.float32)
+        return total.at[tile.group].add(product)
+
+    empty = jnp.zeros((len(group_sizes), gradient.shape[1], rows.shape[1]), jnp.float32)
+    return _each_tile(size, group_sizes, with_tile, empty)
 
 
 def tile_rows(n_rows: int, n_groups: int) -> int:
@@ -79,8 +118,8 @@ def _forward(rows, weights, group_sizes):
 
 def _backward(inputs, gradient):
     rows, weights, group_sizes = inputs
-    _, pull = jax.vjp(lambda rows, weights: _at_once(rows, weights, group_sizes), rows, weights)
-    return *pull(gradient), None
+    of_rows = _tile_by_tile(gradient, weights.swapaxes(1, 2), group_sizes)
+    return of_rows, _outer_by_tile(rows, gradient, group_sizes).astype(weights.dtype), None
 
 
 _differentiable_tiles.defvjp(_forward, _backward)

@@ -22,10 +22,12 @@ HIDDEN_SCORE = -3e4
 
 Multiply = Callable[[Float[Array, "*rows In"], Any], Float[Array, "*rows Out"]]
 """`multiply(x, matrix)`: rows times the transpose of a matrix [Out, In], whatever form it has."""
-Attend = Callable[..., Float[Array, "B R HDh"]]
-"""`attend`, or what takes and gives the same."""
 Fresh = tuple[Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]]
 """Keys and values of the rows themselves."""
+Attend = Callable[
+    [Float[Array, "B R H Dh"], Fresh, Float[Array, "B R T"], Any], Float[Array, "B R HDh"]
+]
+"""`attend_with(query, fresh, bias, cached)`: what the rows' heads make of what they see."""
 
 _piece = partial(jax.jit, inline=True)
 
@@ -110,15 +112,31 @@ def attend(
     return out.astype(query.dtype).reshape(batch, n_rows, -1)
 
 
+def attend_to_cache(
+    query: Float[Array, "B R H Dh"],
+    fresh: Fresh,
+    bias: Float[Array, "B R T"],
+    cached: CachedLayer,
+    attend: Callable[..., Float[Array, "B R HDh"]] = attend,
+) -> Float[Array, "B R HDh"]:
+    """Lets rows attend to the cached positions, if there are any, and to each other, by `attend` or
+    what takes and gives the same."""
+    old = cached[:2] if cached.index is None else [array[cached.index] for array in cached[:2]]
+    if old[0].shape[1] == 0:
+        return attend(query, *([part] for part in fresh), bias)
+    keys, values = ([part.astype(new.dtype), new] for part, new in zip(old, fresh, strict=True))
+    return attend(query, keys, values, bias)
+
+
 def attention(
     x: Float[Array, "B R D"],
     weights: Attention,
     config: ModelConfig,
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: CachedLayer,
+    cached: Any,
     multiply: Multiply = linear,
-    attend: Attend = attend,
+    attend_with: Attend = attend_to_cache,
 ) -> tuple[Float[Array, "B R D"], Fresh]:
     """Lets rows attend to the cache and to each other; returns their keys and values, too.
 
@@ -127,20 +145,20 @@ def attention(
     projected = [multiply(x, matrix) for matrix in (weights.query, weights.key, weights.value)]
     biases = weights.query_bias, weights.key_bias, weights.value_bias
     norms = weights.query_norm, weights.key_norm
-    mixed, fresh = _mix(config, attend, projected, biases, norms, angles, bias, cached)
+    mixed, fresh = _mix(config, attend_with, projected, biases, norms, angles, bias, cached)
     return multiply(mixed, weights.output), fresh
 
 
 @partial(_piece, static_argnums=(0, 1))
 def _mix(
     config: ModelConfig,
-    attend: Attend,
+    attend_with: Attend,
     projected: Sequence[Float[Array, "B R X"]],
     biases: Sequence[Float[Array, " X"] | None],
     norms: Sequence[Float[Array, " Dh"] | None],
     angles: Rotation,
     bias: Float[Array, "B R T"],
-    cached: CachedLayer,
+    cached: Any,
 ) -> tuple[Float[Array, "B R HDh"], Fresh]:
     """Returns the heads' outputs from their queries, keys and values as the matrices gave them."""
 
@@ -153,12 +171,8 @@ def _mix(
         out, norm = heads(index), norms[index]
         return rotate(out if norm is None else rms_norm(out, norm, config.norm_eps), angles)
 
-    query, key, value = turned(0), turned(1), heads(2)
-    old = cached[:2] if cached.index is None else [array[cached.index] for array in cached[:2]]
-    keys, values = [key], [value]
-    if old[0].shape[1] > 0:
-        keys, values = [old[0].astype(key.dtype), key], [old[1].astype(key.dtype), value]
-    return attend(query, keys, values, bias), (key, value)
+    query, fresh = turned(0), (turned(1), heads(2))
+    return attend_with(query, fresh, bias, cached), fresh
 
 
 def feed_forward(

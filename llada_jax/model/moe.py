@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from llada_jax.config import MoEConfig
+from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.params import Experts
@@ -76,15 +76,34 @@ def weighted_experts(
 ) -> Float[Array, "T D"]:
     """Adds up each row's experts by their weights; one of weight 0 adds exactly nothing.
 
-    Rows are sorted by expert so that each expert is one contiguous matrix product.
+    Rows are sorted by expert so that each expert is one contiguous matrix product. Raises
+    ValueError for experts that were left out when the model was loaded.
     """
-    chosen, weights = routing
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    row_of = order // chosen.shape[1]
-    group_sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[0]).astype(jnp.int32)
-
-    inputs = x[row_of]
+    require(
+        experts.gate is not None,
+        "the experts are not in memory; allowed: a model that has them, or generate_within_budget",
+    )
+    inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
     gate, up = (grouped_product(inputs, each, group_sizes) for each in (experts.gate, experts.up))
     outputs = grouped_product(jax.nn.silu(gate) * up, experts.down, group_sizes)
-    outputs = outputs * weights.reshape(-1)[order, None].astype(x.dtype)
-    return jnp.zeros_like(x).at[row_of].add(outputs)
+    return summed_by_row(outputs, order, routing)
+
+
+def sorted_by_expert(
+    x: Float[Array, "T D"], routing: Chosen, n_experts: int
+) -> tuple[Float[Array, "P D"], Int[Array, " P"], Int[Array, " E"]]:
+    """Returns each row once for each of its experts, the rows of expert 0 first; the place of
+    each among all choices [T k], counted row by row; and how many rows each expert has."""
+    flat = routing.experts.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    group_sizes = jnp.bincount(flat, length=n_experts).astype(jnp.int32)
+    return x[order // routing.experts.shape[1]], order, group_sizes
+
+
+def summed_by_row(
+    outputs: Float[Array, "P D"], order: Int[Array, " P"], routing: Chosen
+) -> Float[Array, "T D"]:
+    """Adds up what experts made of sorted rows, by their weights."""
+    n_rows, taken = routing.experts.shape
+    outputs = outputs * routing.weights.reshape(-1)[order, None].astype(outputs.dtype)
+    return jnp.zeros((n_rows, outputs.shape[1]), outputs.dtype).at[order // taken].add(outputs)

@@ -65,7 +65,7 @@ def from_trace(trace: Any, model: ModelConfig, row: int = 0) -> Workload:
     )
     require(bool(forwards), "the trace has no forwards; allowed: at least one")
     prompt = int(trace.prompt_lengths[row])
-    tokens = len(np.unique(trace.event_position[trace.event_row == row]))
+    tokens = int(trace.filled[row])
     require(
         prompt + tokens <= model.max_length,
         f"the trace's canvas is {prompt + tokens} tokens; allowed: up to {model.max_length} for "

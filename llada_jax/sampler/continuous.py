@@ -83,16 +83,17 @@ class Places:
 
     def _with_the_next(self, canvas: Canvas | None) -> Canvas:
         """Returns the canvas with the next prompts in free places."""
-        free = np.array([each is None for each in self._taken])
-        for row in np.flatnonzero(free)[: len(self._waiting)]:
+        begin = [row for row, each in enumerate(self._taken) if each is None][: len(self._waiting)]
+        for row in begin:
             self._taken[row] = _Occupant(self._waiting.popleft())
-        begins = free & np.array([each is not None for each in self._taken])
-        if canvas is not None and not begins.any():
+        if canvas is not None and not begin:
             return canvas
-        filler = self._busy[0][1].prompt
-        prompts = [each.prompt if each else filler for each in self._taken]
+        new = {row: each.prompt for row, each in self._busy if row in begin}
+        places = range(len(self._taken))
+        prompts = [new.get(row, new[begin[0]]) for row in places]
         if canvas is None:
             return self._run.canvas(prompts)
+        begins = np.isin(places, begin)
         return _exchanged(canvas, self._run.canvas(prompts, canvas.cache), begins)
 
     def _forwards(self, canvas: Canvas) -> tuple[Canvas, Steps]:
@@ -117,7 +118,9 @@ class Places:
 
     def _ended(self, canvas: Canvas) -> dict[int, _Occupant]:
         """Frees the places whose occupants are done; returns those, by prompt."""
-        done, faults = np.asarray(canvas.done), {each.canvas: each for each in faults_of(canvas)}
+        faults = {each.canvas: each for each in faults_of(canvas)}
+        done = np.asarray(canvas.done)
+        ended = Ended(*(np.asarray(getattr(canvas, name)) for name in Ended._fields))
         found = {}
         for row, each in self._busy:
             if not done[row] and each.nfe < self._run.most_steps:
@@ -127,9 +130,8 @@ class Places:
                 self._faults = sorted([*self._faults, faults[row]._replace(canvas=each.prompt)])
                 self._waiting.clear()
             else:
-                each.ended = Ended(
-                    *(np.array(getattr(canvas, name)[row])[None] for name in Ended._fields)
-                )
+                # Copies: the next forwards reuse the canvas's memory.
+                each.ended = Ended(*(np.array(array[row : row + 1]) for array in ended))
                 found[each.prompt] = each
         if not self._faults:
             require_numbers(self._run.setup.rule, canvas)

@@ -49,6 +49,9 @@ def decide(
     if canvas.history is not None:
         canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
+    if setup.keeps_scores:
+        here = scores.here
+        record = record._replace(predicted=here.token, certainty=here.confidence)
     return stop_faulty(canvas, scores.faults & ~before.done[:, None]), record
 
 

@@ -1,25 +1,31 @@
 """`decode`: prompts in, tokens out. Checks everything before anything is computed."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.config import Loop, ModelConfig, SamplerConfig
+from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
 from llada_jax.constraint.batch import Texts
 from llada_jax.sampler.canvas import VISIBLE
-from llada_jax.sampler.loops import OnStep, Refresher, Steps
+from llada_jax.sampler.loops import Refresher, Steps
 from llada_jax.sampler.own_decision import require_numbers
 from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
+from llada_jax.view.page import Page
+
+Kept = bool | Literal["scores"]
+"""What a run keeps: nothing, its trace, or a trace with every score of its forwards."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,18 @@ class Result:
             raise ValueError("the run kept no trace; allowed: the trace of a run with trace=True")
         return self.recorded
 
+    def show(self, path: str | os.PathLike[str] | None = None, **shown: Any) -> Page:
+        """Replays the run on a page of its own: opens it in a browser, or writes it to `path`; a
+        notebook shows it by itself. `shown` is what `Trace.page` takes: `row`, `beside`, `timed`.
+
+        Raises ValueError where the run kept no trace.
+        """
+        return self.trace.page(**shown).show(path)
+
+    def _repr_html_(self) -> str | None:
+        """Returns the page of the first row, for notebooks; None without a trace."""
+        return self.recorded and self.recorded._repr_html_()
+
     @property
     def answers(self) -> list[Int[np.ndarray, " G"]]:
         """Each row's generation before the first token that ends a text or a turn."""
@@ -80,7 +98,7 @@ def decode(
     *,
     seed: int | Sequence[int] = 0,
     loop: Loop = "compiled",
-    trace: bool = False,
+    trace: Kept = False,
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
@@ -94,6 +112,7 @@ def decode(
       seed: one for the batch, or one for each row: a row with its own seed decodes as it would
         alone, at any temperature.
       loop: `compiled` or `host`; `on_step` needs `host`.
+      trace: whether to keep what every forward did; `"scores"` keeps its predictions, too.
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
@@ -105,6 +124,7 @@ def decode(
       FloatingPointError: the model gave NaN or infinity. Such a canvas stops at once, and the error
         names each one, its forward and its position after the others are done.
     """
+    require(trace in (False, True, "scores"), f"trace is {trace!r}; allowed: False, True, 'scores'")
     run = checked_run(
         denoiser,
         params,
@@ -117,6 +137,7 @@ def decode(
         infill=infill,
         refresher=refresher,
         texts=texts,
+        keeps_scores=trace == "scores",
     )
     every = range(len(run.prompts))
     with run.precision():
@@ -126,7 +147,7 @@ def decode(
         require_numbers(run.setup.rule, canvas)
         ended = Ended(*(np.asarray(getattr(canvas, name)) for name in Ended._fields))
         seconds = time.perf_counter() - began
-    return result_of(run, every, ended, steps, seconds, trace=trace)
+    return result_of(run, every, ended, steps, seconds, trace=bool(trace))
 
 
 class Ended(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
@@ -23,23 +23,8 @@ from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step import absorb, by_position, head_out, run_head
 from llada_jax.sampler.step_plan import StepPlan, plan_step
 from llada_jax.sampler.step_rows import step_rows
+from llada_jax.sampler.step_view import OnStep, view_of
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
-
-
-class StepView(NamedTuple):
-    """What `on_step` is shown after each forward, as numpy arrays."""
-
-    step: int
-    rows: int
-    tokens: Int[np.ndarray, "B L"]
-    state: Int[np.ndarray, "B L"]
-    confidence: Float[np.ndarray, "B L"]
-    fresh: Bool[np.ndarray, "B L"]
-    """Positions that this step committed."""
-    nfe: Int[np.ndarray, " B"]
-
-
-OnStep = Callable[[StepView], None]
 
 
 class RefreshWorker(Protocol):
@@ -243,7 +228,7 @@ def host_loop(
         rows_run.append(n_rows)
         seconds.append(time.perf_counter() - began)
         if on_step:
-            on_step(_view(len(records) - 1, n_rows, canvas, before))
+            on_step(view_of(len(records) - 1, n_rows, canvas, before))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
     return canvas, Steps(stacked, np.asarray(rows_run, np.int32), np.asarray(seconds))
 
@@ -290,21 +275,3 @@ def _start_refresh(
 
     worker.submit(refresh)
     return job
-
-
-def _view(step: int, rows: int, canvas: Canvas, before: Any) -> StepView:
-    length = int(canvas.end.max())
-
-    def shown(array: Array) -> np.ndarray:  # a copy: the next step reuses the canvas's memory
-        return np.array(array)[:, :length]
-
-    state = shown(canvas.state)
-    return StepView(
-        step=step,
-        rows=rows,
-        tokens=shown(canvas.tokens),
-        state=state,
-        confidence=shown(canvas.confidence),
-        fresh=state != before[:, :length],
-        nfe=np.array(canvas.nfe),
-    )

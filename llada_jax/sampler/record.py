@@ -73,6 +73,8 @@ class StepRecord(NamedTuple):
     events: Int[Array, "B L"]  # bits
     token: Int[Array, "B L"]  # after the step, as is the confidence
     confidence: Float[Array, "B L"]
+    predicted: Int[Array, "B L"] | None = None  # by this forward; -1 where nothing was scored
+    certainty: Float[Array, "B L"] | None = None  # of the prediction
 
 
 def record_of(

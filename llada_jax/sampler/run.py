@@ -16,10 +16,11 @@ from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Placed
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import require_constrainable
-from llada_jax.sampler.loops import OnStep, Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
 
@@ -76,8 +77,12 @@ class Run:
 
     def canvas(self, chosen: Sequence[int], cache: KVCache | None = None) -> Canvas:
         """Returns a canvas of these prompts, by their places; with a cache, that goes on in it."""
-        seeds = [self.seeds[place] for place in chosen]
-        keys = jnp.stack([jax.random.fold_in(jax.random.key(seed), row) for seed, row in seeds])
+        seeds = {place: self.seeds[place] for place in chosen}
+        key = {
+            place: jax.random.fold_in(jax.random.key(seed), row)
+            for place, (seed, row) in seeds.items()
+        }
+        keys = jnp.stack([key[place] for place in chosen])
         if cache is None:
             guided = 2 if self.config.cfg_scale else 1
             cached = self.layout.length if self.setup.window.caches else 0
@@ -103,7 +108,7 @@ class Run:
         canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
         return lowered_loop(*self._decoded(canvas), self.most_steps)
 
-    def _decoded(self, canvas: Canvas) -> tuple[Any, ...]:
+    def _decoded(self, canvas: Canvas) -> tuple[Setup, Denoiser, Params, Canvas, tuple[int, ...]]:
         """Returns what both loops take: the settings' numbers are arrays in it."""
         dtype = self.config.parity.confidence_dtype
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
@@ -126,6 +131,7 @@ def checked_run(
     infill: bool = False,
     refresher: Refresher | None = None,
     texts: Texts | None = None,
+    keeps_scores: bool = False,
 ) -> Run:
     """Checks everything before anything is computed. Arguments and ValueError as `decode`."""
     require_choice("loop", loop, Loop)
@@ -135,7 +141,7 @@ def checked_run(
         "loop is 'compiled'; allowed: 'host' (the backend runs outside JAX)",
     )
     config = with_ids(config, model)
-    setup = Setup(model, config, measures=denoiser.measure_rows is not None)
+    setup = Setup(model, config, denoiser.measure_rows is not None, keeps_scores)
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))

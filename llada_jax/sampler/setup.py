@@ -18,10 +18,12 @@ class Setup:
 
     model: ModelConfig = field(metadata={"static": True})
     config: SamplerConfig
-    grammar: Grammar | None = None
-    """The texts that are allowed; None: all."""
     measures: bool = field(default=False, metadata={"static": True})
     """Whether the backend's head measures what is asked beside the scores."""
+    keeps_scores: bool = field(default=False, metadata={"static": True})
+    """Whether the record of a step has every score of its forward."""
+    grammar: Grammar | None = None
+    """The texts that are allowed; None: all."""
 
     @property
     def rule(self) -> Rule:

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, fields
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,32 +9,15 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.sampler import record
+from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
+from llada_jax.sampler.replay import replay
+from llada_jax.view.page import Page, page_of, phone_timeline
 
 FORMAT = 3
 
 
-class Event(IntEnum):
-    """What happened to a position."""
-
-    COMMIT = 0
-    FILL = 1
-    """Became EOS without a prediction, because the row had stopped."""
-    AHEAD = 2
-    """The commit came from a draft, or from a branch: the position had no forward of its own."""
-    PROMOTE = 3
-    """A visible token became stable, by its confidence."""
-    REPLACE = 4
-    """A visible token gave way to another one."""
-    REMASK = 5
-    """A visible token was masked again."""
-    FREEZE = 6
-    """A visible token became stable as it was: nothing would revise it any more."""
-    REOPEN = 7
-    """A stable token became visible again, because one before it changed."""
-
-
-_BITS = {kind: getattr(record, kind.name) for kind in Event if kind is not Event.FILL}
+_BITS = {kind: getattr(record, kind.name) for kind in Event if hasattr(record, kind.name)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +64,14 @@ class Trace:
         """Forwards that were useful to each row."""
         return _useful(self.live_rows, self.refreshed).sum(axis=0)
 
+    @property
+    def filled(self) -> Int[np.ndarray, " B"]:
+        """Counts positions of each row that got a token, by a commit or as EOS behind the end."""
+        got = np.isin(self.event_kind, (Event.COMMIT, Event.FILL))
+        filled = np.zeros(self.tokens.shape, bool)
+        filled[self.event_row[got], self.event_position[got]] = True
+        return filled.sum(axis=1)
+
     def count(self, kind: Event) -> Int[np.ndarray, "S B"]:
         """Counts how often something happened in each forward, by row of the batch."""
         counts = np.zeros(self.live_rows.shape, np.int32)
@@ -107,10 +97,29 @@ class Trace:
         arrays, settings = load_archive(path, _array_names(), FORMAT, kind="trace", short="trace")
         return cls(settings=settings, **arrays)
 
+    def page(self, *, row: int = 0, beside: "Trace | None" = None, timed: Any = ()) -> Page:
+        """Returns a page that replays one row, and beside it that of another trace.
+
+        Args:
+          timed: runs of this trace's row on phones (`lj.phone("SM8750").time(trace, shape)`), whose
+            timelines the page shows.
+        """
+        runs = [replay(self, row) | {"phones": [phone_timeline(each) for each in timed]}]
+        return page_of([*runs, *([replay(beside, row)] if beside else [])])
+
+    def _repr_html_(self) -> str:
+        """Returns the page of the first row, for notebooks."""
+        return self.page()._repr_html_()
+
     def same_decoding(self, other: "Trace") -> bool:
-        """Tells whether both did the same, wall time and settings aside."""
-        timeless = [f.name for f in fields(self) if f.name not in ("seconds", "settings")]
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in timeless)
+        """Tells whether both did the same; wall time, settings and kept scores aside."""
+        timeless = [name for name in _array_names() if name != "seconds"]
+        return all(np.array_equal(self._done(name), other._done(name)) for name in timeless)
+
+    def _done(self, name: str) -> np.ndarray:
+        """Returns an array; of events, those that changed the canvas."""
+        array = getattr(self, name)
+        return array[self.event_kind != Event.SCORE] if name.startswith("event_") else array
 
 
 def _array_names() -> list[str]:
@@ -130,6 +139,8 @@ def trace_of(
     committed = parts[0]
     last_step = _useful(counts.live_rows, counts.refreshed).sum(axis=0) - 1
     parts.append(_fills(tokens, generated, committed, last_step))
+    if records.predicted is not None:
+        parts.append(_scores(records))
     merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}
     order = np.argsort(merged["step"], kind="stable")
     dtypes = {"confidence": np.float32, "kind": np.int8}
@@ -157,6 +168,12 @@ def _useful(
 def _events(records: Any, kind: Event, bit: int) -> dict[str, np.ndarray]:
     at = step, row, position = np.nonzero(records.events & bit)
     return _columns(kind, step, row, position, records.token[at], records.confidence[at])
+
+
+def _scores(records: Any) -> dict[str, np.ndarray]:
+    at = step, row, position = np.nonzero((records.predicted >= 0) & (records.events == 0))
+    columns = step, row, position, records.predicted[at], records.certainty[at]
+    return _columns(Event.SCORE, *columns)
 
 
 def _fills(

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from llada_jax.config import require
 from llada_jax.sampling_engine.formats import (
+    Floats,
     LogitFormat,
     StoredLogits,
     before,
@@ -22,19 +23,32 @@ from llada_jax.sampling_engine.sampling import Sampling
 
 
 def store_logits(
-    sampling: Sampling, vlen: int, logits: NDArray[np.float32], format: LogitFormat
+    sampling: Sampling,
+    vlen: int,
+    logits: NDArray[np.float32],
+    format: LogitFormat,
+    noise: NDArray[np.float32] | None = None,
 ) -> StoredLogits:
-    """Lays logits [steps, batch, rows, vocab] out as HBM holds them.
+    """Lays logits [steps, batch, rows, vocab] out as HBM holds them, and as many of noise.
 
     Vector rows have VLEN numbers; the last of each position is padded, and after all positions
     there is room for a chunk that is loaded ahead.
     """
     shape = (sampling.steps, sampling.batch, sampling.rows, sampling.vocab)
-    require(logits.shape == shape, f"logits have shape {logits.shape}; allowed: {shape}")
+    kinds = [logits] if noise is None else [logits, noise]
+    for each in kinds:
+        require(each.shape == shape, f"logits have shape {each.shape}; allowed: {shape}")
+    require(
+        len(kinds) == sampling.stride,
+        f"noisy is {sampling.noisy} and noise {'not ' * (noise is None)}given; allowed: both or "
+        "neither",
+    )
     positions = math.prod(shape[:-1])
-    padded = np.zeros((positions + 1, sampling.vector_rows(vlen) * vlen), np.float32)
-    padded[:-1, : sampling.vocab] = logits.reshape(positions, sampling.vocab)
-    return store(padded.reshape(-1, vlen), format)
+    width = sampling.vector_rows(vlen) * vlen
+    padded = np.zeros((positions + 1, len(kinds), width), np.float32)
+    padded[:-1, :, : sampling.vocab] = np.stack(kinds, axis=-2).reshape(positions, len(kinds), -1)
+    by_row = padded.reshape(positions + 1, len(kinds), -1, vlen).swapaxes(1, 2)
+    return store(by_row.reshape(-1, vlen), format)
 
 
 def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Decisions:
@@ -68,13 +82,16 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
     def integers(start: int) -> NDArray[np.int32]:
         return np.array(machine.int[start : start + positions], np.int32).reshape(block)
 
-    transfers = slice(memory_map.transfer, memory_map.transfer + sampling.batch)
-    transfer = machine.vector[transfers, : sampling.rows] != 0
+    def lanes(row: int) -> Floats:
+        return machine.vector[row : row + sampling.batch, : sampling.rows]
+
+    transfer = lanes(memory_map.transfer) != 0
     return Decisions(
         tokens=integers(memory_map.tokens),
         predictions=integers(memory_map.predictions),
         transfer=transfer,
-        open=(machine.vector[masks, : sampling.rows] != 0) | transfer,
+        open=(lanes(memory_map.mask) != 0) | transfer,
+        keys=lanes(memory_map.confidence),
     )
 
 

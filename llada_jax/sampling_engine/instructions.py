@@ -20,8 +20,9 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 REGISTERS = {"gp": 16, "fp": 8}
 PREFETCH_ROWS = 4
 """Rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
-LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1, "started": 0}
-"""Numbers in an instruction, by the name of the operand; others may be anything."""
+WORD_BITS, OPCODE_BITS, REGISTER_BITS = 32, 6, 4
+LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1, "started": 0, "reversed": 0}
+"""Numbers in an instruction, by the name of the operand; others are signed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Spec:
     unit: Unit
     calibrated: int
     behavioural: int
-    tree: bool
+    tree: int | None
     per_element: bool
     source: str
 
@@ -42,9 +43,16 @@ class Spec:
         """Returns the cycles until the next instruction may start, in order."""
         if self.per_element:
             return length
-        if column == "tree" and self.tree:
-            return 1 + math.ceil(math.log2(vlen))
+        if column == "tree" and self.tree is not None:
+            return self.tree + math.ceil(math.log2(vlen))
         return self.behavioural if column == "behavioural" else self.calibrated
+
+    def numbers(self, operand: str) -> range:
+        """Returns what an immediate may be: the word's bits that opcode and registers leave."""
+        registers = sum(kind != "imm" for kind in self.operands.values())
+        size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * registers
+        signed = operand not in LEAST
+        return range(-size // 2, size // 2) if signed else range(LEAST[operand], size)
 
 
 def _read(path: Path) -> dict[str, Spec]:
@@ -55,7 +63,7 @@ def _read(path: Path) -> dict[str, Spec]:
             unit=entry["unit"],
             calibrated=entry.get("cycles", 0),
             behavioural=entry.get("behavioural", entry.get("cycles", 0)),
-            tree=entry.get("tree", False),
+            tree=entry.get("tree"),
             per_element=entry.get("per_element", False),
             source=entry.get("source", "latency table of the simulator behind arXiv 2601.20706"),
         )
@@ -140,8 +148,11 @@ def _check(instruction: Instruction) -> None:
     )
     for (operand, kind), value in zip(named.items(), operands, strict=True):
         if kind == "imm":
-            least = LEAST.get(operand, value)
-            require(value >= least, f"{operand} of {name} is {value}; allowed: {least} or more")
+            allowed = INSTRUCTION_SET[name].numbers(operand)
+            require(
+                value in allowed,
+                f"{operand} of {name} is {value}; allowed: {allowed[0]} to {allowed[-1]}",
+            )
         else:
             last = REGISTERS[kind] - 1
             require(

@@ -26,7 +26,6 @@ from llada_jax.sampling_engine.memories import EngineConfig
 
 _OF_ROWS: Mapping[str, Callable[..., Floats]] = {
     "V_EXP_V": np.exp,
-    "V_RECI_V": lambda row: np.where(row == 0, np.float32(0), np.float32(1) / row),
     "V_ADD_VV": np.add,
     "V_MUL_VV": np.multiply,
     "V_SELECT_VVM": lambda a, b, mask: np.where(mask != 0, a, b),
@@ -146,6 +145,11 @@ class Machine:
     def _v_red_max(self, best: int, row: int) -> None:
         self._write_float(best, max(self._f[best], first_maximum(self._row(row))[1]))
 
+    def _v_pick(self, to: int, row: int, index: int, base: int) -> None:
+        lane = self._gp[index] - self._gp[base]
+        if 0 <= lane < self._lanes:
+            self._write_float(to, float(self._row(row)[lane]))
+
     def _v_red_sum(self, total: int, row: int) -> None:
         self._write_float(total, self._f[total] + tree_sum(self._row(row), self.engine.vlen))
 
@@ -195,9 +199,6 @@ class Machine:
 
     def _s_addi_int(self, to: int, a: int, value: int) -> None:
         self._write_int(to, self._gp[a] + value)
-
-    def _s_add_int(self, to: int, a: int, b: int) -> None:
-        self._write_int(to, self._gp[a] + self._gp[b])
 
     # HBM.
 

@@ -97,7 +97,7 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
     row = sampling.vector_rows(engine.vlen)
     chunk = min(sampling.chunk_rows, row)
     logits_rows = {"performance": sampling.rows * row, "one_pass_overlapped": 2 * chunk}.get(
-        sampling.mode, chunk
+        sampling.mode, chunk * sampling.stride
     )
     words: dict[Domain, int] = {
         "vector": 3 * batch + logits_rows,

@@ -33,11 +33,6 @@ def power_mw(vlen: int) -> float:
     return vlen * fmean(power / known for known, power in POWER_MW.items())
 
 
-def energy_mj(vlen: int, ms: float) -> float:
-    """Returns millijoules, at the power of Table IV for the whole time."""
-    return power_mw(vlen) * ms / 1e3
-
-
 def roofline_ms(gpu: str, sampler: str, logits: int) -> float:
     """Returns the least time of a sampler of so many logits on a GPU: bytes over bandwidth."""
     return GPU_BYTES_A_LOGIT[sampler] * logits / GPU_BYTES_PER_SECOND[gpu] * 1e3

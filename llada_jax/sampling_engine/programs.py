@@ -19,8 +19,10 @@ STEP, BATCH, ROW, CHUNK, INNER = range(1, 6)  # counters of loops
 HBM, LOGITS, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS, BUFFER, OTHER = range(6, 16)
 # At the end of a batch row nothing of the vocabulary is live any more.
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
+NOISE = BUFFER
 
 F_ZERO, F_LOWEST, F_THRESHOLD, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
+F_NOISY, F_CHOSEN = F_BELOW_ONE, F_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,6 @@ class _Compiler:
         overlapped = sampling.mode == "one_pass_overlapped"
         self._emit("C_SET_V_MASK", self._engine.vlen)
         self._load_constant(F_LOWEST, "lowest")
-        if sampling.threshold is not None:
-            self._load_constant(F_THRESHOLD, "threshold")
         if sampling.key == "odds":
             self._load_constant(F_BELOW_ONE, "below_one")
         self._set(HBM, 0)
@@ -104,6 +104,9 @@ class _Compiler:
     def _start_position(self) -> None:
         self._emit("S_ADD_FP", F_BEST, F_LOWEST, F_ZERO)
         self._emit("S_ADD_FP", F_TOTAL, F_ZERO, F_ZERO)
+        if self._sampling.noisy:
+            for register in (F_NOISY, F_CHOSEN):
+                self._emit("S_ADD_FP", register, F_LOWEST, F_ZERO)
         self._set(INDEX, 0)
         self._set(BASE, 0)
 
@@ -111,6 +114,10 @@ class _Compiler:
         if self._sampling.key == "odds":
             self._emit("S_SUB_FP", F_TOTAL, F_TOTAL, F_BELOW_ONE)
         self._emit("S_RECI_FP", F_TOTAL, F_TOTAL)
+        if self._sampling.noisy:
+            self._emit("S_SUB_FP", F_CHOSEN, F_CHOSEN, F_BEST)
+            self._emit("S_EXP_FP", F_CHOSEN, F_CHOSEN)
+            self._emit("S_MUL_FP", F_TOTAL, F_TOTAL, F_CHOSEN)
         self._emit("S_ST_FP", F_TOTAL, SCALARS, 0)
         self._emit("S_ST_INT", INDEX, PREDICTION, 0)
         self._add(SCALARS, SCALARS, 1)
@@ -131,7 +138,7 @@ class _Compiler:
         for chunk, same in groupby(self._chunks):
             with self._loop(CHUNK, len(list(same))):
                 self._set(LOGITS, self._memory_map.logits)
-                self._load(chunk.rows)
+                self._load(chunk.rows * self._sampling.stride)
                 self._set(LOGITS, self._memory_map.logits)
                 compute(chunk)
 
@@ -144,12 +151,21 @@ class _Compiler:
                 self._add(HBM, HBM, size)
 
     def _maximum(self, chunk: Chunk) -> None:
-        self._each_row(
-            chunk,
-            ("V_RED_MAX_IDX", INDEX, LOGITS, BASE, F_BEST),
-            ("S_ADDI_INT", LOGITS, LOGITS, 1),
-            ("S_ADDI_INT", BASE, BASE, self._engine.vlen),
-        )
+        stride, vlen = self._sampling.stride, self._engine.vlen
+        following = ("S_ADDI_INT", LOGITS, LOGITS, stride), ("S_ADDI_INT", BASE, BASE, vlen)
+        if self._sampling.noisy:
+            self._add(NOISE, LOGITS, 1)
+            self._each_row(
+                chunk,
+                ("V_RED_MAX", F_BEST, LOGITS),
+                ("V_ADD_VV", NOISE, LOGITS, NOISE),
+                ("V_RED_MAX_IDX", INDEX, NOISE, BASE, F_NOISY),
+                ("V_PICK", F_CHOSEN, LOGITS, INDEX, BASE),
+                ("S_ADDI_INT", NOISE, NOISE, stride),
+                *following,
+            )
+        else:
+            self._each_row(chunk, ("V_RED_MAX_IDX", INDEX, LOGITS, BASE, F_BEST), *following)
 
     def _sum(self, chunk: Chunk) -> None:
         self._each_row(
@@ -157,14 +173,14 @@ class _Compiler:
             ("V_SUB_VF", LOGITS, LOGITS, F_BEST, 0),
             ("V_EXP_V", LOGITS, LOGITS),
             ("V_RED_SUM", F_TOTAL, LOGITS),
-            ("S_ADDI_INT", LOGITS, LOGITS, 1),
+            ("S_ADDI_INT", LOGITS, LOGITS, self._sampling.stride),
         )
 
     def _absorb(self, chunk: Chunk) -> None:
         """Adds a chunk, with the sum so far rescaled to the new maximum (online softmax)."""
         self._emit("S_ADD_FP", F_BEFORE, F_BEST, F_ZERO)
         self._maximum(chunk)
-        self._add(LOGITS, LOGITS, -chunk.rows)
+        self._add(LOGITS, LOGITS, -chunk.rows * self._sampling.stride)
         self._emit("S_SUB_FP", F_FACTOR, F_BEFORE, F_BEST)
         self._emit("S_EXP_FP", F_FACTOR, F_FACTOR)
         self._emit("S_MUL_FP", F_TOTAL, F_TOTAL, F_FACTOR)
@@ -237,6 +253,7 @@ class _Compiler:
 
     def _commit_confident(self, rows: int) -> None:
         """Adds all whose confidence passes: the top-k unit admits positive numbers only."""
+        self._load_constant(F_THRESHOLD, "threshold")
         self._emit("V_SUB_VF", CONFIDENCE, CONFIDENCE, F_THRESHOLD, 0)
         self._set(K, rows)
         self._emit("V_TOPK_MASK", CONFIDENCE, CONFIDENCE, MASK, K, rows)

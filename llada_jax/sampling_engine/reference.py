@@ -28,6 +28,8 @@ class Decisions(NamedTuple):
     """Positions committed in the last step."""
     open: Bools
     """Positions without a token, before the last step."""
+    keys: NDArray[np.float32] | None = None
+    """What a program of one step without a threshold chose by; the reference has none."""
 
 
 class StepInputs(NamedTuple):

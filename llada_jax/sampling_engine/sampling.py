@@ -34,6 +34,9 @@ class Sampling:
     key: Key = "confidence"
     threshold: float | None = None
     """Confidence from which on a token is committed, besides the k best; None: only those."""
+    noisy: bool = False
+    """Ours: HBM has a row of noise behind each row of logits, the temperature times Gumbel's. The
+    token is the best of their sums, its confidence that of the logits alone."""
 
     def __post_init__(self) -> None:
         require_counts(self, "batch", "rows", "vocab", "steps", "chunk_rows")
@@ -43,6 +46,17 @@ class Sampling:
             self.threshold is None or 0 <= self.threshold <= 1,
             f"threshold is {self.threshold}; allowed: 0 to 1, or none",
         )
+
+        require(
+            not self.noisy or (self.mode, self.key) == ("one_pass", "confidence"),
+            f"mode, key of a noisy sampler are {self.mode}, {self.key}; allowed: one_pass, "
+            "confidence",
+        )
+
+    @property
+    def stride(self) -> int:
+        """Vector rows from one row of logits to the next."""
+        return 1 + self.noisy
 
     def vector_rows(self, vlen: int) -> int:
         """Returns vector rows of one position's logits; the last may be shorter."""

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llada_jax.backend.packed import packs
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.session import FORBIDDEN_LOGIT, Session, Shard
+from llada_jax.backend.steps import cache_names
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.layers import HIDDEN_SCORE, rotation
@@ -50,15 +52,19 @@ class Recorder:
     config = SMALL
     largest_head = 4
 
-    def __init__(self) -> None:
+    def __init__(self, canvases: Sequence[int] = (1,)) -> None:
         self.calls: list[Arrays] = []
+        self._canvases = canvases
         self._executables: dict[Bucket, list[Shard]] = {}
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         return tokens[:, None].astype(np.float32)
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = Bucket(rows + MARGIN, cache + MARGIN if cache else 0)
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        return rows, self._canvases
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        bucket = Bucket(rows + MARGIN, cache + MARGIN if cache else 0, canvases)
         if bucket not in self._executables:
             self._executables[bucket] = [
                 Shard(range(layer, layer + 1), RecordingShard(self, layer, bucket))
@@ -73,10 +79,10 @@ class Recorder:
 class RecordingShard:
     def __init__(self, recorder: Recorder, layer: int, bucket: Bucket):
         self._recorder, self._layer, self._bucket = recorder, layer, bucket
-        shape = (1, bucket.rows, 2)
+        shape = (1, bucket.all_rows, 2)
         names = (f"new_keys_{layer}", f"new_values_{layer}")
         self._outputs = {name: np.zeros(shape, np.float32) for name in names}
-        self._outputs["hidden"] = np.zeros((bucket.rows, 1), np.float32)
+        self._outputs["hidden"] = np.zeros((bucket.all_rows, 1), np.float32)
 
     def allocate(self, name: str) -> np.ndarray:
         assert name in (f"keys_{self._layer}", f"values_{self._layer}")
@@ -130,12 +136,14 @@ def rows_of(forward: Sequence[Forward], tokens: np.ndarray, length: int = LENGTH
 
 
 @settings(max_examples=25)
-@given(data=st.data(), batch=st.integers(1, 3))
-def test_a_key_is_written_when_its_position_is_no_row_any_more(data, batch: int) -> None:
+@given(data=st.data(), batch=st.integers(1, 3), canvases=st.sampled_from([(1,), (1, 2), (1, 4)]))
+def test_a_key_is_written_when_its_position_is_no_row_any_more(
+    data, batch: int, canvases: tuple[int, ...]
+) -> None:
     """Read from what each forward sees: the caches hold the last key and value of each position
     that has left the rows, and what they held before where a row stands."""
     runs = data.draw(forwards(batch))
-    recorder = Recorder()
+    recorder = Recorder(canvases)
     session = Session(recorder, ScoreRules(spread=False))
     cache = session.empty_cache(None, batch, LENGTH)
     held = np.zeros((batch, LENGTH, 2))
@@ -144,24 +152,31 @@ def test_a_key_is_written_when_its_position_is_no_row_any_more(data, batch: int)
         tokens = np.arange(batch * len(run[0].live)).reshape(batch, -1) + 1
         before = len(recorder.calls)
         session.forward_rows(None, rows_of(run, tokens), cache)
-        calls = iter(range(before, len(recorder.calls)))
+        forwards_run = list(packs([sum(canvas.live) for canvas in run], recorder.sizes_for))
+        assert len(recorder.calls) - before == len(forwards_run), f"forward {number}"
+        places = {
+            b: (before + index, place)
+            for index, pack in enumerate(forwards_run)
+            for place, b in enumerate(pack.canvases)
+        }
         for b, (positions, live) in enumerate(run):
             standing = {p for p, is_live in zip(positions, live, strict=True) if is_live}
             for position in pending[b].keys() - standing:
                 held[b, position] = pending[b][position]
             pending[b] = {}
+            assert (b in places) == bool(standing)
             if not standing:
                 continue
-            index = next(calls)
-            seen = recorder.calls[index]
+            index, place = places[b]
             for layer in (0, 1):
-                np.testing.assert_array_equal(seen[f"keys_{layer}@{layer}"][0, :LENGTH], held[b])
-                values = held[b] * [-1, 1]
-                np.testing.assert_array_equal(seen[f"values_{layer}@{layer}"][0, :LENGTH], values)
-                assert not seen[f"keys_{layer}@{layer}"][0, LENGTH:].any()
+                keys, values = (
+                    recorder.calls[index][f"{name}@{layer}"] for name in cache_names(layer, place)
+                )
+                np.testing.assert_array_equal(keys[0, :LENGTH], held[b])
+                np.testing.assert_array_equal(values[0, :LENGTH], held[b] * [-1, 1])
+                assert not keys[0, LENGTH:].any()
             rows = zip(positions, live, tokens[b], strict=True)
             pending[b] = {p: (int(t), index + 1) for p, is_live, t in rows if is_live}
-        assert next(calls, None) is None, f"forward {number} ran a canvas without live rows"
 
 
 def test_a_new_run_forgets_the_last_one() -> None:

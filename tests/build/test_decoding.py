@@ -35,6 +35,34 @@ def test_result(model):
         np.testing.assert_array_equal(result.tokens[row, 3:], result.generated[row])
 
 
+def test_a_stream_gives_what_generate_gives(model):
+    config = lj.SamplerConfig(gen_length=8, block_length=4, steps=4)
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    together = lj.generate(model, prompts, config, seed=3)
+    stream = lj.generate_stream(model, prompts, config, seed=3, places=2, trace=True)
+    found = [*stream]
+    for row, result in enumerate(found):
+        np.testing.assert_array_equal(result.generated[0], together.generated[row])
+        assert result.trace.settings["seeds"] == [[3, row]]
+        assert result.trace.settings["fingerprint"] == model.fingerprint
+    assert stream.useful == 12 / 16, "the last one is alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"places": 0}, "places is 0; allowed: 1 or more"),
+        ({"together": 0}, "together is 0; allowed: 1 or more"),
+        ({"backend": "tpu"}, "backend is 'tpu'; allowed: 'xla'"),
+        ({"prompts": [[1], []]}, "prompt 1 is empty"),
+        ({"seed": [1, 2]}, "2 seeds were given; allowed: one, or 1"),
+    ],
+)
+def test_a_stream_refuses_when_it_is_asked_for(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        lj.generate_stream(model, **{"prompts": [[1]], **options})
+
+
 def test_a_table_of_a_backend_goes_into_the_sampler(model):
     table = lj.latency_table(model, [4, 8], canvas=16, repeats=1)
     assert table.rows == (4, 8)

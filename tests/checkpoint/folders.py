@@ -19,6 +19,7 @@ NEW_FAMILIES = (
     "llada-moe-released",
     "sdar-b4",
     "sdar-moe-b4",
+    "rnd1",
     "fast-dllm-v2",
     "stable-diffcoder",
     "dream-reasoner",

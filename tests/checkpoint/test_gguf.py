@@ -26,7 +26,7 @@ from tests.checkpoint.folders import (
     write_folder,
 )
 
-MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream")
+MODELS = ("llada-mha", "llada-gqa", "llada-moe", "dream", "rnd1")
 ARCHITECTURES = {"llada_moe": "llada-moe"}
 DREAM = {
     "general.architecture": "dream",
@@ -51,7 +51,7 @@ def interleave(weight: np.ndarray, n_heads: int) -> np.ndarray:
     return weight[order]
 
 
-def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
+def gguf_tensors(model: str, tensors: Tensors, permuted: bool = True) -> Tensors:
     """A golden's tensors under GGUF's names, with the converter's order of rows."""
     config = config_from_hf(golden_config(model))
     renamed = {}
@@ -67,7 +67,7 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
             if name not in tensors:
                 continue
             tensor = tensors[name]
-            if config.family == "llada" and path.endswith((".query", ".key")):
+            if permuted and config.family == "llada" and path.endswith((".query", ".key")):
                 heads = config.n_heads if path.endswith(".query") else config.n_kv_heads
                 tensor = interleave(tensor, heads)
             renamed[gguf_names()[path.removeprefix("dense:")].format(i=layer)] = tensor
@@ -75,9 +75,9 @@ def gguf_tensors(model: str, tensors: Tensors) -> Tensors:
     return renamed
 
 
-def writer(path: Path, model: str) -> gguf.GGUFWriter:
+def writer(path: Path, model: str, architecture: str | None = None) -> gguf.GGUFWriter:
     config = config_from_hf(golden_config(model))
-    out = gguf.GGUFWriter(path, ARCHITECTURES.get(config.family, config.family))
+    out = gguf.GGUFWriter(path, architecture or ARCHITECTURES.get(config.family, config.family))
     if config.moe is not None:
         out.add_expert_count(config.moe.n_experts)
         out.add_expert_used_count(config.moe.experts_per_token)
@@ -92,8 +92,9 @@ def writer(path: Path, model: str) -> gguf.GGUFWriter:
     out.add_context_length(config.max_length)
     if config.mask_id is not None:
         out.add_mask_token_id(config.mask_id)
-    out.add_eos_token_id(318)
-    out.add_pad_token_id(318)
+    out.add_key_length(config.head_dim)
+    out.add_eos_token_id(config.eos_id)
+    out.add_pad_token_id(config.pad_id)
     out.add_token_list(["a", "b"])
     if config.family == "llada":
         out.add_vocab_size(config.vocab_size)
@@ -170,6 +171,24 @@ def test_the_dtype_of_the_file(kind: str, dtype: Any, tmp_path: Path) -> None:
     _, params = loaded(write_gguf(tmp_path / "model.gguf", "llada-gqa", kind))
     assert params.embedding.dtype == dtype
     assert params.final_norm.dtype == dtype
+
+
+@pytest.mark.parametrize("model", ["llada-gqa", "dream"])
+def test_files_of_diffuse_cpp(model: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", golden_config(model), golden_tensors(model))
+    expected_config, expected = loaded(folder)
+    for kind in (expected_config.family, "llada2_moe"):
+        out = writer(tmp_path / f"{kind}.gguf", model, "diffuse")
+        out.add_string("diffuse.model_type", kind)
+        out.add_uint32("diffuse.mask_token_id", 7)
+        for name, tensor in gguf_tensors(model, golden_tensors(model), permuted=False).items():
+            out.add_tensor(name, tensor)
+        finish(out)
+    config, params = loaded(tmp_path / f"{expected_config.family}.gguf")
+    assert config == expected_config.replace(mask_id=7)
+    assert same_bits(params, expected)
+    with pytest.raises(ValueError, match="model_type is 'llada2_moe'; allowed: 'llada', 'dream'"):
+        loaded(tmp_path / "llada2_moe.gguf")
 
 
 def test_q4_0_keeps_its_integers(tmp_path: Path) -> None:

@@ -91,13 +91,25 @@ def test_values_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "steps"), [("int8", 127), ("int4", 7)])
-def test_they_load_as_integers_within_half_a_step(dtype: str, steps: int, tmp_path: Path) -> None:
+def test_they_load_as_integers_within_half_a_step(
+    dtype: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     values = drawn_file(tmp_path / "model.gguf", "Q4_K")
     found = matrices(*loaded(tmp_path / "model.gguf", dtype))
     for name, expected in values.items():
         if is_quantized(found[name]):
             error = np.abs(dequantize(found[name], "float32") - expected).max()
             assert error <= 0.51 * np.abs(expected).max() / steps
+    said = capsys.readouterr().err
+    assert f"model.gguf as {dtype}: rounding anew moves weights of Q4_K by " in said
+    quantized = [name for name in values if is_quantized(found[name])]
+    lost = [dequantize(found[name], "float32") - values[name] for name in quantized]
+    share = np.sqrt(sum(map(_squares, lost)) / sum(_squares(values[name]) for name in quantized))
+    assert f"Q4_K by {share:.2%} of their size" in said
+
+
+def _squares(numbers: np.ndarray) -> float:
+    return float(np.square(numbers, dtype=np.float64).sum())
 
 
 def test_another_kind_is_named(tmp_path: Path) -> None:

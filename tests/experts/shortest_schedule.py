@@ -8,16 +8,21 @@ from jaxtyping import Bool, Int
 
 from llada_jax.config import require
 from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.schedule import IDLE, Link
 
 MOST_EXPERTS = 6
 
 
 def shortest_seconds(
-    loads: Int[np.ndarray, " E"], resident: Bool[np.ndarray, " E"], costs: ExpertCosts
+    loads: Int[np.ndarray, " E"],
+    resident: Bool[np.ndarray, " E"],
+    costs: ExpertCosts,
+    link: Link = IDLE,
 ) -> float:
     """Tries all choices of who runs what, orders of transfers and orders on the accelerator.
 
-    The link is idle at first. At most 6 active experts: the number of plans grows factorially.
+    The link first ends what it carries. At most 6 active experts: the number of plans grows
+    factorially.
     """
     active = np.flatnonzero(loads).tolist()
     require(
@@ -25,7 +30,10 @@ def shortest_seconds(
         f"{len(active)} experts are active; allowed: up to {MOST_EXPERTS}",
     )
     return min(
-        max(_cpu(set(active) - set(chosen), loads, costs), _accelerator(chosen, resident, costs))
+        max(
+            _cpu(set(active) - set(chosen), loads, costs),
+            _accelerator(chosen, resident, costs, link),
+        )
         for chosen in _subsets(active)
     )
 
@@ -40,11 +48,16 @@ def _cpu(experts: set[int], loads: Int[np.ndarray, " E"], costs: ExpertCosts) ->
 
 
 def _accelerator(
-    experts: tuple[int, ...], resident: Bool[np.ndarray, " E"], costs: ExpertCosts
+    experts: tuple[int, ...], resident: Bool[np.ndarray, " E"], costs: ExpertCosts, link: Link
 ) -> float:
-    fetched = [expert for expert in experts if not resident[expert]]
+    arriving = {link.arriving: link.free} if link.arriving in experts else {}
+    fetched = [expert for expert in experts if not resident[expert] and expert not in arriving]
     return min(
-        _run({e: (i + 1) * costs.transfer for i, e in enumerate(order)}, sequence, costs)
+        _run(
+            {e: link.free + (i + 1) * costs.transfer for i, e in enumerate(order)} | arriving,
+            sequence,
+            costs,
+        )
         for order in permutations(fetched)
         for sequence in permutations(experts)
     )

@@ -31,6 +31,15 @@ def test_a_layer_by_hand():
     assert outcome.tokens_per_second == pytest.approx(2 / 13)
 
 
+def test_without_a_profile_the_first_experts_stay():
+    """The profile has used the last one; only the first is resident."""
+    loads = [[[0, 0, 1]]] * 3
+    policy = replace(POLICIES["ktransformers"], profiled=False)
+    outcome = replay(trace_of_loads(loads), policy, COSTS, 1, profile_steps=1)
+    np.testing.assert_allclose(outcome.seconds, [2 + 4.5, 2 + 4.5])
+    assert outcome.hit_rate == 0
+
+
 def test_a_link_brings_one_expert_a_layer_ahead_of_time():
     """The new expert misses once; then the idle link has brought it in, and all is resident."""
     loads = [[[1, 0, 0]], *[[[0, 0, 1]]] * 3]

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from llada_jax.experts.routing import (
+    ABSENT,
     RoutingTrace,
     experts_per_step,
+    gate_accuracy,
     imbalance,
+    joined,
     loads_of,
+    row_reuse,
     step_similarity,
 )
 from tests.experts.traces import small_trace, trace_of_loads
@@ -116,3 +120,37 @@ def test_first_steps():
     np.testing.assert_array_equal(part.loads, trace.loads[:3])
     with pytest.raises(ValueError, match="count is 0; allowed: 1 to"):
         trace.first_steps(0)
+
+
+def test_runs_are_joined_one_after_another():
+    """Two runs, the second with fewer rows: absent rows pad it, and its blocks go on counting."""
+    first, second = small_trace(blocks=2), small_trace(seed=1, blocks=1)
+    narrow = dataclasses.replace(
+        second, experts=second.experts[:, :, :6], foreseen=second.foreseen[:, :, :, :6],
+        changed=second.changed[:, :6], block=second.block[:, :6],
+    )  # fmt: skip
+    both = joined([first, narrow])
+    assert both.n_steps == first.n_steps + narrow.n_steps
+    after = first.n_steps
+    np.testing.assert_array_equal(both.loads[:after], first.loads)
+    np.testing.assert_array_equal(both.loads[after:], narrow.loads)
+    assert (both.experts[after:, :, 6:] == ABSENT).all() and both.changed[after:, 6:].all()
+    assert np.flatnonzero(both.begins_block)[-1] == after
+    assert both.block[after:].min() == both.block[:after].max() + 1 == both.block[after:].max()
+
+
+def test_reuse_by_hand():
+    """Of two experts a row keeps both, one, or none; the last step begins a block."""
+    experts = np.array([[[[0, 1], [2, 3]]], [[[1, 0], [3, 4]]], [[[5, 6], [3, 4]]], [[[5, 6]] * 2]])
+    trace = RoutingTrace(
+        experts=experts, scores=np.zeros((4, 1, 8)), foreseen=np.full((4, 1, 0, 2, 2), ABSENT),
+        changed=np.ones((4, 2), bool), block=np.array([[0, 0]] * 3 + [[1, 1]]),
+        committed=np.ones(4, int), settings={},
+    )  # fmt: skip
+    np.testing.assert_array_equal(row_reuse(trace), [[1, 0.5], [0, 1], [np.nan, np.nan]])
+
+
+def test_gates_of_drawn_routing_find_what_they_are_told_to():
+    found = gate_accuracy(small_trace(blocks=12))
+    assert found.shape == (3,) and (np.diff(found) < 0).all()
+    assert found[0] == pytest.approx(0.78, abs=0.05)

@@ -48,6 +48,25 @@ def test_the_fastest_plan_is_the_shortest_of_all(layer, costs):
     assert fastest(*layer, costs).seconds == pytest.approx(shortest_seconds(*layer, costs))
 
 
+@settings(max_examples=60)
+@given(
+    layer=layers(4), costs=costs_of_any_machine, free=st.floats(0, 6, width=16),
+    arriving=st.none() | st.integers(0, 3),
+)  # fmt: skip
+def test_the_fastest_plan_is_the_shortest_of_all_on_a_busy_link(layer, costs, free, arriving):
+    loads, resident = layer
+    link = Link(free, None if arriving is None else arriving % len(loads))
+    expected = shortest_seconds(loads, resident, costs, link)
+    assert fastest(loads, resident, costs, link).seconds == pytest.approx(expected)
+
+
+def test_the_cpu_runs_an_expert_that_would_arrive_too_late():
+    loads, resident = np.array([1, 1]), np.array([True, True])
+    plan = fastest(loads, resident, unit_costs(), Link(5.0, 1))
+    assert (plan.accelerator, plan.cpu, plan.seconds) == ([0], [1], 2.0)
+    assert fastest(loads, resident, unit_costs(), Link(0.5, 1)).accelerator == [0, 1]
+
+
 def test_the_fastest_plan_of_six_experts():
     loads, resident = (
         np.array([1, 4, 2, 7, 1, 3]),

@@ -35,7 +35,7 @@ def trace_of(model: dict) -> SimpleNamespace:
     one = np.array([[4]])
     return SimpleNamespace(
         rows=np.array([4]), live_rows=one, head_rows=one, cache_length=one, refreshed=0 * one,
-        prompt_lengths=np.array([8]), event_row=np.zeros(4, int), event_position=np.arange(4),
+        prompt_lengths=np.array([8]), filled=np.array([4]),
         settings={"model": model},
     )  # fmt: skip
 

@@ -31,8 +31,7 @@ def trace(**changes):
         "head_rows": np.array([[32, 32], [9, 0]]),
         "cache_length": np.array([[0, 0], [8, 0]]),
         "prompt_lengths": np.array([8, 4]),
-        "event_row": np.repeat([0, 1], [33, 32]),
-        "event_position": np.array([*range(8, 40), 12, *range(4, 36)]),
+        "filled": np.array([32, 32]),
         "settings": {"model": model, "sampler": {"refresh": "worker", "rescore": "token"}},
     }
     return SimpleNamespace(**{**fields, **changes})
@@ -98,7 +97,7 @@ def test_a_worker_takes_its_rows_and_scores_out_of_the_forwards(rescore):
             "the trace has no forwards",
         ),
         (
-            {"event_row": np.zeros(292, int), "event_position": np.arange(8, 300)},
+            {"filled": np.array([292, 0])},
             {},
             "canvas is 300 tokens; allowed: up to 256",
         ),

@@ -190,6 +190,7 @@ def test_a_worker_refreshes_from_tiles():
     assert (changed.tokens != expected.tokens).any()
 
 
+@pytest.mark.slow
 def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
     """The arrays that reach their forwards are those of the one model that both were given."""
     (tiles, _), read = tiled_and_plain(), {"run": set(), "worker": set()}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llada_jax.config import SamplerConfig
+from llada_jax.config import Loop, SamplerConfig
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.prompts import with_ids
@@ -22,7 +22,9 @@ from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
 LENGTHS = {"gen_length": 16, "block_length": 8, "steps": 16}
 STAGED = SamplerConfig.preset("staged", **LENGTHS, theta_visible=0.2, theta_stable=0.3)
 RULES = {
-    "drawn": SamplerConfig(**LENGTHS, threshold=0.3, cache="dual", temperature=0.5),
+    "drawn": SamplerConfig(
+        **LENGTHS, threshold=0.3, cache="dual", temperature=0.5, selective_logits=False
+    ),
     "staged": STAGED.replace(eos_early_stop=True),
 }
 SHORT_PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=7)
@@ -51,33 +53,37 @@ def assert_same(found: Result, expected: Result) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("rule", "loop"),
-    [
-        ("drawn", "host"),
-        pytest.param("drawn", "compiled", marks=pytest.mark.slow),
-        pytest.param("staged", "host", marks=pytest.mark.slow),
-        pytest.param("staged", "compiled", marks=pytest.mark.slow),
-    ],
-)
-@settings(max_examples=8)
+def assert_each_is_as_alone(rule: str, loop: Loop, prompts: Any, seed: int, places: int) -> None:
+    seeds = [seed + place for place in range(len(prompts))]
+    taken = places_for(prompts, RULES[rule], places, seed=seeds, loop=loop)
+    found = list(taken.results(trace=True))
+    for prompt, own, result in zip(prompts, seeds, found, strict=True):
+        alone = toy_decode([prompt], RULES[rule], salt=1, seed=[own], loop="compiled")
+        assert_same(result, alone)
+    assert taken.useful == sum(int(result.nfe[0]) for result in found) <= taken.offered
+
+
+@settings(max_examples=4)
+@given(prompts=st.lists(SHORT_PROMPTS, min_size=1, max_size=7), seed=st.integers(0, 1000))
+def test_each_result_is_that_of_the_prompt_alone(prompts, seed):
+    assert_each_is_as_alone("drawn", "compiled", [*prompts, [5], [6, 7]], seed, places=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("loop", ["compiled", "host"])
+@settings(max_examples=12)
 @given(
     prompts=st.lists(SHORT_PROMPTS, min_size=1, max_size=7),
     seed=st.integers(0, 1000),
     places=st.integers(1, 4),
 )
-def test_each_result_is_that_of_the_prompt_alone(rule, loop, prompts, seed, places):
-    seeds = [seed + place for place in range(len(prompts))]
-    taken = places_for(prompts, RULES[rule], places, seed=seeds, loop=loop)
-    found = list(taken.results(trace=True))
-    for prompt, own, result in zip(prompts, seeds, found, strict=True):
-        alone = toy_decode([prompt], RULES[rule], salt=1, seed=[own], loop="host")
-        assert_same(result, alone)
-    assert taken.useful == sum(int(result.nfe[0]) for result in found) <= taken.offered
+def test_any_number_of_places(rule, loop, prompts, seed, places):
+    assert_each_is_as_alone(rule, loop, prompts, seed, places)
 
 
-def test_prompts_of_other_lengths_and_one_program_that_goes_on():
-    """Two canvases are in one padded length, one is in another."""
+@pytest.mark.slow
+def test_prompts_of_other_lengths_and_several_to_a_result():
     together = toy_decode(UNEQUAL, RULES["staged"], salt=1, loop="compiled")
     found = list(places_for(UNEQUAL, RULES["staged"], 2).results(2, trace=True))
     assert [len(result.nfe) for result in found] == [2, 2, 1]
@@ -85,17 +91,13 @@ def test_prompts_of_other_lengths_and_one_program_that_goes_on():
         for row, tokens in enumerate(result.generated):
             np.testing.assert_array_equal(tokens, together.generated[first + row])
             assert result.nfe[row] == together.nfe[first + row]
-    expected = toy_decode(UNEQUAL[:2], RULES["staged"], salt=1, loop="host")
-    assert_same(found[0], expected)
+    assert_same(found[0], toy_decode(UNEQUAL[:2], RULES["staged"], salt=1, loop="host"))
 
 
 def test_results_come_in_the_order_of_prompts_while_others_wait():
     taken = places_for(UNEQUAL, ONE_BY_ONE, 2, loop="host")
     (first,) = islice(taken.results(), 1)
-    assert (
-        first.generated[0].tolist()
-        == toy_decode(UNEQUAL[:1], ONE_BY_ONE, salt=1).generated[0].tolist()
-    )
+    assert first.prompt_lengths.tolist() == [3]
     assert taken.offered == taken.useful == 2 * ONE_BY_ONE.gen_length
 
 

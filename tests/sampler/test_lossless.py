@@ -134,7 +134,11 @@ QUESTIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [{}, {"threshold": 0.9}], ids=["quota", "threshold"])
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param({}, marks=pytest.mark.slow), {"threshold": 0.9}],
+    ids=["quota", "threshold"],
+)
 def test_a_trained_model_writes_the_same_in_fewer_forwards(rule):
     """Tokens alone are compared: a branch takes other products, which may round scores otherwise,
     but no choice of this model between tokens is that close here."""

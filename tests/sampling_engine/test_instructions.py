@@ -1,5 +1,8 @@
 """The instruction set and its programs: as text, as loops, and what is no program."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from llada_jax.sampling_engine.instructions import (
@@ -9,7 +12,10 @@ from llada_jax.sampling_engine.instructions import (
     nested,
     render,
 )
-from tests.sampling_engine.cases import program
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.sampling import Sampling
+from tests.sampling_engine.cases import MODES, program
 
 PROGRAM = """\
 C_LOOP_START gp1, 3
@@ -32,6 +38,31 @@ def test_every_instruction_has_a_meaning_and_a_source():
         assert spec.source and spec.meaning and set(spec.operands.values()) <= {"gp", "fp", "imm"}
 
 
+def test_every_instruction_is_in_a_program():
+    engine = EngineConfig(vlen=32, vector_bytes=1 << 20)
+    samplings = [
+        Sampling(batch=2, rows=3, vocab=200, steps=2, mode=mode, threshold=0.5, key=key)
+        for mode, key in product(MODES, ("confidence", "odds"))
+    ]
+    noisy = replace(samplings[0], mode="one_pass", noisy=True)
+    emitted = {
+        each.name
+        for sampling in (*samplings, noisy)
+        for each in compile_sampler(sampling, engine).instructions
+    }
+    assert emitted == set(INSTRUCTION_SET)
+
+
+def test_numbers_fill_the_word():
+    """32 bits: six of the opcode, four a register, and the number has the rest."""
+    for name, spec in INSTRUCTION_SET.items():
+        kinds = list(spec.operands.values())
+        assert kinds.count("imm") <= 1 and kinds.count("imm") + len(kinds) <= 6, name
+        for operand, kind in spec.operands.items():
+            if kind == "imm":
+                assert spec.numbers(operand).stop <= 1 << 26 - 4 * (len(kinds) - 1)
+
+
 def test_reductions_as_deep_as_the_tree():
     spec = INSTRUCTION_SET["V_RED_SUM"]
     assert [spec.cycles("tree", vlen) for vlen in (8, 512, 2048)] == [4, 10, 12]
@@ -45,7 +76,20 @@ def test_reductions_as_deep_as_the_tree():
         ("V_EXP_V gp1", r"V_EXP_V has 1 operands; allowed: to:gp, row:gp"),
         ("V_EXP_V gp1, gp16", r"row of V_EXP_V is gp16; allowed: gp0 to gp15"),
         ("S_ADD_FP f8, f0, f0", r"to of S_ADD_FP is fp8; allowed: fp0 to fp7"),
-        ("C_LOOP_START gp1, 0\nC_LOOP_END gp1", r"count of C_LOOP_START is 0; allowed: 1 or more"),
+        (
+            "C_LOOP_START gp1, 0\nC_LOOP_END gp1",
+            r"count of C_LOOP_START is 0; allowed: 1 to 4194303",
+        ),
+        (
+            "S_ADDI_INT gp1, gp0, 99999999999999",
+            r"value of S_ADDI_INT is 99999999999999; allowed: -131072 to 131071$",
+        ),
+        ("S_LD_FP f1, gp0, -131073", r"offset of S_LD_FP is -131073; allowed: -131072 to 131071"),
+        (
+            "V_TOPK_MASK gp1, gp1, gp1, gp1, 1024",
+            r"length of V_TOPK_MASK is 1024; allowed: 1 to 1023",
+        ),
+        ("V_SUB_VF gp1, gp1, f1, -1", r"reversed of V_SUB_VF is -1; allowed: 0 to 16383"),
         ("C_LOOP_START gp1, 2", r"C_LOOP_START gp1 has no C_LOOP_END"),
         ("C_LOOP_END gp1", r"C_LOOP_END without C_LOOP_START"),
         ("C_LOOP_START gp1, 2\nC_LOOP_END gp2", r"C_LOOP_START gp1 ends with C_LOOP_END gp2"),

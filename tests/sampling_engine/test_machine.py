@@ -58,7 +58,6 @@ def run(machine: Machine, text: str) -> Machine:
         ("V_SUB_VF gp3, gp0, f1, 0", lambda a, b, mask: a - np.float32(0.75)),
         ("V_SUB_VF gp3, gp0, f1, 1", lambda a, b, mask: np.float32(0.75) - a),
         ("V_EXP_V gp3, gp0", lambda a, b, mask: np.exp(a)),
-        ("V_RECI_V gp3, gp0", lambda a, b, mask: np.divide(1, a, np.zeros_like(a), where=a != 0)),
         ("V_SELECT_VVM gp3, gp0, gp1, gp2", lambda a, b, mask: np.where(mask, a, b)),
     ],
 )
@@ -91,6 +90,20 @@ def test_reductions(machine):
     assert machine.int[6] == machine.int[7] == 100 + a.argmax()  # an equal one does not replace it
 
 
+@pytest.mark.parametrize(("index", "lane"), [(103, 3), (100 + LANES - 1, LANES - 1)])
+def test_a_lane_is_picked_by_its_index(machine, index, lane):
+    registers = f"S_ADDI_INT gp4, gp0, {index}\nS_ADDI_INT gp5, gp0, 100\n"
+    run(machine, registers + "V_PICK f2, gp0, gp4, gp5\nS_ST_FP f2, gp0, 3")
+    assert machine.fp[3] == machine.vector[A, lane]
+
+
+@pytest.mark.parametrize("index", [99, 100 + LANES])
+def test_a_lane_of_another_row_is_left(machine, index):
+    registers = f"S_ADDI_INT gp4, gp0, {index}\nS_ADDI_INT gp5, gp0, 100\n"
+    run(machine, registers + "V_PICK f2, gp0, gp4, gp5\nS_ST_FP f2, gp0, 3")
+    assert machine.fp[3] == -2.0
+
+
 def test_a_reduction_passes_over_what_is_no_number(machine):
     machine.vector[A, 3] = np.nan
     rest = np.delete(machine.vector[A], 3)
@@ -118,7 +131,7 @@ def test_scalars(machine, text, expected):
 def test_integers_and_registers_that_are_zero(machine):
     text = """
     S_LD_INT gp4, gp1, 2
-    S_ADD_INT gp5, gp4, gp3
+    S_ADDI_INT gp5, gp4, 3
     S_ST_INT gp5, gp0, 8
     S_ADDI_INT gp0, gp5, 1
     S_ST_INT gp0, gp0, 9

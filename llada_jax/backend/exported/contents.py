@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llada_jax.backend.litert import tflite
+from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Weights
 from llada_jax.backend.recorded_inputs import Inputs
 from llada_jax.backend.weights import stored_as
@@ -35,10 +36,20 @@ class Export:
     def buckets(self) -> list[Bucket]:
         return buckets(self.settings)
 
+    @property
+    def buckets_of_one(self) -> list[Bucket]:
+        """Those of a single canvas: all that a phone runs."""
+        return [bucket for bucket in self.buckets if bucket.canvases == 1]
+
 
 def buckets(settings: ExportConfig) -> list[Bucket]:
     """Returns every shape of a forward that the folder can run."""
-    return [Bucket(rows, cache) for rows in settings.rows for cache in settings.caches]
+    return [
+        Bucket(rows, cache, canvases)
+        for rows in settings.rows
+        for cache in settings.caches
+        for canvases in sizes_within(settings.canvases, rows, settings.rows[-1])
+    ]
 
 
 def shard_layers(model: ModelConfig, settings: ExportConfig) -> list[range]:

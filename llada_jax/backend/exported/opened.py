@@ -11,6 +11,7 @@ from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Executable
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
@@ -68,10 +69,14 @@ class Exported:
     def embed(self, tokens: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
         return self._embedding[tokens].astype(np.float32)
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket = next(
-            (b for b in buckets(self._settings) if b.rows >= rows and b.cache >= cache), None
-        )
+    def sizes_for(self, rows: int) -> tuple[int, Sequence[int]]:
+        largest = self._settings.rows[-1]
+        bucket = next((size for size in self._settings.rows if size >= rows), rows)
+        return bucket, sizes_within(self._settings.canvases, bucket, largest)
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        alike = (b for b in buckets(self._settings) if b.canvases == canvases)
+        bucket = next((b for b in alike if b.rows >= rows and b.cache >= cache), None)
         if bucket is None:
             raise ValueError(
                 f"a forward of {rows} rows against {cache} cached positions is beyond the buckets "

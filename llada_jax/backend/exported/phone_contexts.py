@@ -57,7 +57,7 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 quantized = write_quantized(
                     Path(scratch),
-                    [body_step(export.model, layers, bucket) for bucket in export.buckets],
+                    [body_step(export.model, layers, bucket) for bucket in export.buckets_of_one],
                     export.weights,
                     phones.precision,
                     export.samples,

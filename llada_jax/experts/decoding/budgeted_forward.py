@@ -1,33 +1,35 @@
-"""A forward whose experts do not all lie on the accelerator: slots for some, the host for the rest.
+"""A forward whose experts are not all in memory: it runs those that are while others are read.
 
-Who runs an expert is a planner's choice, layer by layer, once the router has spoken. The output is
+Which ones stay is a planner's choice, layer by layer, once the router has spoken. The output is
 that of the plain forward whatever it chooses.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int
 
 from llada_jax.config import ModelConfig, require
-from llada_jax.experts.decoding.expert_store import ExpertStore
+from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
-from llada_jax.model.forward import LayerHooks, forward_rows
-from llada_jax.model.layers import feed_forward
-from llada_jax.model.moe import Chosen
-from llada_jax.model.params import Experts, Layer, ModelParams
-from llada_jax.model.quantize import linear
+from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows
+from llada_jax.model.grouped_product import tile_rows
+from llada_jax.model.layers import CachedLayer, Rotation, feed_forward
+from llada_jax.model.moe import Chosen, sorted_by_expert, summed_by_row
+from llada_jax.model.params import Experts, FeedForward, Layer, ModelParams
+from llada_jax.model.quantize import QuantArray, Weight, dequantize, linear
 from llada_jax.types import KVCache, Rows, RowsOut
 
 Planner = Callable[[int, RoutingRecord], LayerDecision]
 """Decides a routed layer by its number, which counts routed layers only, and its routing in NumPy:
-every expert that a live row takes is run once, by the CPU or from a slot."""
+every expert that a live row takes is run once."""
 
-_linear = jax.jit(linear)
+_attended = jax.jit(attended, static_argnums=1)
 _dense = jax.jit(feed_forward)
 _routed = jax.jit(routed, static_argnums=(2, 3))
 
@@ -37,30 +39,63 @@ def forward_rows_budgeted(
     config: ModelConfig,
     rows: Rows,
     cache: KVCache,
-    store: ExpertStore,
+    slots: ExpertSlots,
     plan: Planner,
 ) -> RowsOut:
-    """Runs `forward_rows` layer by layer from Python, with the experts of a store where `plan`
-    says.
+    """Runs `forward_rows` layer by layer from Python, with experts that come and go as `plan` says.
 
-    Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice.
+    Raises ValueError where a plan leaves out an expert that a live row takes, or names one twice,
+    and what reading an expert raises.
     """
-    live = np.asarray(rows.live).reshape(-1)
+    assert config.moe is not None
+    first, live = config.moe.first_layer, np.asarray(rows.live).reshape(-1)
 
-    def feed_forward_of(
-        x: Float[Array, "B R D"], layer: Layer, config: ModelConfig, index: int
-    ) -> Float[Array, "B R D"]:
-        if not isinstance(layer.ffn, Experts):
-            return _dense(x, layer.ffn)
-        assert config.moe is not None
-        number = index - config.moe.first_layer
-        routing, record = jax.tree.map(np.asarray, _routed(params, x, config, index))
+    def mixed(x: Float[Array, "B R D"], index: int) -> Float[Array, "B R D"]:
+        number = index - first
+        routing, record = _routed(params, x, config, index)
+        record = jax.tree.map(np.asarray, record)
         decision = plan(number, record)
-        _require_each_once(decision.schedule, routing.experts[live])
-        mixed = _run_experts(store, number, x, routing, decision)
-        return mixed if layer.ffn.shared is None else mixed + _dense(x, layer.ffn.shared)
+        _require_each_once(decision.schedule, record.experts[live])
+        flat = x.reshape(-1, x.shape[-1])
+        return _run_experts(slots, number, flat, routing, decision).reshape(x.shape)
 
-    return forward_rows(params, config, rows, cache, LayerHooks(_linear, feed_forward_of))
+    return forward_rows(params, config, rows, cache, run=around_experts(mixed))
+
+
+def around_experts(
+    mixed: Callable[[Float[Array, "B R D"], int], Float[Array, "B R D"]],
+) -> Callable[..., LayerOut]:
+    """Returns what runs all of a layer but its routed experts, for which `mixed(x, index)` is
+    asked: in compiled parts, each of which rounds as the plain forward does."""
+
+    def run(
+        layer: Layer,
+        config: ModelConfig,
+        hidden: Float[Array, "B R D"],
+        angles: Rotation,
+        bias: Float[Array, "B R T"],
+        cached: CachedLayer,
+        index: int,
+        hooks: LayerHooks,
+    ) -> LayerOut:
+        ffn, half = layer.ffn, layer._replace(ffn=None)
+        hidden, normed, key, value = _attended(half, config, hidden, angles, bias, cached)
+        if not isinstance(ffn, Experts):
+            return hidden + _dense(normed, ffn), key, value
+        total = mixed(normed, index)
+        if ffn.shared is not None:
+            total = _with_shared(total, normed, ffn.shared)
+        return hidden + total, key, value
+
+    return run
+
+
+@jax.jit
+def _with_shared(
+    total: Float[Array, "B R D"], x: Float[Array, "B R D"], shared: FeedForward
+) -> Float[Array, "B R D"]:
+    flat = x.reshape(-1, x.shape[-1])
+    return (total.reshape(flat.shape) + feed_forward(flat, shared)).reshape(x.shape)
 
 
 def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> None:
@@ -72,29 +107,98 @@ def _require_each_once(schedule: Schedule, experts: Int[np.ndarray, "r k"]) -> N
 
 
 def _run_experts(
-    store: ExpertStore,
+    slots: ExpertSlots,
     layer: int,
-    x: Float[Array, "B R D"],
+    x: Float[Array, "T D"],
     routing: Chosen,
     decision: LayerDecision,
-) -> Float[Array, "B R D"]:
-    """Returns the experts' share of a layer's output; leaves the store as the plan wants it."""
-    flat = np.asarray(x, np.float32).reshape(-1, x.shape[-1])
-    here = store.resident(layer)
-    schedule = decision.schedule
-    total = store.from_slots(layer, flat, routing, here & set(schedule.accelerator))
+) -> Float[Array, "T D"]:
+    """Returns the experts' share of a layer's output; leaves the slots as the plan wants them."""
+    active = [*decision.schedule.accelerator, *decision.schedule.cpu]
     stays = set(np.flatnonzero(decision.resident_after).tolist())
-    leaving = sorted(here - stays)
-    for expert in schedule.accelerator:
-        if expert in here:
-            continue
-        if expert in stays and leaving:
-            store.put(layer, expert, leaving.pop())
-            total = total + store.from_slots(layer, flat, routing, {expert})
-        else:
-            total = total + store.passing_through(layer, flat, routing, expert)
-    for expert in schedule.cpu:
-        total = total + store.on_host(layer, flat, routing, expert)
+    for expert in slots.resident(layer) - stays - set(active):
+        slots.evict(layer, expert)
+    order = slots.want(layer, active)
     for swap in decision.swaps:
-        store.put(*swap)
-    return jnp.asarray(total.reshape(x.shape), x.dtype)
+        if swap.layer != layer:
+            slots.bring(*swap)
+    inputs, place, sizes = _sorted(x, routing, decision.resident_after.size)
+    sizes, outputs = np.asarray(sizes), jnp.zeros_like(inputs)
+    starts = (np.cumsum(sizes) - sizes).astype(np.int32)
+    tile = tile_rows(len(place), len(sizes))
+    for expert in order:
+        matrices, here = slots.matrices(layer, expert), (starts[expert], sizes[expert])
+        outputs = run_expert(outputs, inputs, *here, matrices, len(x), tile)
+        if expert in stays:
+            slots.keep(layer, expert)
+        else:
+            outputs.block_until_ready()  # before its memory is read into
+            slots.evict(layer, expert)
+    outputs.block_until_ready()
+    for swap in decision.swaps:
+        if swap.layer == layer:
+            slots.bring(*swap)
+    return _summed(outputs, place, routing)
+
+
+@partial(jax.jit, static_argnums=2)
+def _sorted(
+    x: Float[Array, "T D"], routing: Chosen, n_experts: int
+) -> tuple[Float[Array, "P+T D"], Int[Array, " P"], Int[Array, " E"]]:
+    """Sorts rows by expert, with as many rows behind them as an expert has at the most."""
+    inputs, order, sizes = sorted_by_expert(x, routing, n_experts)
+    return jnp.pad(inputs, [(0, len(x)), (0, 0)]), order, sizes
+
+
+@jax.jit
+def _summed(
+    outputs: Float[Array, "P+T D"], order: Int[Array, " P"], routing: Chosen
+) -> Float[Array, "T D"]:
+    return summed_by_row(outputs[: len(order)], order, routing)
+
+
+@partial(jax.jit, static_argnums=(5, 6), donate_argnums=0)
+def run_expert(
+    outputs: Float[Array, "P D"],
+    inputs: Float[Array, "P D"],
+    start: Int[Array, ""],
+    count: Int[Array, ""],
+    matrices: FeedForward,
+    most: int,
+    tile: int,
+) -> Float[Array, "P D"]:
+    """Writes what an expert makes of `count` sorted rows from `start` on, `most` rows at the most,
+    by the products of `grouped_product`."""
+    rows = jax.lax.dynamic_slice_in_dim(inputs, start, most)
+    before = jax.lax.dynamic_slice_in_dim(outputs, start, most)
+    gate, up, down = (_unpacked(matrix, rows.dtype) for matrix in matrices)
+    gated = jax.nn.silu(_product(rows, gate, count, tile))
+    made = _product(gated * _product(rows, up, count, tile), down, count, tile)
+    made = jnp.where(jnp.arange(most)[:, None] < count, made, before)
+    return jax.lax.dynamic_update_slice_in_dim(outputs, made, start, axis=0)
+
+
+def _product(
+    rows: Float[Array, "R In"], matrix: Weight, count: Int[Array, ""], tile: int
+) -> Float[Array, "R Out"]:
+    """Multiplies the first `count` rows tile by tile, as `grouped_product` does; others give
+    anything."""
+    padded = jnp.pad(rows, [(0, tile), (0, 0)])
+
+    def with_tile(number: Int[Array, ""], out: Float[Array, "r Out"]) -> Float[Array, "r Out"]:
+        some = jax.lax.dynamic_slice_in_dim(padded, number * tile, tile)
+        return jax.lax.dynamic_update_slice_in_dim(out, linear(some, matrix), number * tile, axis=0)
+
+    n_out = len(matrix.values if isinstance(matrix, QuantArray) else matrix)
+    empty = jnp.zeros((len(padded), n_out), rows.dtype)
+    return jax.lax.fori_loop(0, -(-count // tile), with_tile, empty)[: len(rows)]
+
+
+def _unpacked(matrix: Weight, dtype: DTypeLike) -> Weight:
+    """Returns a matrix as it is; of int4 in a file's bytes, the floats that they stand for."""
+    if not (isinstance(matrix, QuantArray) and matrix.values.dtype == jnp.uint8):
+        return matrix
+    halves = jnp.concatenate([matrix.values & 15, matrix.values >> 4], axis=1)
+    # Without the barrier XLA unpacks number by number again for every tile.
+    values = jax.lax.optimization_barrier(halves.astype(jnp.int8) - 8)
+    return jax.lax.optimization_barrier(dequantize(QuantArray(values, matrix.scale), dtype))

@@ -1,18 +1,24 @@
 """Decoding with routed experts in view: their routing recorded, or their number on hand limited."""
 
+import os
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
+from llada_jax import checkpoint
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.experts.cache import Visit
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
-from llada_jax.experts.decoding.expert_store import ExpertStore
+from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
+from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord, recorded
 from llada_jax.experts.decoding.recording import RecordedStep, changed_rows, trace_of_steps
 from llada_jax.experts.expert_policies import ExpertPolicy
@@ -54,51 +60,79 @@ def record_routing(
     return result, routing
 
 
+def write_experts_of(
+    source: str | os.PathLike[str], path: str | os.PathLike[str], dtype: str = "int4"
+) -> None:
+    """Writes the routed experts of a checkpoint, of any size, to the file that
+    `generate_within_budget` reads them from.
+
+    Raises ValueError for a checkpoint without routed experts, and what `load` raises.
+    """
+    config, weights, _ = checkpoint.stream_params(source)
+    write_experts(Path(path), config, weights, dtype, checkpoint.fingerprint(source))
+
+
 class BudgetedRun(NamedTuple):
     """What a generation within a budget gives."""
 
     result: Result
-    store: ExpertStore
+    slots: ExpertSlots
+    """Its memory, what it read and how long that was waited for."""
     policy_run: PolicyRun
-    """Its `seconds` are modelled; `hits`, `uses` and `transfers` are what happened."""
+    """Its `seconds` are modelled; `hits` and `uses` are what happened."""
+    loads: Int[np.ndarray, "S N E"]
+    """Rows of each expert: the `profile` of another run."""
 
 
 def generate_within_budget(
     model: Model,
+    file: ExpertFile,
     prompts: Prompts,
     policy: ExpertPolicy,
     costs: ExpertCosts,
     slots: int,
-    profile: RoutingTrace,
+    profile: Int[np.ndarray, "S N E"] | None = None,
     config: SamplerConfig | None = None,
     *,
     seed: int = 0,
 ) -> BudgetedRun:
-    """Runs `generate` with `slots` experts a layer on the accelerator, and the rest on the host.
+    """Runs `generate` with `slots` experts of a layer in memory, and the rest in a file.
 
-    Every layer runs as the policy plans it, with the policy's transfers; the tokens are those of
-    `generate`, but for what rounding decides.
+    One processor runs all experts, so of the policy its cache and what it brings ahead count, and
+    whatever is missing is read. The tokens are those of `generate` with the file's dtype.
 
     Args:
-      profile: the routing of an earlier run; its most used experts are resident at first.
+      model: its experts are not looked at, and need not be there (`load(..., experts=False)`).
+      costs: as `MachineProfile` gives them; they decide how much is read ahead.
+      profile: the loads of an earlier run; its most used experts are resident at first, or those of
+        lowest index.
 
-    Raises ValueError for a model without routed experts or with quantized ones, a profile of
-    another shape, a policy that needs the future, and slots that no layer has.
+    Raises ValueError for a model without routed experts, a file of another model, a profile of
+    another shape, a policy that needs the future, slots that no layer has, and damaged experts.
     """
     _require_experts(model)
-    _require_profile(model, profile)
+    _require_file(model, file)
+    n_layers, n_experts = file.shape.n_layers, file.shape.n_experts
+    profile = np.zeros((1, n_layers, n_experts), np.int32) if profile is None else profile
+    require(
+        profile.shape[1:] == (n_layers, n_experts),
+        f"the profile has {profile.shape[1]} layers of {profile.shape[2]} experts; allowed: "
+        f"{n_layers} layers of {n_experts}",
+    )
     config = with_ids(config or SamplerConfig(), model.config)
-    policy_run = PolicyRun(policy, costs, slots, profile.loads)
-    store = ExpertStore(model.params, policy_run.resident)
-    result = _decode(model, _Budgeted(model, store, policy_run), prompts, config, seed)
-    return BudgetedRun(result, store, policy_run)
+    policy_run = PolicyRun(replace(policy, scheduler="all_on_accelerator"), costs, slots, profile)
+    with ExpertSlots(file, policy_run.resident) as held:
+        budgeted = _Budgeted(model, held, policy_run)
+        result = _decode(model, budgeted, prompts, config, seed)
+    return BudgetedRun(result, held, policy_run, np.stack(budgeted.loads))
 
 
 class _Budgeted:
     """A forward that asks a policy where the experts of each layer run."""
 
-    def __init__(self, model: Model, store: ExpertStore, policy_run: PolicyRun) -> None:
-        self._model, self._store, self._policy_run = model, store, policy_run
+    def __init__(self, model: Model, slots: ExpertSlots, policy_run: PolicyRun) -> None:
+        self._model, self._slots, self._policy_run = model, slots, policy_run
+        self.loads: list[Int[np.ndarray, "N E"]] = []
         self._step = -1
         self._before: Rows | None = None
 
@@ -110,7 +144,8 @@ class _Budgeted:
         changed = changed_rows(now, before)
         plan = partial(self._plan, now.live.reshape(-1), changed, new_block)
         self._before = now
-        return forward_rows_budgeted(params, self._model.config, rows, cache, self._store, plan)
+        self.loads.append(np.zeros(self._policy_run.resident.shape, np.int32))
+        return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
 
     def _plan(
         self,
@@ -136,6 +171,7 @@ class _Budgeted:
             changed=changed,
             new_block=new_block,
         )
+        self.loads[-1][layer] = visit.loads
         return self._policy_run.run_layer(visit)
 
 
@@ -157,13 +193,13 @@ def _require_experts(model: Model) -> None:
     )
 
 
-def _require_profile(model: Model, profile: RoutingTrace) -> None:
-    moe = model.config.moe
-    assert moe is not None
-    wanted = (model.config.n_layers - moe.first_layer, moe.n_experts)
-    found = (profile.n_layers, profile.n_experts)
+def _require_file(model: Model, file: ExpertFile) -> None:
+    wanted = ExpertShape.of(model.config, file.shape.dtype)
     require(
-        found == wanted,
-        f"the profile has {found[0]} layers of {found[1]} experts; allowed: {wanted[0]} layers of "
-        f"{wanted[1]}",
+        file.shape == wanted,
+        f"{file.path} has experts of {tuple(file.shape)}; allowed: {tuple(wanted)}",
+    )
+    require(
+        file.fingerprint == model.fingerprint or None in (file.fingerprint, model.fingerprint),
+        f"{file.path} has the experts of another model; allowed: those of {model.source}",
     )

@@ -40,6 +40,13 @@ def config_from_hf(
     norm other than RMSNorm), and a key that is unknown.
     """
     require("model_type" in hf, "the model's configuration lacks 'model_type'")
+    quantized = hf.get("quantization_config") or hf.get("compression_config")
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+    require(
+        not quantized,
+        f"quantization_config is of {method!r}: integers or fp8 with scales of their own; allowed: "
+        "float32, float16 or bfloat16, or a .gguf file",
+    )
     name = family_of(hf) if family_name is None else family_name
     family = families()[name]
     hf = {**hf, **_rope_parameters(hf)}

@@ -1,10 +1,15 @@
-"""Configurations of GGUF files: the same names and keys for all families that llama.cpp knows."""
+"""Configurations of GGUF files: the same names and keys for all families that llama.cpp knows.
+
+diffuse-cpp's files have these names, too, and their own word for the family.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from llada_jax.config import ModelConfig, MoEConfig, require
 from llada_jax.model.families.family import REQUIRED, Names, completed, families, number, table
+
+DIFFUSE_MASK = "diffuse.mask_token_id"
 
 
 def gguf_names() -> Names:
@@ -23,23 +28,36 @@ def config_from_gguf(metadata: Mapping[str, Any], vocab_size: int) -> ModelConfi
 
     Raises ValueError for an unknown architecture, a missing key, or RoPE scaling.
     """
-    architecture: Any = metadata.get("general.architecture")
-    known = {f.gguf_architecture: name for name, f in families().items() if f.gguf_architecture}
-    require(
-        architecture in known,
-        f"general.architecture is {architecture!r}; allowed: {', '.join(map(repr, known))}",
-    )
+    name, architecture = _family(metadata), str(metadata["general.architecture"])
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     require(scaling == "none", f"{architecture}.rope.scaling.type is {scaling!r}; allowed: 'none'")
     keys = gguf_keys(architecture)
     found = {ours: _decimal(key, metadata[key]) for ours, key in keys.items() if key in metadata}
     found.setdefault("vocab_size", vocab_size)
+    if DIFFUSE_MASK in metadata:
+        found["mask_id"] = number(DIFFUSE_MASK, metadata[DIFFUSE_MASK])
     for ours in (*REQUIRED, "norm_eps"):
         require(ours in found, f"the file's metadata lacks {keys[ours]!r}")
-    name = known[architecture]
     if (facts := families()[name].moe_facts) is not None:
         found["moe"] = MoEConfig(**facts, **_experts(metadata, architecture))
     return completed(name, {**families()[name].facts, **found})
+
+
+def _family(metadata: Mapping[str, Any]) -> str:
+    known = {f.gguf_architecture: name for name, f in families().items() if f.gguf_architecture}
+    key, allowed = "general.architecture", [*known, "diffuse"]
+    if metadata.get(key) == "diffuse":
+        known = table()["gguf"]["diffuse"]
+        key, allowed = "diffuse.model_type", [*known]
+    found: Any = metadata.get(key)
+    require(found in known, f"{key} is {found!r}; allowed: {', '.join(map(repr, allowed))}")
+    return known[found]
+
+
+def rows_are_permuted(metadata: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Tells whether the file has the rows of q and k in llama.cpp's order for its own RoPE."""
+    family = families()[config.family]
+    return family.gguf_permuted and metadata["general.architecture"] == family.gguf_architecture
 
 
 def _experts(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:

@@ -36,11 +36,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(
-    parent: Path, seed: int, rows: tuple[int, ...] = (16,), caches: tuple[int, ...] = (32,)
+    parent: Path,
+    seed: int,
+    rows: tuple[int, ...] = (16,),
+    caches: tuple[int, ...] = (32,),
+    canvases: tuple[int, ...] = (1,),
 ) -> Path:
-    """A folder with buckets of these rows and cached positions."""
+    """A folder with buckets of these rows, cached positions and canvases."""
     save_huggingface(parent / "source", MODEL, random_params(MODEL, seed), "bfloat16")
-    settings = ExportConfig(quant="float32", rows=rows, caches=caches)
+    settings = ExportConfig(quant="float32", rows=rows, caches=caches, canvases=canvases)
     lj.export(parent / "source", parent / "model", settings, verify=False)
     return parent / "model"
 
@@ -103,6 +107,44 @@ def test_more_rows_than_the_head_takes_at_a_time(whole: Path) -> None:
     together = lj.generate(model, [PROMPT, PROMPT[:2], PROMPT[1:]], config, backend="litert")
     alone = lj.generate(model, [PROMPT[:2]], config, backend="litert")
     np.testing.assert_array_equal(together.generated[1], alone.generated[0])
+
+
+def test_a_folder_for_two_canvases_packs_them_and_gives_the_tokens_of_one_for_single_ones(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = exported(tmp_path, 0, (4, 16), (32,), canvases=(1, 2))
+    program = Exported(folder)
+    assert program.sizes_for(3) == (4, [1, 2])
+    assert program.sizes_for(5) == (16, [1]), "two of them have more rows than any bucket"
+    bucket, (shard,) = program.body(4, 20, 2)
+    assert bucket == Bucket(4, 32, 2)
+    ran, run = [], shard.executable.run
+    shard.executable.run = lambda arrays: ran.append(bucket) or run(arrays)  # pyright: ignore
+    prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
+    config = SHORT.replace(cache="blockwise")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llada_jax.build.denoisers.Exported", lambda folder: program)
+        packed = lj.generate(lj.load(folder), prompts, config, backend="litert")
+    assert ran, "two canvases share a forward"
+    for row, prompt in enumerate(prompts):
+        alone = lj.generate(lj.load(whole), [prompt], config, backend="litert")
+        np.testing.assert_array_equal(packed.generated[row], alone.generated[0])
+
+
+def test_a_folder_of_before_runs_canvas_by_canvas(folder: Path) -> None:
+    change_manifest(folder, lambda record: record["settings"].pop("canvases"))
+    assert Exported(folder).sizes_for(1) == (4, [1])
+
+
+def test_caches_beyond_the_memory(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = lj.load(whole), SHORT.replace(cache="blockwise")
+    lj.generate(model, [PROMPT], config, backend="litert")
+    monkeypatch.setattr(resources, "available_memory", lambda: 10_000)
+    message = (
+        r"the cache of 3 canvases of 32 positions takes 24\.6kB of memory, but 10\.0kB are left"
+    )
+    with pytest.raises(ValueError, match=message):
+        lj.generate(model, [PROMPT] * 3, config, backend="litert")
 
 
 def test_canvases_of_a_batch_that_end_at_different_steps(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.backend.models import (
 pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
 pytest.importorskip("litert_converter", reason="needs the extra npu")
 
-BUCKETS = [Bucket(4, 32), Bucket(8, 32), Bucket(8, 64)]
+BUCKETS = [Bucket(4, 32), Bucket(8, 32), Bucket(8, 64), Bucket(4, 32, canvases=2)]
 
 
 def stored(config: ModelConfig, quant: Quant, seed: int = 0) -> StoredWeights:
@@ -69,7 +69,7 @@ def test_files_that_are_right_pass(quant: Quant, tmp_path: Path) -> None:
     assert {check["signature"] for check in checks} == {bucket.name for bucket in BUCKETS}
     path = write(path, head_steps(GQA, [4, 8]), quant, GQA)
     checks += verify.check_head(path, GQA, [4, 8], weights)
-    assert len(checks) == 7
+    assert len(checks) == 8
     assert all(0 <= check["error"] < limit for check in checks)
 
 

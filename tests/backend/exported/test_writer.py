@@ -545,6 +545,10 @@ def test_settings_that_cannot_be(source: Path, tmp_path: Path) -> None:
         ValueError, match=r"caches is \[\]; allowed: ascending, from 0 on, at least"
     ):
         ExportConfig(caches=())
+    for wrong, words in (((2, 4), r"canvases is \(2, 4\); allowed: 1, and larger ones"),
+                         ((1, 1), r"canvases is \[1, 1\]; allowed: ascending")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            ExportConfig(canvases=wrong)
     message = r"shard_bytes is 1000; allowed: at least one layer \(\d+\)"
     small = ExportConfig(quant="int8", rows=(4,), caches=(32,), shard_bytes=1000)
     assert_refused(tmp_path, source, small, ValueError, message)

@@ -82,6 +82,22 @@ def test_sampling_beside_the_float64_sampler(tmp_path):
         assert rows[f"sampling_share/{name}/4"]["value"] > 0
 
 
+@pytest.mark.slow
+def test_packed_canvases_beside_one_after_the_other(tmp_path):
+    pytest.importorskip("litert_converter")
+    small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *special, "suite=packed", "repeats=2", "packed.layers=1",
+                      "packed.canvases=2", "packed.block_lengths=[4]",
+                      "packed.gen_length=8")  # fmt: skip
+    bench(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
+    for runtime in ("litert", "xla"):
+        assert rows[f"packed/{runtime}/block4/ratio"]["value"] > 0
+        assert rows[f"packed/{runtime}/block4/ratio"]["kind"] == "measured"
+        assert rows[f"packed/{runtime}/block4/same_tokens"]["value"] == 1
+
+
 def test_one_pass_samples_what_float64_does():
     logits = 4 * jax.random.normal(jax.random.key(0), (1, 9, 1000), jnp.bfloat16)
     token, confidence = compiled(sample_in_float64, logits, wide=True).call()
@@ -92,6 +108,7 @@ def test_one_pass_samples_what_float64_does():
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_revision_beside_float32(tmp_path):
     pytest.importorskip("llvmlite")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
@@ -117,6 +134,9 @@ def test_revision_beside_float32(tmp_path):
         ("revision.cached=-1", "revision: cached is -1; allowed: 0 or more"),
         ("sampling.rows=[]", r"sampling: rows is \[\]; allowed: ascending, from 1 on"),
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
+        ("packed.block_lengths=[5]", r"packed: block_lengths has 5; allowed: divisors of gen"),
+        ("continuous.turns=1", "continuous: turns is 1; allowed: 2 or more"),
+        ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: 1 or more"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
         ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),
@@ -127,6 +147,12 @@ def test_bad_input(override, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         bench(read_config(BenchConfig, config), Run(tmp_path, config))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_suite_chooses_its_model():
+    assert composed().model == "tiny"
+    assert composed("suite=continuous").model == composed("suite=beside").model == "small"
+    assert composed("suite=continuous", "model=tiny").model == "tiny"
 
 
 def test_medium_is_a_model():
@@ -172,6 +198,20 @@ def test_runs_beside_others(tmp_path):
     assert len(rows) == 2 * 7
 
 
+@pytest.mark.slow
+def test_a_stream_beside_batches(random_model, tmp_path):
+    told = ["items=6", "batch=3", "places=[2]", "turns=2", "samplers=[threshold]"]
+    told = [f"continuous.{each}" for each in told]
+    config = composed("suite=continuous", f"model={random_model}", *told)
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name: row.value for row in timed}
+    assert rows["continuous/threshold/places_2/same_answers"] == 1
+    for way in ("batches", "places_2"):
+        assert 0 < rows[f"continuous/threshold/{way}/useful"] <= 1
+    assert rows["continuous/threshold/places_2/processor/median"] > 0
+    assert len(rows) == 2 + 9
+
+
 def test_experts_beside_other_products(tmp_path):
     small = ["experts=[4]", "experts_per_token=2", "rows=3", "width=32", "expert_width=16"]
     told = [f"experts.{each}" for each in small]
@@ -184,10 +224,30 @@ def test_experts_beside_other_products(tmp_path):
 @pytest.mark.slow
 def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_path):
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
-    config = composed(*small, "++architecture.n_layers=8", "suite=start", "model=tiny")
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    config = composed(*small, *special, "++architecture.n_layers=8", "suite=start", "model=tiny")
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name: row.value for row in timed}
     for window in ("dual", "blockwise", "llada_cpp"):
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
     assert rows["start/generate/again vs first"] > 1
     assert "start/export/again" not in rows
+
+
+@pytest.mark.slow
+def test_a_budget_of_experts_beside_all_of_them(tmp_path):
+    told = ["dtypes=[int4]", "shares=[0.25]", "policies=[denoising]", f"scratch={tmp_path}"]
+    shape = ["width=64", "n_layers=2", "n_heads=2", "n_kv_heads=2", "head_dim=32", "vocab_size=512"]
+    moe = ["n_experts=8", "experts_per_token=2", "expert_width=32"]
+    config = composed(
+        "suite=experts_budget",
+        *(f"experts_budget.{each}" for each in told),
+        *(f"architecture.{each}" for each in [*shape, "mask_id=511", "eos_id=510"]),
+        *(f"architecture.moe.{each}" for each in moe),
+    )
+    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
+    rows = {row.name.removeprefix("experts_budget/int4/"): row.value for row in timed}
+    assert rows["25/denoising/equal_tokens"] == 1
+    assert 0 < rows["25/denoising/hit_rate"] < 1 and rows["25/denoising/read"] > 0
+    assert rows["25/denoising/weights"] < rows["memory/weights"]
+    assert [path.name for path in tmp_path.iterdir()] == []

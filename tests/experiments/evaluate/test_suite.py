@@ -107,6 +107,7 @@ def test_one_table_has_a_line_for_each_decoder(finished, random_model):
     assert over_all[3].split()[:4] == ["hasty", "0.0001", f"{share:.1f}", "%"]
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_decoded_with_beside_what_is_published(tmp_path, random_model):
     decoders = [
         "{name: a, sampler: {threshold: 0.002}}",

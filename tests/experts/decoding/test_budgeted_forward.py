@@ -1,6 +1,8 @@
 """Whoever runs an expert, from whichever slot: the forward is the plain one."""
 
 import functools
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
@@ -8,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llada_jax.backend.weights import InMemory
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
-from llada_jax.experts.decoding.expert_store import ExpertStore
+from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
+from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.prefetch import Swap
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import cache_for, forward_rows
-from llada_jax.model.params import Experts
-from llada_jax.model.quantize import quantize
 from tests.experts.decoding.test_recorded_forward import FAMILIES, model, rows_of
 
 
@@ -27,18 +29,27 @@ def plain(family):
     return jax.jit(forward_rows, static_argnums=1)(params, config, rows, cache)
 
 
-def run(family, store, plan):
+def run(family, slots, plan):
     config, params = model(family)
     rows = rows_of(family)
     cache = cache_for(params, config, len(rows.tokens), 0)
-    return forward_rows_budgeted(params, config, rows, cache, store, plan)
+    return forward_rows_budgeted(params, config, rows, cache, slots, plan)
 
 
-def store_of(family, slots):
+@functools.cache
+def file_of(family):
     config, params = model(family)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "experts")
+        write_experts(path, config, InMemory(params), "float32")
+        return ExpertFile(path)  # which stays open
+
+
+def slots_of(family, slots):
+    config, _ = model(family)
     layers = config.n_layers - config.moe.first_layer
     resident = np.arange(config.moe.n_experts) < slots
-    return ExpertStore(params, np.tile(resident, (layers, 1)))
+    return ExpertSlots(file_of(family), np.tile(resident, (layers, 1)))
 
 
 def decision(family, cpu, slots, after, *swaps):
@@ -60,63 +71,46 @@ def test_any_plan_gives_the_plain_forward(family, data):
     """Hosts, slots, residents that change, and transfers ahead of time, all drawn at random."""
     config, _ = model(family)
     n_experts = config.moe.n_experts
-    slots = data.draw(st.integers(1, n_experts), "slots")
-    store = store_of(family, slots)
+    held = data.draw(st.integers(1, n_experts), "slots")
     layers = config.n_layers - config.moe.first_layer
 
     def plan(layer, routing):
         active = np.unique(routing.experts).tolist()
-        here = store.resident(layer)
+        here = slots.resident(layer)
         host = [e for e in active if data.draw(st.booleans(), "on the host")]
-        staged = [e for e in active if e not in host and e not in here]
-        pool = sorted(here | set(staged))
-        after = data.draw(st.permutations(pool), "stay")[:slots]
+        pool = sorted(here | set(active))
+        after = data.draw(st.permutations(pool), "stay")[:held]
         ahead = []
         target = (layer + 1) % layers
-        absent = sorted(set(range(n_experts)) - store.resident(target))
+        absent = sorted(set(range(n_experts)) - slots.resident(target))
         if absent and target != layer:
-            victim = data.draw(st.sampled_from(sorted(store.resident(target))), "victim")
+            victim = data.draw(st.sampled_from(sorted(slots.resident(target))), "victim")
             ahead = [Swap(target, absent[0], victim)]
-        slots_run = [e for e in active if e not in host]
-        return decision(family, host, slots_run, after, *ahead)
+        return decision(family, host, [e for e in active if e not in host], after, *ahead)
 
-    equal(family, run(family, store, plan))
-    assert all(len(store.resident(layer)) == slots for layer in range(layers))
+    with slots_of(family, held) as slots:
+        equal(family, run(family, slots, plan))
+        assert all(len(slots.resident(layer)) == held for layer in range(layers))
 
 
 def test_residents_are_what_the_plan_says():
-    store = store_of("llada-moe", 3)
-    moved = store.moved
-
     def plan(layer, routing):
         active = np.unique(routing.experts).tolist()
         on_host, in_slots = [e for e in active if e > 4], [e for e in active if e <= 4]
         return decision("llada-moe", on_host, in_slots, [0, 3, 4])
 
-    equal("llada-moe", run("llada-moe", store, plan))
-    assert [store.resident(layer) for layer in range(3)] == [{0, 3, 4}] * 3
-    assert store.moved == moved + 6
+    with slots_of("llada-moe", 3) as slots:
+        equal("llada-moe", run("llada-moe", slots, plan))
+        assert [slots.resident(layer) for layer in range(3)] == [{0, 3, 4}] * 3
+        assert slots.read == 3 * 5
 
 
 @pytest.mark.parametrize(
     ("host", "slots"), [([], []), ([0, 1, 2, 3, 4, 5, 6, 7], [0]), ([0, 0], [1])]
 )
 def test_a_plan_that_forgets_or_repeats_experts_is_refused(host, slots):
-    with pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"):
-        run(
-            "llada-moe",
-            store_of("llada-moe", 1),
-            lambda *_: decision("llada-moe", host, slots, [0]),
-        )
-
-
-def test_quantized_experts_are_refused():
-    _, params = model("llada-moe")
-    layers = [layer._replace(ffn=quantized(layer.ffn)) for layer in params.layers]
-    with pytest.raises(ValueError, match="the experts are quantized; allowed: float32 or bfloat16"):
-        ExpertStore(params._replace(layers=tuple(layers)), np.eye(3, 8, dtype=bool))
-
-
-def quantized(ffn):
-    assert isinstance(ffn, Experts)
-    return ffn._replace(gate=quantize(np.asarray(ffn.gate), 8))
+    with (
+        slots_of("llada-moe", 1) as held,
+        pytest.raises(ValueError, match=r"the plan runs experts \[.*\]; allowed: each of .* once"),
+    ):
+        run("llada-moe", held, lambda *_: decision("llada-moe", host, slots, [0]))

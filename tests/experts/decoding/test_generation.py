@@ -1,16 +1,27 @@
 """Decoding with experts in view: routing as recorded, and generation within a budget."""
 
 import functools
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 
+import jax
 import numpy as np
 import pytest
 
 import llada_jax as lj
+from llada_jax.backend.weights import InMemory
+from llada_jax.checkpoint.tensors import cast_params
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.decoding.generation import generate_within_budget, record_routing
+from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
+from llada_jax.experts.decoding.generation import (
+    generate_within_budget,
+    record_routing,
+    write_experts_of,
+)
 from llada_jax.experts.expert_policies import ORACLE, POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
+from llada_jax.model.params import init_params
 from tests.checkpoint.folders import GOLDENS
 
 COSTS = ExpertCosts(
@@ -70,31 +81,59 @@ def test_a_recorded_trace_is_saved_and_simulated(tmp_path):
     assert 0 < outcome.hit_rate <= 1
 
 
+@functools.cache
+def experts_of(family, dtype="float32"):
+    with TemporaryDirectory() as folder:
+        write_experts_of(GOLDENS / family, f"{folder}/experts", dtype)
+        return ExpertFile(f"{folder}/experts")  # which stays open
+
+
+def budgeted(family, policy, slots, dtype="float32", **options):
+    dense = lj.load(GOLDENS / family, dtype, experts=False)
+    file = experts_of(family, dtype)
+    return generate_within_budget(
+        dense, file, PROMPTS, POLICIES[policy], COSTS, slots, config=SAMPLER, **options
+    )
+
+
 @pytest.mark.parametrize("name", ["ktransformers", "adapmoe", "hybrimoe", "denoising"])
 def test_a_budget_changes_speed_alone(name):
     result, profile = recorded("llada-moe")
-    run = generate_within_budget(
-        model("llada-moe"), PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER
-    )
+    run = budgeted("llada-moe", name, 3, profile=profile.loads)
     np.testing.assert_array_equal(run.result.tokens, result.tokens)
-    assert run.store.moved == run.policy_run.transfers
+    np.testing.assert_array_equal(run.loads, profile.loads)
+    assert run.slots.read <= run.policy_run.transfers
     assert 0 < run.policy_run.hits < run.policy_run.uses
-    assert [run.store.resident(n) for n in range(3)] == [
+    assert [run.slots.resident(n) for n in range(3)] == [
         set(np.flatnonzero(each).tolist()) for each in run.policy_run.resident
     ]
 
 
-def test_a_shared_expert_and_dense_layers_stay_where_they_are():
-    result, profile = recorded("llada2-moe")
-    run = generate_within_budget(
-        model("llada2-moe"), PROMPTS, POLICIES["denoising"], COSTS, 4, profile, SAMPLER
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
+    """A shared expert and dense layers stay where they are."""
+    config = model("llada2-moe").config
+    moe = replace(config.moe, expert_width=32, shared_width=32)
+    config = config.replace(ffn_width=64, moe=moe)
+    floats = init_params(config, jax.random.key(0))
+    cast = jax.tree.map(  # in bfloat16, rounding would decide about tokens
+        lambda leaf: leaf.astype("float32") if leaf.dtype == "bfloat16" else leaf,
+        cast_params(config, floats, dtype),
     )
-    np.testing.assert_array_equal(run.result.tokens, result.tokens)
+    mixture = lj.Model(config, cast, None)
+    plain = lj.generate(mixture, PROMPTS, SAMPLER, loop="host")
+    write_experts(tmp_path / "experts", config, InMemory(floats), dtype)
+    file = ExpertFile(tmp_path / "experts")
+    for slots in (1, 5, 16):
+        run = generate_within_budget(
+            mixture, file, PROMPTS, POLICIES["denoising"], COSTS, slots, config=SAMPLER
+        )
+        np.testing.assert_array_equal(run.result.tokens, plain.tokens)
+    assert run.slots.read == 0
 
 
-@pytest.mark.parametrize("name", ["lru", "denoising", "hybrimoe"])
+@pytest.mark.parametrize("name", ["lru", "hybrimoe"])
 def test_router_scores_that_are_no_numbers_end_the_run(name):
-    _, profile = recorded("llada-moe")
     broken = model("llada-moe")
     layers = [
         layer._replace(ffn=layer.ffn._replace(router=layer.ffn.router * np.nan))
@@ -102,21 +141,32 @@ def test_router_scores_that_are_no_numbers_end_the_run(name):
     ]
     broken = broken._replace(params=broken.params._replace(layers=tuple(layers)))
     with pytest.raises(Exception, match=r"layer 0 has .* router scores that are NaN or infinite"):
-        generate_within_budget(broken, PROMPTS, POLICIES[name], COSTS, 3, profile, SAMPLER)
+        generate_within_budget(
+            broken, experts_of("llada-moe"), PROMPTS, POLICIES[name], COSTS, 3, config=SAMPLER
+        )
 
 
 def test_bad_input():
-    _, profile = recorded("llada-moe")
-    dense = lj.load("tiny")
     with pytest.raises(ValueError, match="llada has no routed experts to look at; allowed: a mixt"):
-        record_routing(dense, [[1]])
+        record_routing(lj.load("tiny"), [[1]])
+    file, mixture = experts_of("llada-moe"), model("llada-moe")
+    wanted = {
+        "the profile has 2 layers of 8 experts; allowed: 3 layers of 8": dict(
+            profile=np.zeros((1, 2, 8), int)
+        ),
+        "cache 'belady' needs the future; allowed: loads": dict(policy=ORACLE),
+        "slots is 9; allowed: 1 to 8 experts of a layer": dict(slots=9),
+        r"has experts of \(3, 8, .*\); allowed: \(2, 16": dict(model=model("llada2-moe")),
+        "has the experts of another model; allowed: those of": dict(
+            file=experts_of("llada-moe"), model=lj.Model(*mixture[:-1], "f" * 32)
+        ),
+    }
+    for message, changes in wanted.items():
+        asked = dict(model=mixture, file=file, policy=POLICIES["mrs"], slots=2) | changes
+        with pytest.raises(ValueError, match=message):
+            generate_within_budget(prompts=PROMPTS, costs=COSTS, config=SAMPLER, **asked)
+    dense = lj.load(GOLDENS / "llada-moe", "float32", experts=False)
     with pytest.raises(
-        ValueError, match="the profile has 3 layers of 8 experts; allowed: 2 layers"
+        ValueError, match="the experts are not in memory; allowed: a model that has them"
     ):
-        generate_within_budget(model("llada2-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
-    with pytest.raises(ValueError, match="cache 'belady' needs the future; allowed: loads"):
-        generate_within_budget(model("llada-moe"), PROMPTS, ORACLE, COSTS, 2, profile, SAMPLER)
-    with pytest.raises(ValueError, match="slots is 9; allowed: 1 to 8 experts of a layer"):
-        generate_within_budget(
-            model("llada-moe"), PROMPTS, POLICIES["mrs"], COSTS, 9, profile, SAMPLER
-        )
+        lj.forward(dense, [[1, 2]])

@@ -17,6 +17,7 @@ from llada_jax.sampling_engine.hdl.sum_tree import SumTree
 from llada_jax.sampling_engine.hdl.synthesis import synthesise
 from llada_jax.sampling_engine.hdl.top_k import TopK
 from llada_jax.sampling_engine.hdl.vectors import (
+    Vectors,
     max_index_vectors,
     run_netlist,
     simulated,
@@ -47,11 +48,22 @@ def test_a_unit_does_what_the_interpreter_does(name, seed):
     assert_equal(simulated(unit, vectors), wanted)
 
 
-def test_the_tree_has_the_published_depth():
-    unit = SumTree(lanes=16)
-    vectors = sum_tree_vectors(unit, 3, 1, 0)
-    assert unit.latency == INSTRUCTION_SET["V_RED_SUM"].cycles("tree", 16) == 5
-    assert_equal(simulated(unit, vectors), {"total": vectors.outputs["total"][:, 0]})
+@pytest.mark.parametrize(
+    ("build", "instruction", "port"),
+    [(SumTree, "V_RED_SUM", "total"), (MaxIndex, "V_RED_MAX_IDX", "best")],
+)
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_a_tree_takes_the_cycles_that_the_timing_model_charges(build, instruction, port, lanes):
+    """Counted on the unit itself: from a row of sevens to the first cycle that shows it."""
+    unit = build(lanes=lanes)
+    cycles = INSTRUCTION_SET[instruction].cycles("tree", lanes)
+    held = np.full((cycles + 3, 1), 0x40E0)
+    inputs = {f"lane{i}": held for i in range(lanes)}
+    if build is MaxIndex:
+        inputs["valid"] = np.ones_like(held)
+    every = Vectors(inputs, np.arange(cycles + 3), {port: np.zeros((cycles + 3, 1))})
+    seen = simulated(unit, every)[port]
+    assert int(np.flatnonzero(seen != seen[0])[0]) == cycles == unit.latency
 
 
 def float_pairs(count: int) -> tuple[np.ndarray, np.ndarray]:

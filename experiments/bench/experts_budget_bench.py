@@ -1,0 +1,192 @@
+"""The suite `experts_budget`: a mixture with random weights decodes with some of its experts in
+memory, and with all of them there; each in a process of its own, whose peak memory is measured.
+
+The file of experts is written first and removed at the end. Reading bypasses the system's cache.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import llada_jax as lj
+from experiments.harness.own_process import in_own_process
+from experiments.harness.random_weights import RandomWeights, random_params
+from experiments.harness.results import ResultRow
+from llada_jax.backend.resources import peak_memory
+from llada_jax.config import ModelConfig, Quant, SamplerConfig, require
+from llada_jax.experts.costs import ExpertCosts
+from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
+from llada_jax.experts.decoding.generation import generate_within_budget
+from llada_jax.experts.decoding.machine_profile import MachineProfile, measure_machine
+from llada_jax.experts.expert_policies import POLICIES
+from llada_jax.types import Params
+
+_QUANT: dict[str, Quant] = {"int8": "int8", "int4": "int4_block32"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsBudgetConfig:
+    """What the suite decodes. The comments are in conf/bench.yaml."""
+
+    dtypes: tuple[str, ...] = ("int8", "int4")
+    shares: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
+    policies: tuple[str, ...] = ("lru",)
+    in_memory: bool = True
+    prompt_length: int = 16
+    steps: int = 16
+    scratch: str = "outputs/experts"
+
+    def __post_init__(self) -> None:
+        require(bool(self.dtypes), "dtypes is empty; allowed: int8, int4")
+        for dtype in self.dtypes:
+            require(dtype in _QUANT, f"dtype is {dtype!r}; allowed: {', '.join(_QUANT)}")
+        for policy in self.policies:
+            require(policy in POLICIES, f"policy is {policy!r}; allowed: {', '.join(POLICIES)}")
+        for share in self.shares:
+            require(0 < share <= 1, f"share is {share}; allowed: above 0, up to 1")
+        _ = self.sampler(self.steps)
+
+    def sampler(self, steps: int) -> SamplerConfig:
+        return SamplerConfig(gen_length=32, block_length=32, steps=steps, cache="blockwise")
+
+    @property
+    def prompt(self) -> Sequence[Sequence[int]]:
+        return [list(range(40, 40 + self.prompt_length))]
+
+
+class _Case(NamedTuple):
+    """What a process decodes."""
+
+    shape: ModelConfig
+    dtype: str
+    seed: int
+    config: ExpertsBudgetConfig
+    file: Path
+
+    def model(self, *, experts: bool) -> lj.Model:
+        params = random_params(self.shape, _QUANT[self.dtype], self.seed, experts=experts)
+        return lj.Model(self.shape, params, None)
+
+
+class _Decoded(NamedTuple):
+    """What a process gives."""
+
+    tokens: np.ndarray
+    seconds: float
+    peak: int
+    weights: int
+    """Bytes of the weights that it held."""
+    waited: float = 0.0
+    hit_rate: float = 1.0
+    read: int = 0
+
+
+def time_experts_budget(
+    shape: ModelConfig, config: ExpertsBudgetConfig, seed: int
+) -> Iterator[ResultRow]:
+    """Returns the rows of each dtype. Raises ValueError, before any work, for a shape without
+    experts."""
+    for dtype in config.dtypes:
+        _ = ExpertShape.of(shape, dtype)
+    return _rows(shape, config, seed)
+
+
+def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterator[ResultRow]:
+    Path(config.scratch).mkdir(parents=True, exist_ok=True)
+    for dtype in config.dtypes:
+        file = Path(config.scratch, f"experts_{dtype}")
+        case = _Case(shape, dtype, seed, config, file)
+        in_own_process(_write, case)
+        try:
+            yield from _rows_of(case)
+        finally:
+            file.unlink()
+
+
+def _rows_of(case: _Case) -> Iterator[ResultRow]:
+    name = f"experts_budget/{case.dtype}"
+    measured = in_own_process(_measure, case)
+    yield ResultRow(f"{name}/file", case.file.stat().st_size / 1e9, "GB")
+    yield ResultRow(f"{name}/read_expert", measured.read * 1e3, "ms")
+    for rows, seconds in measured.run.items():
+        yield ResultRow(f"{name}/run_expert/{rows}_rows", seconds * 1e3, "ms")
+    assert case.shape.moe is not None
+    costs = measured.costs(case.shape.moe.experts_per_token)
+    plain = None
+    if case.config.in_memory:
+        plain = in_own_process(_decode_in_memory, case)
+        yield from _common(f"{name}/memory", plain)
+    for share in case.config.shares:
+        slots = max(1, math.floor(share * case.shape.moe.n_experts))
+        for policy in case.config.policies if share < 1 else case.config.policies[-1:]:
+            found = in_own_process(_decode_within, case, costs, policy, slots)
+            each = f"{name}/{share * 100:g}/{policy}"
+            yield from _common(each, found)
+            yield ResultRow(f"{each}/hit_rate", found.hit_rate, "of activated experts")
+            yield ResultRow(f"{each}/read", found.read, "experts")
+            yield ResultRow(f"{each}/waited", found.waited / found.seconds, "of the time")
+            if plain is not None:
+                equal = float(np.mean(found.tokens == plain.tokens))
+                yield ResultRow(f"{each}/equal_tokens", equal, "of the tokens")
+                yield ResultRow(f"{each}/speed", plain.seconds / found.seconds, "x in memory")
+
+
+def _common(name: str, found: _Decoded) -> Iterator[ResultRow]:
+    yield ResultRow(f"{name}/tokens_per_second", 32 / found.seconds, "tokens/s")
+    yield ResultRow(f"{name}/seconds", found.seconds, "s")
+    yield ResultRow(f"{name}/peak_memory", found.peak / 1e9, "GB")
+    yield ResultRow(f"{name}/weights", found.weights / 1e9, "GB")
+    yield ResultRow(f"{name}/beside_weights", (found.peak - found.weights) / 1e9, "GB")
+
+
+def _write(case: _Case) -> None:
+    weights = RandomWeights(case.shape, _QUANT[case.dtype], case.seed)
+    write_experts(case.file, case.shape, weights, case.dtype)
+
+
+def _measure(case: _Case) -> MachineProfile:
+    params = case.model(experts=False).params
+    return measure_machine(params, case.shape, ExpertFile(case.file), 32)
+
+
+def _decode_in_memory(case: _Case) -> _Decoded:
+    model, config = case.model(experts=True), case.config
+    for steps in (1, config.steps):  # the first one compiles
+        result = lj.generate(model, config.prompt, config.sampler(steps), loop="host")
+    return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
+
+
+def _decode_within(case: _Case, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
+    model, config, file = case.model(experts=False), case.config, ExpertFile(case.file)
+    profile = None
+    for steps in (1, config.steps):  # the first one compiles, and says what is used most
+        run = generate_within_budget(
+            model, file, config.prompt, POLICIES[policy], costs, slots, profile,
+            config.sampler(steps),
+        )  # fmt: skip
+        profile = run.loads
+    return _Decoded(
+        run.result.tokens,
+        run.result.seconds,
+        _peak(),
+        _bytes(model.params) + run.slots.memory_bytes,
+        run.slots.waited,
+        run.policy_run.hits / run.policy_run.uses,
+        run.slots.read,
+    )
+
+
+def _peak() -> int:
+    peak = peak_memory()
+    require(peak is not None, "the system does not tell a process's peak; allowed: Linux")
+    assert peak is not None
+    return peak
+
+
+def _bytes(params: Params) -> int:
+    return sum(leaf.on_device_size_in_bytes() for leaf in jax.tree.leaves(params))

@@ -1,0 +1,133 @@
+"""Judges policies on the routing of a trained mixture, task by task, beside drawn routing.
+
+The routing of `conf/train_routed.yaml`'s model lies beside this file, so that nobody has to train
+it again. Experts are priced as LLaDA-MoE's: of this model's size they would cost nothing but calls.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import llada_jax as lj
+from experiments.experts.expert_prices import phone_costs
+from experiments.experts.policies_on_phones import compare
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run
+from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.experts.decoding.generation import record_routing
+from llada_jax.experts.routing import (
+    RoutingTrace,
+    experts_per_step,
+    gate_accuracy,
+    imbalance,
+    joined,
+    row_reuse,
+    step_similarity,
+)
+from llada_jax.experts.shapes import LLADA_MOE
+from llada_jax.experts.synthetic import STATISTICS, denoising_trace
+
+STORED = Path(__file__).with_name("small_moe")
+TOKENS_PER_STEP = 2
+RATIOS = (0.25, 0.5)
+PUBLISHED = {
+    "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
+    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
+    "gate/1": (0.78, "FATE on DeepSeek-V2-Lite, as arXiv 2511.10676 has it"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """Says whose routing is judged. The comments are in conf/experts.yaml."""
+
+    model: str | None = None
+    tasks: tuple[str, ...] = ("word_problems", "yes_no", "choices", "sudoku")
+    answers: int = 4
+
+    def __post_init__(self) -> None:
+        require_counts(self, "answers", least=2)
+        for task in self.tasks:
+            _ = load_task(task)  # which checks the name
+
+
+def judge_routing(config: RoutingConfig, seed: int, run: Run) -> Iterator[ResultRow]:
+    """Yields what recorded and drawn routing are like, and how policies do on them.
+
+    The first two blocks profile the experts. What is recorded goes to the run folder.
+    """
+    model = None if config.model is None else lj.load(config.model, "float32")
+    traces = {}
+    for task in config.tasks:
+        if model is None:
+            traces[f"recorded/{task}"] = RoutingTrace.load(STORED / f"{task}.npz")
+        else:
+            trace = traces[f"recorded/{task}"] = record_task(model, task, config.answers, seed)
+            trace.save(run.folder / f"{task}.npz")
+    traces["drawn/llada_moe"] = _drawn_like(next(iter(traces.values())), seed)
+    costs = phone_costs("SM8750", LLADA_MOE)
+    for name, trace in traces.items():
+        yield from statistics_of(trace, name)
+        profile = int(np.flatnonzero(trace.begins_block)[2])
+        for ratio in RATIOS:
+            slots = int(ratio * trace.n_experts)
+            yield from compare(trace, f"{name}/{round(100 * ratio)}", costs, slots, profile)
+
+
+def record_task(model: lj.Model, task: str, answers: int, seed: int) -> RoutingTrace:
+    """Decodes items of the test split, one after another, and joins their routing."""
+    asked, tokenizer = load_task(task), model.tokenizer
+    assert tokenizer is not None
+    length = asked.gen_length
+    sampler = SamplerConfig(
+        gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP, cache="blockwise"
+    )
+    traces = []
+    for index in range(answers):
+        question = asked.item(seed, index, "test").question
+        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
+        traces.append(record_routing(model, [prompt], sampler, seed=seed)[1])
+    trace = joined(traces)
+    settings = {**trace.settings, "fingerprint": model.fingerprint}
+    return replace(trace, scores=trace.scores.astype(np.float16), settings=settings)
+
+
+def _drawn_like(trace: RoutingTrace, seed: int) -> RoutingTrace:
+    """Draws routing of this shape from LLaDA-MoE's published statistics."""
+    shape = replace(
+        LLADA_MOE, n_layers=trace.n_layers, n_experts=trace.n_experts,
+        experts_per_token=trace.experts.shape[-1],
+    )  # fmt: skip
+    blocks = int(trace.block.max()) + 1
+    return denoising_trace(
+        shape, STATISTICS["llada_moe"], seed=seed, blocks=blocks, tokens_per_step=TOKENS_PER_STEP
+    )
+
+
+def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
+    """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
+    reuse, keeps = row_reuse(trace), ~trace.changed[1:]
+    begins = np.maximum.accumulate(np.where(trace.begins_block, np.arange(trace.n_steps), 0))
+    place = (np.arange(trace.n_steps) - begins)[1:]
+    mean = partial(np.nanmean, dtype=float)
+    values = {
+        "experts_per_step": (experts_per_step(trace), f"of {trace.n_experts} experts"),
+        "similarity_1": (step_similarity(trace), "cosine"),
+        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
+        "imbalance": (imbalance(trace).mean(), "x the mean load"),
+        "reuse/token_stays": (mean(reuse[keeps]), "of a row's experts"),
+        "reuse/token_changes": (mean(reuse[~keeps]), "of a row's experts"),
+    }
+    for ahead, share in enumerate(gate_accuracy(trace), 1):
+        values[f"gate/{ahead}"] = (share, "of a row's experts")
+    for step in np.unique(place[np.isfinite(reuse).any(axis=1)]):
+        values[f"reuse/step_{step}"] = (mean(reuse[place == step]), "of a row's experts")
+    kind = "modelled" if name.startswith("drawn") else "measured"
+    row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
+    for what, (value, unit) in values.items():
+        reference, source = PUBLISHED.get(what, (None, None))
+        yield row(f"{name}/{what}", value, unit, reference=reference, source=source)

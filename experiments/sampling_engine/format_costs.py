@@ -1,0 +1,115 @@
+"""What a number format costs in answers: tasks decoded with the engine's scores."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import llada_jax as lj
+from experiments.harness.results import ResultRow
+from llada_jax.build.denoisers import denoiser_for, score_rules
+from llada_jax.config import SamplerConfig, require_counts
+from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.head import ScoreRules, logits_of, without
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
+from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import compile_sampler
+from llada_jax.sampling_engine.reference import StepInputs
+from llada_jax.sampling_engine.sampling import Key, Sampling
+from llada_jax.types import Denoiser, Scores
+
+KEYS: tuple[Key, ...] = ("confidence", "odds")
+VLEN, BATCH, TOKENS_PER_STEP = 1024, 16, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersConfig:
+    """What is answered. The comments are in conf/sampling_engine.yaml."""
+
+    items: int = 0
+    model: str = "small"
+    tasks: tuple[str, ...] = (
+        "word_problems", "yes_no", "choices", "sudoku", "countdown", "endings",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        require_counts(self, "items", least=0)
+        for task in self.tasks:
+            _ = load_task(task)  # which checks the name
+
+
+def answer_rows(
+    config: AnswersConfig, formats: tuple[LogitFormat, ...], seed: int
+) -> Iterator[ResultRow]:
+    """Yields the exact match of each format and key, and the bytes of one logit."""
+    model = lj.load(config.model, "float32")
+    row = partial(ResultRow, fingerprint=model.fingerprint)
+    for format in formats:
+        yield ResultRow(f"answers/{format}/bytes_a_logit", bits_per_element(format) / 8, "bytes")
+    for format, key in product(formats, KEYS):
+        right = 0
+        for task in config.tasks:
+            found = _right_answers(model, task, config, format, key, seed)
+            right += found
+            name, count = f"answers/{format}/{key}", config.items
+            interval = wilson_interval(found, count)
+            yield row(f"{name}/{task}", found / count, "of items", n=count, interval=interval)
+        count *= len(config.tasks)
+        interval = wilson_interval(right, count)
+        yield row(f"{name}/all", right / count, "of items", n=count, interval=interval)
+
+
+def _right_answers(
+    model: lj.Model, name: str, config: AnswersConfig, format: LogitFormat, key: Key, seed: int
+) -> int:
+    task, tokenizer = load_task(name), model.tokenizer
+    assert tokenizer is not None
+    length = task.gen_length
+    sampler = SamplerConfig(
+        gen_length=length, block_length=32, steps=length // TOKENS_PER_STEP,
+        cache="blockwise", eos_early_stop=True,
+    )  # fmt: skip
+    sampler = with_ids(sampler, model.config)
+    items = list(islice(task.items(seed, "test"), config.items))
+    rules = score_rules(sampler)
+    plain = denoiser_for(model.config, rules)
+    scores = partial(engine_scores, format=format, key=key, rules=rules)
+    denoiser = Denoiser(plain.forward_rows, scores, plain.empty_cache, traceable=False)
+    right = 0
+    for first in range(0, len(items), BATCH):
+        batch = items[first : first + BATCH]
+        chats = [[{"role": "user", "content": item.question}] for item in batch]
+        prompts = [tokenizer.encode_chat(chat) for chat in chats]
+        result = decode(denoiser, model.params, model.config, prompts, sampler, loop="host")
+        texts = [tokenizer.decode(ids) for ids in result.generated]
+        right += sum(map(task.verify, batch, texts))
+    return right
+
+
+def engine_scores(
+    params: Any, hidden: jax.Array, noise: Any, *, format: LogitFormat, key: Key, rules: ScoreRules
+) -> Scores:
+    """Returns the engine's tokens and keys for states [B, C, D]; entropy and margin are NaN.
+
+    Vectors are float32 where the logits are, and BF16 for every narrower format.
+    """
+    logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
+    batch, rows, vocab = logits.shape
+    vectors = "float32" if format == "float32" else "bfloat16"
+    engine = EngineConfig(vlen=VLEN, vector_format=vectors, int_bytes=1 << 20)
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
+    stored = store_logits(sampling, VLEN, logits[None], format)
+    block, none = np.zeros((batch, rows), np.int32), np.zeros((1, batch), np.int32)
+    inputs = StepInputs(logits, block, block == 0, none)
+    found = run_sampler(compile_sampler(sampling, engine), inputs, stored)
+    unknown = jnp.full((batch, rows), jnp.nan)
+    return Scores(jnp.asarray(found.predictions), jnp.asarray(found.keys), unknown, unknown)

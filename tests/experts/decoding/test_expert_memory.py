@@ -1,0 +1,45 @@
+"""What experts within a budget take of a process's memory, and what is read while others run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import numpy as np
+from experiments.harness.random_weights import RandomWeights
+from llada_jax.backend.resources import peak_memory, resident_memory, restart_peak
+from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
+from llada_jax.experts.decoding.expert_slots import ExpertSlots
+from llada_jax.model.architecture import architecture
+
+path, config = sys.argv[1], architecture("mixture_1b")
+config = config.replace(n_layers=2)
+write_experts(path, config, RandomWeights(config, "int8"), "int8")
+file, found = ExpertFile(path), []
+for held in (2, 16):
+    before = resident_memory()
+    measures = restart_peak()
+    resident = np.arange(64) < held
+    with ExpertSlots(file, np.tile(resident, (2, 1))) as slots:
+        for layer in range(2):
+            for expert in slots.want(layer, range(held, 64)):
+                slots.matrices(layer, expert)
+                slots.evict(layer, expert)
+    found.append([measures, slots.memory_bytes, peak_memory() - before, slots.read])
+print(json.dumps([found, file.shape.expert_bytes]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's peaks")
+def test_the_peak_is_that_of_the_slots(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "experts")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, expert = json.loads(done.stdout)
+    for held, (measures, bound, grown, read) in zip((2, 16), found, strict=True):
+        assert bound == (2 * held + 3) * expert and read == 2 * (64 - held)
+        if measures:
+            assert 0.5 * bound < grown < bound + 16e6 < 100e6

@@ -1,0 +1,49 @@
+"""A mixture of a dense parent's neurons: what is taken over, and what it computes at first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.config import MoEConfig
+from llada_jax.model.forward import forward
+from llada_jax.model.params import Experts, init_params
+from llada_jax.training.upcycling import dense_shape, upcycled
+from tests.training.test_state import MODEL
+
+MOE = MoEConfig(n_experts=4, experts_per_token=4, expert_width=MODEL.ffn_width // 4)
+MIXTURE = MODEL.replace(family="llada_moe", moe=MOE)
+PARENT = init_params(MODEL, jax.random.key(0))
+
+
+def test_with_all_experts_and_an_even_router_it_is_the_parent():
+    made = upcycled(PARENT, MIXTURE, 0)
+    even = []
+    for layer in made.layers:
+        assert isinstance(layer.ffn, Experts)
+        even.append(layer._replace(ffn=layer.ffn._replace(router=0 * layer.ffn.router)))
+    tokens = jnp.arange(12).reshape(2, 6)
+    found = forward(made._replace(layers=tuple(even)), MIXTURE, tokens)
+    np.testing.assert_allclose(found, forward(PARENT, MODEL, tokens), atol=1e-4)
+
+
+def test_experts_are_the_parents_neurons_as_often_as_each_other():
+    moe = MoEConfig(n_experts=8, experts_per_token=2, expert_width=MODEL.ffn_width // 4)
+    made = upcycled(PARENT, MIXTURE.replace(moe=moe), 3)
+    gates = np.asarray(made.layers[0].ffn.gate).reshape(-1, MODEL.width)
+    _, copies = np.unique(gates, axis=0, return_counts=True)
+    assert len(copies) == MODEL.ffn_width and set(copies) == {2}
+    assert dense_shape(MIXTURE) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared_width": 8}, "first_layer, shared_width are 0, 8; allowed: 0, 0"),
+        ({"expert_width": 1}, r"the experts have 4 neurons; allowed: ffn_width \("),
+    ],
+)
+def test_what_a_parent_cannot_fill(changes, message):
+    moe = MoEConfig(**{**vars(MOE), **changes})
+    with pytest.raises(ValueError, match=message):
+        upcycled(PARENT, MIXTURE.replace(moe=moe), 0)
