@@ -2,6 +2,7 @@
 
     python -m experiments.constrain
     python -m experiments.constrain items=200 tasks=[choices] sampler=staged
+    python -m experiments.constrain ways=[raw] sampler.threshold=0.8
 
 Word problems are answered in JSON (steps and a result), and in the form that the model was trained
 on; choices by one of the four lines that may end an answer. Each constraint runs with both measures

@@ -79,9 +79,7 @@ def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
         return head.measured
     if setup.own_rule is None or not setup.own_rule.head_needs:
         return None
-    return head.measured._replace(
-        class_ids=None, class_logits=None, class_noisy=None, class_mass=None
-    )
+    return head.measured._replace(class_ids=None, class_logits=None)
 
 
 def step_constrained(setup: Setup, canvas: Canvas, scores: StepScores) -> StepScores:
