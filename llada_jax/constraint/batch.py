@@ -108,7 +108,8 @@ def placed_texts(
         if infill or texts.patterns[i] not in checked:
             _require_room(texts.automata[i], left, mask_id, where)
         checked.add(texts.patterns[i])
-    return Placed(*(np.array(each, np.int32) for each in (texts.patterns[of_row], begins, stops)))
+    found: Any = (np.array(each, np.int32) for each in (texts.patterns[of_row], begins, stops))
+    return Placed(*found)
 
 
 def _require_room(

@@ -68,7 +68,7 @@ def found_for(pattern: str) -> dict[str, Any]:
     text gets an end of its own, of a character that no text has, and a state accepts where that
     leads to the end.
     """
-    from outlines_core import Index, Vocabulary
+    from outlines_core import Index, Vocabulary  # pyright: ignore[reportMissingImports]
 
     no_byte, end = 256, "\U0010ffff"  # outlines-core wants an id that ends texts
     try:

@@ -97,7 +97,7 @@ class _Schema:
         self._require_known(part, known, at)
         return _any_of(
             _PLAIN[kind] if kind in _PLAIN else self.kinds[kind][0](part, at, within, kind)
-            for kind in kinds
+            for kind in map(str, kinds)
         )
 
     def _require_known(self, part: Mapping[str, Any], known: set[str], at: str) -> None:
@@ -184,11 +184,13 @@ def _literal(value: Any) -> str:
     return re.escape(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]:
+def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, Any]:
     low, high = part.get(least, 0), part.get(most)
-    whole = all(each is None or (type(each) is int and each >= 0) for each in (low, high))
+    whole = low is not None and all(
+        each is None or (type(each) is int and each >= 0) for each in (low, high)
+    )
     require(
-        whole and low is not None and (high is None or low <= high),
+        whole and (high is None or low <= high),
         f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
         "ascend",
     )

@@ -220,16 +220,14 @@ def finish_head(seen: RunningHead) -> HeadOut:
         highest, total, moved = seen.divergence
         before = highest + jnp.log(total)
         divergence = jnp.maximum(moved / scores.total - log_sum_exp + before, 0)
-    top, classes = seen.top or (None, None), seen.classes or Classes(None, None, None, None)
+    ids, logits, noisy, total = seen.classes or (None, None, None, None)
     mass = None
-    if classes.total is not None:  # what is too little for the sum has its best id's, at the least
-        log_total = jnp.log(classes.total) + scores.first[..., None]
-        mass = jnp.maximum(log_total, classes.logits)
+    if total is not None and logits is not None:  # at the least that of the best id, however small
+        mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
+    top_ids, top_logits = seen.top or (None, None)
     return HeadOut(
         finish_scores(scores),
         Measured(
-            *(log_sum_exp, *top, seen.listed, classes.ids, classes.logits, divergence),
-            class_noisy=classes.noisy,
-            class_mass=mass,
+            log_sum_exp, top_ids, top_logits, seen.listed, ids, logits, divergence, noisy, mass
         ),
     )

@@ -6,6 +6,7 @@ text, which has as much of it as any.
 """
 
 from dataclasses import replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,16 +62,12 @@ def class_scores(
     at: Int[Array, "B Q"], head: HeadOut, length: int
 ) -> tuple[ClassScores, ClassScores]:
     """Returns what the head says of classes by position, here and in the branch."""
-    said = head.measured
-    assert said is not None and said.class_logits is not None
+    said = cast(Any, head.measured)
     noisy = said.class_logits if said.class_noisy is None else said.class_noisy
-    found = (said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
-    whole = ClassScores(*(None if each is None else put(at, each, 2 * length) for each in found))
-    here, ahead = (
-        jax.tree.map(lambda array, part=part: array[:, part], whole)
-        for part in (slice(length), slice(length, None))
-    )
-    return here, ahead
+    found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
+    whole = jax.tree.map(lambda array: put(at, array, 2 * length), found)
+    here = jax.tree.map(lambda array: array[:, :length], whole)
+    return here, jax.tree.map(lambda array: array[:, length:], whole)
 
 
 def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
