@@ -184,7 +184,7 @@ def _literal(value: Any) -> str:
     return re.escape(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, Any]:
+def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]:
     low, high = part.get(least, 0), part.get(most)
     whole = low is not None and all(
         each is None or (type(each) is int and each >= 0) for each in (low, high)
@@ -194,4 +194,5 @@ def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, Any]:
         f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
         "ascend",
     )
+    assert low is not None
     return low, high
