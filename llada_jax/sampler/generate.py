@@ -14,7 +14,7 @@ from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
 from llada_jax.sampler.canvas import VISIBLE
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_decision import require_numbers
-from llada_jax.sampler.prompts import Prompts
+from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
 from llada_jax.sampler.stop import faults_of, require_scores
@@ -148,7 +148,7 @@ def result_of(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
         recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
-        ends=() if infill else _end_ids(config, model),
+        ends=() if infill else end_ids(config, model),
     )
 
 
@@ -160,12 +160,6 @@ def _left_padded(
     for row, stop in enumerate(end):
         out[row, length - stop :] = tokens[row, :stop]
     return out
-
-
-def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
-    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
-    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
-    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
 
 
 def _settings(
