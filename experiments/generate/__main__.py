@@ -15,9 +15,7 @@ compilation. At the end stands, beside the run's time here and on phones (modell
 what LLaDA's plain sampler would have taken.
 """
 
-import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
-from experiments.harness.run import Run, entry_point, quoted
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles, models_for
 from llada_jax.config import require
 from llada_jax.phone.profile import load_profile
@@ -199,9 +197,6 @@ def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     print(f"\n{printable(answer)}\n")
     here = [row for row in rows if not row.name.startswith("phone/")]
     run.finish(rows, "\n\n".join(filter(None, [table(here), side_by_side(rows), *traces(rows)])))
-    folder = os.path.relpath(run.folder)
-    look = shlex.join(["python", "-m", "experiments.view", f"run={quoted(folder)}"])
-    print(f"\nrun folder: {folder}\nlook at it: {look}")
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:
