@@ -144,6 +144,7 @@ def checked_run(
       infill: the masks in the prompts are the holes; nothing is appended.
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
+      texts: what each row may be; None: anything.
       keeps_scores: whether steps record their predictions.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
