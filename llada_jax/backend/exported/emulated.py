@@ -37,7 +37,7 @@ class EmulatedExport(Exported):
 
         self._emulator = cache(emulator)
 
-    def body(self, rows: int, cache: int) -> tuple[Bucket, Sequence[Shard]]:
-        bucket, _ = super().body(rows, cache)
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        bucket, _ = super().body(rows, cache, canvases)
         shards = [Shard(each, self._emulator(i, bucket)) for i, each in enumerate(self._layers)]
         return bucket, shards

@@ -38,7 +38,7 @@ def test_the_error_is_relative_to_the_reference():
     [
         ({"name": ""}, "name is ''; allowed: text"),
         ({"unit": ""}, "unit is ''; allowed: text"),
-        ({"kind": "guessed"}, "kind is 'guessed'; allowed: 'measured', 'modelled', 'published'"),
+        ({"kind": "guessed"}, "kind is 'guessed'; allowed: 'measured', 'modelled', 'fitted'"),
         ({"value": float("nan")}, "value of speed is nan; allowed: a finite number"),
         ({"value": "fast"}, "value of speed is 'fast'; allowed: a finite number"),
         ({"reference": float("inf"), "source": "Table 3"}, "reference of speed is inf"),
