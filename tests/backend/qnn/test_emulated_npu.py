@@ -180,7 +180,7 @@ def test_an_export_carries_context_binaries_that_were_emulated(tmp_path):
 @pytest.mark.slow
 def test_a_calibration_export_decodes_on_the_emulated_npu_and_names_what_to_time(tmp_path, tiny):
     phones = replace(PHONES, calibration=True)
-    settings = lj.ExportConfig(quant="float32", rows=(32, 64), caches=(128,), phones=phones)
+    settings = lj.ExportConfig(quant="float32", rows=(32, 96), caches=(128,), phones=phones)
     folder = tmp_path / "phone"
     manifest = lj.export("tiny", folder, settings)
     sampler = lj.SamplerConfig.preset("llada_cpp", gen_length=32)
