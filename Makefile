@@ -9,7 +9,7 @@ QUICK_TESTS ?= $(wildcard tests/test_*.py tests/build tests/model tests/checkpoi
 
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --constraint constraints.txt
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # The newest usable interpreter, by path. A pyenv shim may be on PATH and yet refuse to start, so
 # each candidate is run, and pyenv's own interpreters are candidates too.

@@ -11,6 +11,7 @@ from llada_jax.build.decoding import generate, generate_stream, infill, latency_
 from llada_jax.build.describing import Description, describe
 from llada_jax.build.loading import Model, export, forward, load, tiled
 from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerConfig
+from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
 from llada_jax.phone.phone import Phone, phone
@@ -20,6 +21,7 @@ from llada_jax.sampler.trace import Trace
 
 __all__ = [
     "Ask",
+    "Constraint",
     "Decision",
     "Description",
     "Evaluation",
@@ -34,6 +36,7 @@ __all__ = [
     "Sizes",
     "State",
     "Trace",
+    "choice",
     "describe",
     "evaluate",
     "export",
@@ -41,9 +44,11 @@ __all__ = [
     "generate",
     "generate_stream",
     "infill",
+    "json_schema",
     "latency_table",
     "load",
     "phone",
+    "regex",
     "rule",
     "testing",
     "tiled",

@@ -73,6 +73,8 @@ class Asked:
       added: What is added to their logits before anything else is made of them.
       class_of: The class of each id, below `n_classes`.
       previous: States of the step before, from which the distributions may have moved.
+      class_mass: Whether the probability of each class is wanted.
+      class_samples: Whether the best id of a class is the one that sampling noise makes best.
     """
 
     top_k: int = field(default=0, metadata={"static": True})
@@ -81,6 +83,8 @@ class Asked:
     added: Float[Array, "B C K"] | None = None
     class_of: Int[Array, " V"] | None = None
     previous: Float[Array, "B C D"] | None = None
+    class_mass: bool = field(default=False, metadata={"static": True})
+    class_samples: bool = field(default=False, metadata={"static": True})
 
     def first(self, count: int) -> "Asked":
         """Returns what is asked of so many rows."""
@@ -100,6 +104,8 @@ class Measured(NamedTuple):
       class_ids: The best id of each class; -1 for none.
       class_logits: Its logit.
       divergence: Kullback-Leibler divergence from the step before (nats).
+      class_noisy: The best id's logit with noise, where classes are sampled.
+      class_mass: The logarithm of the sum of exp(logit) over each class.
     """
 
     log_sum_exp: Float[Array, "B C"]
@@ -109,6 +115,8 @@ class Measured(NamedTuple):
     class_ids: Int[Array, "B C G"] | None
     class_logits: Float[Array, "B C G"] | None
     divergence: Float[Array, "B C"] | None
+    class_noisy: Float[Array, "B C G"] | None = None
+    class_mass: Float[Array, "B C G"] | None = None
 
 
 class HeadOut(NamedTuple):

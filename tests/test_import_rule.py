@@ -30,6 +30,7 @@ EVERYTHING = {
         "backend",
         "phone",
         "swap",
+        "constraint",
     ),
     *(
         "sampling_engine",
@@ -61,8 +62,9 @@ ALLOWED = {
     "content": set(),
     "model": {"config_files", *DATA},
     "checkpoint": {"content", "model", "text", "config_files", *DATA},
+    "constraint": {"archive", "text", "config"},
     "view": {"config"},
-    "sampler": {"archive", "programs", "view", *DATA},
+    "sampler": {"archive", "constraint", "programs", "view", *DATA},
     "revision": {"model", *DATA},
     "lowered": set(),
     "backend": {"content", "lowered", "model", "text", "config_files", *DATA},

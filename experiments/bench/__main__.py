@@ -6,6 +6,7 @@
     python -m experiments.bench suite=sampling
     python -m experiments.bench suite=revision
     python -m experiments.bench suite=experts
+    python -m experiments.bench suite=constraint
     python -m experiments.bench suite=experts_budget
     python -m experiments.bench suite=released_mixture
     python -m experiments.bench suite=beside
@@ -27,6 +28,7 @@ import jax
 import llada_jax as lj
 from experiments.bench.beside_bench import BesideBenchConfig, time_beside
 from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
+from experiments.bench.constraint_bench import ConstraintBenchConfig, time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
 from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
@@ -53,6 +55,7 @@ Suite = Literal[
     "experts",
     "experts_budget",
     "start",
+    "constraint",
 ]
 
 
@@ -71,6 +74,7 @@ class BenchConfig(HotPathsConfig):
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
     start: StartBenchConfig = field(default_factory=StartBenchConfig)
+    constraint: ConstraintBenchConfig = field(default_factory=ConstraintBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
@@ -112,6 +116,8 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     if config.suite == "sampling":
         model = random_model(shape, config.seed)
         return time_sampling(model, config.sampling, config.repeats, config.seed)
+    if config.suite == "constraint":
+        return time_constraints(shape, config.constraint, config.repeats, config.seed)
     if config.suite == "packed":
         return time_packed(shape, config.packed, config.repeats)
     if config.suite == "experts_budget":

@@ -64,24 +64,17 @@ class PackedBenchConfig:
 def time_packed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite. Raises ValueError for what it cannot time."""
     require(repeats > 1, f"repeats is {repeats}; allowed: 2 or more, of which quartiles are taken")
-    require(
-        config.layers <= model.n_layers,
-        f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",
-    )
-    return _timed(_sliced(model, config.layers), config, repeats)
-
-
-def _sliced(model: ModelConfig, layers: int) -> ModelConfig:
-    vocabulary = model.vocab_size * layers // model.n_layers
-    none = dict.fromkeys(("eos_id", "eot_id", "pad_id"))
-    return model.replace(n_layers=layers, vocab_size=vocabulary, mask_id=vocabulary - 1, **none)
+    size = model.vocab_size * config.layers // model.n_layers
+    ids = {"mask_id": size - 1, "eos_id": None, "eot_id": None, "pad_id": None}
+    sliced = model.replace(n_layers=config.layers, vocab_size=size, **ids)
+    return _timed(sliced, config, repeats)
 
 
 def _timed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
     yield ResultRow("cores", available_cores(), "cores", source=instruction_sets())
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, model.vocab_size - 1, PROMPT_LENGTH).tolist()
-               for _ in range(config.canvases)]  # fmt: skip
+    shape = config.canvases, PROMPT_LENGTH
+    prompts = rng.integers(0, model.vocab_size - 1, shape).tolist()
     for name, runtime in (("litert", _litert), ("xla", _xla)):
         run = runtime(model, config)
         for block in config.block_lengths:

@@ -5,6 +5,7 @@
     python -m experiments.generate model=path/to/folder sampler.cache=blockwise pause=0.05
     python -m experiments.generate sampler=llada_cpp sampler.refresh=worker tiles=q4_0
     python -m experiments.generate infill=true prompt="2+2=<|mask|> and 3*3=<|mask|>"
+    python -m experiments.generate 'sampler.constraint.regex="[A-Z][^#]*#### [0-9]+"'
     python -m experiments.generate -m sampler=llada,fast_dllm seed=0,1
 
 The run folder gets, besides what every run writes, `trace.npz` (`lj.Trace.load` reads it) and
@@ -14,9 +15,7 @@ compilation. At the end stands, beside the run's time here and on phones (modell
 what LLaDA's plain sampler would have taken.
 """
 
-import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +26,14 @@ import numpy as np
 from hydra.core.override_parser.types import Quote, QuotedString
 
 import llada_jax as lj
+from experiments.generate.constrained_sampler import ConstrainedSampler
 from experiments.generate.live_canvas import CanvasPage, printable, watching
 from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
-from experiments.harness.run import Run, entry_point, quoted
+from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles, models_for
-from llada_jax.config import SamplerConfig, require
+from llada_jax.config import require
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
@@ -51,7 +51,7 @@ class GenerateConfig:
     prompt: str
     chat: bool = True
     infill: bool = False
-    sampler: SamplerConfig
+    sampler: ConstrainedSampler
     seed: int = 0
     backend: str = "xla"
     tiles: Kind | None = None
@@ -63,7 +63,7 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         require(self.prompt.strip() != "", f"prompt is {self.prompt!r}; allowed: some text")
         require(self.pause >= 0, f"pause is {self.pause}; allowed: 0 or more")
-        check_tiles(self.tiles, self.backend, self.sampler)
+        check_tiles(self.tiles, self.backend, self.sampler.config)
         for soc in self.phones:
             load_profile(soc)
 
@@ -72,7 +72,7 @@ class GenerateConfig:
         """Says why the compiled loop cannot run this, if it cannot."""
         if self.backend != "xla":
             return f"backend={self.backend} runs outside XLA"
-        if self.sampler.has_worker:
+        if self.sampler.config.has_worker:
             return "sampler.refresh=worker works beside the steps of the host loop"
         return None
 
@@ -83,12 +83,14 @@ def generate(config: GenerateConfig, run: Run) -> None:
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
-    running, refresh_on = models_for(model, config.tiles, config.backend, config.sampler)
+    sampler = config.sampler.config
+    running, refresh_on = models_for(model, config.tiles, config.backend, sampler)
     decode = partial(
         lj.infill if config.infill else lj.generate,
         running,
         [encode_prompt(tokenizer, config)],
-        config.sampler,
+        sampler,
+        constraint=config.sampler.constraint,
         backend=config.backend,
         seed=config.seed,
         refresh_on=refresh_on,
@@ -115,7 +117,7 @@ def generate(config: GenerateConfig, run: Run) -> None:
     rows = [*_counts(result), *speed]
     if not config.infill:
         if config.plain_sampler and config.backend == "xla":
-            rows += plain_sampler_here(model, int(result.trace.prompt_lengths[0]), config.sampler)
+            rows += plain_sampler_here(model, int(result.trace.prompt_lengths[0]), sampler)
         rows += on_phones(result.trace, config.phones)
     _write(run, result, rows)
 
@@ -195,9 +197,6 @@ def _write(run: Run, result: lj.Result, rows: list[ResultRow]) -> None:
     print(f"\n{printable(answer)}\n")
     here = [row for row in rows if not row.name.startswith("phone/")]
     run.finish(rows, "\n\n".join(filter(None, [table(here), side_by_side(rows), *traces(rows)])))
-    folder = os.path.relpath(run.folder)
-    look = shlex.join(["python", "-m", "experiments.view", f"run={quoted(folder)}"])
-    print(f"\nrun folder: {folder}\nlook at it: {look}")
 
 
 def verbatim_prompt(arguments: Sequence[str]) -> list[str]:

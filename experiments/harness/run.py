@@ -44,7 +44,7 @@ from llada_jax.evaluation.stored import stored_text
 from llada_jax.locked import locked
 from llada_jax.model.architecture import ARCHITECTURES
 
-CONFIG = "config.yaml"
+CONFIG, RESULTS = "config.yaml", "results.json"
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
@@ -85,6 +85,8 @@ def entry_point(
             with locked(run.folder):
                 run.require_own_folder()
                 experiment(settings, run)
+            if verb not in ("report", "view") and (run.folder / RESULTS).exists():
+                print(f"\nlook at it: {_command_that_shows(run.folder)}")
 
     def reported(body: Callable[[], Any]) -> Any:
         """Tells in a line what Hydra would show as a traceback of its own."""
@@ -125,11 +127,19 @@ def _command_that_goes_on(verb: str) -> str:
         folder = os.path.relpath(hydra.sweep.dir if is_sweep else hydra.runtime.output_dir)
         if not any(each.startswith(f"{key}=") for each in arguments):
             settings = [i for i, each in enumerate(arguments) if re.match(r"[^-]\S*=", each)]
-            arguments.insert(min(settings, default=len(arguments)), f"{key}={quoted(folder)}")
+            arguments.insert(min(settings, default=len(arguments)), f"{key}={_quoted(folder)}")
     return shlex.join(["python", "-m", f"experiments.{verb}", *arguments])
 
 
-def quoted(folder: str) -> str:
+def _command_that_shows(folder: Path) -> str:
+    """Returns the command that opens what a run found: its canvas where it kept its trace."""
+    path = _quoted(os.path.relpath(folder))
+    has_trace = (folder / "trace.npz").exists()
+    verb, shown = ("view", f"run={path}") if has_trace else ("report", f"runs=[{path}]")
+    return shlex.join(["python", "-m", f"experiments.{verb}", shown])
+
+
+def _quoted(folder: str) -> str:
     """Returns the folder as a value of a setting, which a space or a comma would end."""
     plain = not re.search(r"[^\w./-]", folder)
     return folder if plain else QuotedString(folder, Quote.single).with_quotes()
@@ -198,7 +208,7 @@ class Run:
         it left half-written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic.remove_temporaries(self.folder)
-        (self.folder / "results.json").unlink(missing_ok=True)
+        (self.folder / RESULTS).unlink(missing_ok=True)
         self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))
 
@@ -219,7 +229,7 @@ class Run:
     def finish(self, results: Sequence[ResultRow], shown: str | None = None) -> None:
         """Writes `results.json`, whole or not at all, and prints it as a table, or as `shown`."""
         named = {} if self.fingerprint is None else {"fingerprint": self.fingerprint}
-        self.write("results.json", _json([row.as_dict() | named for row in results], indent=2))
+        self.write(RESULTS, _json([row.as_dict() | named for row in results], indent=2))
         print(table(results) if shown is None else shown)
 
     def write(self, name: str, text: str) -> None:

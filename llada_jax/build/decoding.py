@@ -13,12 +13,13 @@ from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
+from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
 from llada_jax.revision.worker import Worker
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher
-from llada_jax.sampler.prompts import Prompts, with_ids
+from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
 from llada_jax.sampler.run import checked_run
 from llada_jax.sampler.step_view import OnStep
 from llada_jax.types import Denoiser, Params
@@ -36,6 +37,7 @@ def generate(
     loop: Loop | None = None,
     refresh_on: Model | None = None,
     holes: bool = False,
+    constraint: Constraints | None = None,
 ) -> Result:
     """Decodes prompts: [B, P] ids, or a list of lists of different lengths.
 
@@ -53,6 +55,8 @@ def generate(
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
         the model on the run's own backend.
       holes: the prompts are canvases whose holes are filled, as `infill` does.
+      constraint: what the texts are to be: `regex`, `json_schema` or `choice`, or a list of such,
+        one for each prompt. Each generation ends as such a text within its `gen_length`.
 
     Raises:
       ValueError: one message that names the bad value and what is allowed, before any computation.
@@ -60,7 +64,7 @@ def generate(
         each such canvas, the forward and the position. Nothing is returned of the others.
     """
     with ExitStack() as threads:
-        settings = _settings(model, config, backend, loop, refresh_on, threads, on_step)
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint, on_step)
         result = decode(
             prompts=prompts, seed=seed, trace=trace, on_step=on_step, infill=holes, **settings
         )
@@ -98,6 +102,7 @@ def generate_stream(
     trace: bool = False,
     loop: Loop | None = None,
     refresh_on: Model | None = None,
+    constraint: Constraints | None = None,
 ) -> ResultStream:
     """Decodes many prompts, a few at a time: one that is done gives its place to the next.
 
@@ -117,7 +122,7 @@ def generate_stream(
         require(count > 0, f"{name} is {count}; allowed: 1 or more")
     opened = ExitStack()
     with ExitStack() as threads:
-        settings = _settings(model, config, backend, loop, refresh_on, threads)
+        settings = _settings(model, config, backend, loop, refresh_on, threads, constraint)
         taken = Places(checked_run(prompts=prompts, seed=seed, **settings), places)
         opened = threads.pop_all()
 
@@ -135,6 +140,7 @@ def _settings(
     loop: Loop | None,
     refresh_on: Model | None,
     threads: ExitStack,
+    constraint: Constraints | None,
     on_step: OnStep | None = None,
 ) -> dict[str, Any]:
     """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
@@ -142,6 +148,10 @@ def _settings(
     denoiser = backend_denoiser(model, backend, score_rules(config), threads)
     refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
     worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+    texts = None
+    if constraint is not None:
+        ends = end_ids(config, model.config)
+        texts = texts_of(constraint, model.tokenizer, ends, model.config.vocab_size)
     needs_host = on_step or not denoiser.traceable or config.has_worker
     return {
         "denoiser": denoiser,
@@ -150,6 +160,7 @@ def _settings(
         "config": config,
         "loop": loop or ("host" if needs_host else "compiled"),
         "refresher": Refresher(worker, *refreshing),
+        "texts": texts,
     }
 
 

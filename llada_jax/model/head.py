@@ -47,6 +47,15 @@ class ScoreRules:
         greedy = self.temperature == 0 and self.confidence_dtype == "float32"
         return greedy and not self.discounted and not self.spread
 
+    def noise(
+        self, keys: Key[Array, "B C"] | None, start: VocabId, logits: Float[Array, "B C chunk"]
+    ) -> Float[Array, "B C chunk"] | None:
+        """Returns what sampling adds to the logits of a chunk; None: nothing."""
+        if keys is None or self.temperature == 0:
+            return None
+        noise = gumbel_noise(keys, start, logits.shape[-1], self.noise_dtype)
+        return self.temperature * noise.astype(logits.dtype)
+
 
 class RunningScores(NamedTuple):
     """Softmax statistics of the vocabulary seen so far, per row."""
@@ -140,10 +149,8 @@ def absorb_chunk(
 ) -> RunningScores:
     """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
     logits = without(logits, rules.forbidden, start)
-    noisy = logits
-    if noise_keys is not None and rules.temperature > 0:
-        noise = gumbel_noise(noise_keys, start, logits.shape[-1], rules.noise_dtype)
-        noisy = logits + rules.temperature * noise.astype(logits.dtype)
+    noise = rules.noise(noise_keys, start, logits)
+    noisy = logits if noise is None else logits + noise
     counted = without(logits, rules.discounted, start)
 
     best, index = _first_maximum(noisy)

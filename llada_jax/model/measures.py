@@ -40,13 +40,23 @@ class Divergence(NamedTuple):
     moved: Float[Array, "B C"]  # sum of exp(logit - first) * (logit - previous logit)
 
 
+class Classes(NamedTuple):
+    """The best id of each class so far, its logit, and what it is best by where noise decides; and
+    the sum of exp(logit - first) over each class."""
+
+    ids: Int[Array, "B C G"]
+    logits: Float[Array, "B C G"]
+    noisy: Float[Array, "B C G"] | None
+    total: Float[Array, "B C G"] | None
+
+
 class RunningHead(NamedTuple):
     """All statistics of the vocabulary seen so far."""
 
     scores: RunningScores
     top: Best | None
     listed: Float[Array, "B C K"] | None
-    classes: Best | None
+    classes: Classes | None
     divergence: Divergence | None
 
 
@@ -86,7 +96,11 @@ def start_head(
         return Best(nothing, lowest(*shape, count)) if count else None
 
     listed = None if asked.listed is None else lowest(*asked.listed.shape)
-    running = RunningHead(scores, best(asked.top_k), listed, best(asked.n_classes), None)
+    classes, size = best(asked.n_classes), (*shape, asked.n_classes)
+    if classes is not None:
+        noisy = lowest(*size) if asked.class_samples else None
+        classes = Classes(*classes, noisy, jnp.zeros(size, dtype) if asked.class_mass else None)
+    running = RunningHead(scores, best(asked.top_k), listed, classes, None)
     if asked.previous is None:
         return hidden, running
     zero = jnp.zeros(shape, dtype)
@@ -117,7 +131,9 @@ def absorb_head(
         listed = jnp.where(at < logits.shape[-1], found, listed)
     if classes is not None and asked.class_of is not None:
         of_chunk = jax.lax.dynamic_slice_in_dim(asked.class_of, start, logits.shape[-1])
-        classes = _best_of_classes(classes, logits, start, of_chunk)
+        noise = rules.noise(noise_keys, start, logits) if asked.class_samples else None
+        first = (seen.scores.first, scores.first)
+        classes = _best_of_classes(classes, logits, noise, start, of_chunk, *first)
     if divergence is not None:
         divergence = _diverged(divergence, logits, previous, seen.scores.first, scores.first)
     return RunningHead(scores, top, listed, classes, divergence)
@@ -148,15 +164,34 @@ def _best(seen: Best, logits: Float[Array, "B C chunk"], start: VocabId) -> Best
 
 
 def _best_of_classes(
-    seen: Best, logits: Float[Array, "B C chunk"], start: VocabId, of_chunk: Int[Array, " chunk"]
-) -> Best:
+    seen: Classes,
+    logits: Float[Array, "B C chunk"],
+    noise: Float[Array, "B C chunk"] | None,
+    start: VocabId,
+    of_chunk: Int[Array, " chunk"],
+    first_before: Float[Array, "B C"],
+    first: Float[Array, "B C"],
+) -> Classes:
     size = logits.shape[-1]
-    best = jnp.full(seen.ids.shape, -jnp.inf, logits.dtype).at[..., of_chunk].max(logits)
-    wins = (logits == best[..., of_chunk]) & (logits > -jnp.inf)
-    first = jnp.full(seen.ids.shape, size, jnp.int32)
-    first = first.at[..., of_chunk].min(jnp.where(wins, ids_in(logits), size))
-    better = best > seen.logits
-    return Best(jnp.where(better, first + start, seen.ids), jnp.where(better, best, seen.logits))
+    noisy = logits if noise is None else logits + noise
+    best = jnp.full(seen.ids.shape, -jnp.inf, logits.dtype).at[..., of_chunk].max(noisy)
+    wins = (noisy == best[..., of_chunk]) & (noisy > -jnp.inf)
+    at = jnp.full(seen.ids.shape, size, jnp.int32)
+    at = at.at[..., of_chunk].min(jnp.where(wins, ids_in(logits), size))
+    better = best > (seen.logits if seen.noisy is None else seen.noisy)
+    total, own = seen.total, best
+    if seen.noisy is not None:
+        own = jnp.take_along_axis(logits, jnp.minimum(at, size - 1), axis=-1)
+    if total is not None:
+        member = (of_chunk[:, None] == jnp.arange(seen.ids.shape[-1])).astype(logits.dtype)
+        share = jnp.exp(logits - first[..., None])
+        total = total * jnp.exp(first_before - first)[..., None] + share @ member
+    return Classes(
+        jnp.where(better, at + start, seen.ids),
+        jnp.where(better, own, seen.logits),
+        None if seen.noisy is None else jnp.where(better, best, seen.noisy),
+        total,
+    )
 
 
 def _diverged(
@@ -185,7 +220,14 @@ def finish_head(seen: RunningHead) -> HeadOut:
         highest, total, moved = seen.divergence
         before = highest + jnp.log(total)
         divergence = jnp.maximum(moved / scores.total - log_sum_exp + before, 0)
-    top, classes = seen.top or (None, None), seen.classes or (None, None)
+    ids, logits, noisy, total = seen.classes or (None, None, None, None)
+    mass = None
+    if total is not None and logits is not None:  # at the least that of the best id, however small
+        mass = jnp.maximum(jnp.log(total) + scores.first[..., None], logits)
+    top_ids, top_logits = seen.top or (None, None)
     return HeadOut(
-        finish_scores(scores), Measured(log_sum_exp, *top, seen.listed, *classes, divergence)
+        finish_scores(scores),
+        Measured(
+            log_sum_exp, top_ids, top_logits, seen.listed, ids, logits, divergence, noisy, mass
+        ),
     )

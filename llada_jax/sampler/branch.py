@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from llada_jax.sampler.advance import advance
 from llada_jax.sampler.canvas import Canvas, Hypothesis, block_start, in_span, masks_left
 from llada_jax.sampler.commit import block_candidates, commit_block
+from llada_jax.sampler.constrained import constrained
 from llada_jax.sampler.record import StepScores
 from llada_jax.sampler.rules.rule import accepted
 from llada_jax.sampler.setup import Setup
@@ -20,12 +21,15 @@ def take_branch(setup: Setup, canvas: Canvas, scores: StepScores) -> Canvas:
     assert canvas.hypothesis is not None
     expected, rows = canvas.hypothesis
     hit = rows.any(axis=1) & ~canvas.done & (canvas.tokens == expected).all(axis=1)
-    latest = StepScores(scores.ahead, scores.here).over(canvas.latest)
+    ahead = scores.ahead
+    if setup.grammar is not None and scores.classes_ahead is not None:
+        ahead, _ = constrained(setup.grammar, canvas, ahead, scores.classes_ahead)
+    latest = StepScores(ahead, scores.here).over(canvas.latest)
     canvas = canvas._replace(
         step=canvas.step + hit.astype(canvas.step.dtype),
         latest=jax.tree.map(partial(jnp.where, hit[:, None]), latest, canvas.latest),
     )
-    candidates = block_candidates(setup, canvas, scores.ahead, hit)
+    candidates = block_candidates(setup, canvas, ahead, hit)
     canvas = commit_block(setup, canvas, candidates, accepted(setup.rule, candidates))
     return stop_rows(setup, advance(setup, canvas, jnp.zeros_like(hit), hit))
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.constraint.canvas import Placed
 from llada_jax.types import KVCache, Scores
 
 LENGTH_MULTIPLE = 32
@@ -59,6 +60,7 @@ class Canvas(NamedTuple):
     hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
+    text: Placed | None  # where a constraint's text lies; None without one
     done: Bool[Array, " B"]
     fault: Int[Array, " B"]  # where the first score was that is no finite number; -1: none
     key: Key[Array, " B"]
@@ -127,7 +129,7 @@ def new_canvas(
         done=~masked.any(axis=1),
         fault=np.full(batch, -1, np.int32),
     )
-    return Canvas(**jax.device_put(fields), rule_state=None, key=keys, cache=cache)
+    return Canvas(**jax.device_put(fields), rule_state=None, text=None, key=keys, cache=cache)
 
 
 def canvas_end(

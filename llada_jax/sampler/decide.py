@@ -9,6 +9,7 @@ from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
+from llada_jax.sampler.constrained import held, step_constrained
 from llada_jax.sampler.own_decision import decide_by_own_rule
 from llada_jax.sampler.own_state import next_for_own_rule
 from llada_jax.sampler.record import StepCounts, StepRecord, StepScores, record_of
@@ -23,18 +24,24 @@ def decide(
     setup: Setup, canvas: Canvas, plan: StepPlan, counts: StepCounts, scores: StepScores
 ) -> tuple[Canvas, StepRecord]:
     """Returns the canvas after a step's decision, and the record of the step."""
-    before, rescored = canvas, plan.query.rescored
+    before, rescored, grammar = canvas, plan.query.rescored, setup.grammar
+    said, scores = scores, step_constrained(setup, canvas, scores)
     canvas = canvas._replace(latest=scores.over(canvas.latest))
     candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
     if setup.own_rule is not None:
         revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
     else:
         revised = _commit_and_revise(setup, canvas, candidates, plan, scores)
+    if grammar is not None and setup.may_differ:
+        assert said.classes is not None
+        revised = held(grammar, before, revised, said.classes, said.here.token >= 0)
     edited = ((revised.tokens != before.tokens) & rescored).any(axis=1)
     canvas = decided = stop_rows(setup, advance(setup, revised, edited, ~before.done))
     canvas = next_for_own_rule(setup, canvas, canvas.block != before.block)
     if setup.window.drafts and not setup.needs("drafts"):
         moved = (canvas.block != before.block) & ~canvas.done
+        if setup.may_differ:
+            scores = step_constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
     if setup.window.branches:
         canvas = take_branch(setup, canvas, scores)

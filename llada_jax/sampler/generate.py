@@ -12,12 +12,11 @@ from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require
 from llada_jax.sampler.canvas import VISIBLE
-from llada_jax.sampler.loops import Refresher, Steps
+from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.own_decision import require_numbers
-from llada_jax.sampler.prompts import Prompts
+from llada_jax.sampler.prompts import Prompts, end_ids
 from llada_jax.sampler.record import tokens_committed
 from llada_jax.sampler.run import Run, checked_run
-from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.stop import faults_of, require_scores
 from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
@@ -95,46 +94,21 @@ def decode(
     prompts: Prompts,
     config: SamplerConfig,
     *,
-    seed: int | Sequence[int] = 0,
-    loop: Loop = "compiled",
     trace: Kept = False,
-    on_step: OnStep | None = None,
-    infill: bool = False,
-    refresher: Refresher | None = None,
+    **options: Any,
 ) -> Result:
-    """Decodes a batch of prompts.
+    """Decodes a batch of prompts. Arguments and ValueError as `checked_run`.
 
     Args:
-      denoiser: the model's functions, with the rules of `config` in its scores.
-      prompts: [B, P] ids, or lists of different lengths.
-      seed: one for the batch, or one for each row: a row with its own seed decodes as it would
-        alone, at any temperature.
-      loop: `compiled` or `host`; `on_step` needs `host`.
       trace: whether to keep what every forward did; `"scores"` keeps its predictions, too.
-      infill: the masks in the prompts are the holes; nothing is appended.
-      refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
-        from the denoiser's in rounding, of which the tokens then depend.
 
     Raises:
-      ValueError: for a prompt that is empty, too long, has ids outside the vocabulary or, unless
-        `infill`, contains [MASK]; for ids that neither the model nor `config` names.
       FloatingPointError: the model gave NaN or infinity. Such a canvas stops at once, and the error
         names each one, its forward and its position after the others are done.
     """
     require(trace in (False, True, "scores"), f"trace is {trace!r}; allowed: False, True, 'scores'")
-    run = checked_run(
-        denoiser,
-        params,
-        model,
-        prompts,
-        config,
-        seed=seed,
-        loop=loop,
-        on_step=on_step,
-        infill=infill,
-        refresher=refresher,
-        keeps_scores=trace == "scores",
-    )
+    options["keeps_scores"] = trace == "scores"
+    run = checked_run(denoiser, params, model, prompts, config, **options)
     every = range(len(run.prompts))
     with run.precision():
         began = time.perf_counter()
@@ -174,7 +148,7 @@ def result_of(
         seconds=seconds,
         generated=[tokens[row, begin[row] : end[row]] for row in range(len(chosen))],
         recorded=trace_of(steps, tokens, state >= VISIBLE, lengths, settings) if trace else None,
-        ends=() if infill else _end_ids(config, model),
+        ends=() if infill else end_ids(config, model),
     )
 
 
@@ -186,12 +160,6 @@ def _left_padded(
     for row, stop in enumerate(end):
         out[row, length - stop :] = tokens[row, :stop]
     return out
-
-
-def _end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
-    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
-    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
-    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
 
 
 def _settings(

@@ -117,8 +117,9 @@ def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Arr
     if scores.measured is None:
         return {}
     found = scores.measured._asdict()
-    log_sum_exp, listed, moved = (
-        found.pop(name) for name in ("log_sum_exp", "listed", "divergence")
+    log_sum_exp, listed, moved, *_ = (
+        found.pop(name)
+        for name in ("log_sum_exp", "listed", "divergence", "class_noisy", "class_mass")
     )
     if setup.needs("log_sum_exp"):
         found["log_sum_exp"] = log_sum_exp

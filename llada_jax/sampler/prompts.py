@@ -45,6 +45,12 @@ def with_ids(config: SamplerConfig, model: ModelConfig) -> SamplerConfig:
     return config.replace(**ids)
 
 
+def end_ids(config: SamplerConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Returns the ids that end a text or a turn: the sampler's, and the model's own."""
+    ids = (each for source in (config, model) for each in (source.eos_id, source.eot_id))
+    return tuple(dict.fromkeys(each for each in (*ids, *model.stop_ids) if each is not None))
+
+
 def check_prompts(
     prompts: Prompts, config: SamplerConfig, model: ModelConfig, *, infill: bool
 ) -> list[np.ndarray]:

@@ -16,6 +16,16 @@ COMMIT, AHEAD, PROMOTE, REPLACE, REMASK, FREEZE, REOPEN = (1 << bit for bit in r
 """What may happen to a position in a step, as bits. AHEAD comes with COMMIT."""
 
 
+class ClassScores(NamedTuple):
+    """What the head says of a constraint's classes, by position; zeros where nothing was scored."""
+
+    ids: Int[Array, "B L G"]
+    logits: Float[Array, "B L G"]
+    noisy: Float[Array, "B L G"]  # what a class is sampled by
+    mass: Float[Array, "B L G"] | None
+    log_sum_exp: Float[Array, "B L"]
+
+
 class StepCounts(NamedTuple):
     """How many rows of each kind a forward had."""
 
@@ -36,6 +46,8 @@ class StepScores(NamedTuple):
     measured: Measured | None = None  # of the block, where the rule asks for it
     hidden: Float[Array, "B C D"] | None = None  # so are the states
     standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
+    classes: ClassScores | None = None  # here, under a constraint
+    classes_ahead: ClassScores | None = None
 
     @property
     def faults(self) -> Bool[Array, "B L"]:

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
+from llada_jax.sampler.constrained import class_scores, with_classes
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
 from llada_jax.sampler.guidance import with_unconditional
 from llada_jax.sampler.record import StepScores, spread
@@ -38,7 +39,8 @@ def refresh_job(setup: Setup, canvas: Canvas, plan: StepPlan) -> RefreshJob:
     rows = rows_beside(setup, canvas, extra, nothing, (1 + shadow) * n_tokens)
     at = packed(chosen, n_tokens)
     row = take(extra.slots[:, PROBE if shadow else REFRESH], at)
-    asked = asked_of_standing(take(canvas.tokens, at))
+    asked = with_classes(setup, asked_of_standing(take(canvas.tokens, at)))
+    assert asked is not None
     return RefreshJob(with_unconditional(setup, canvas, rows), at, row, asked)
 
 
@@ -58,6 +60,18 @@ def merge(
     assert scores.standing is not None  # of a rule that revises
     standing = put(job.at, standing_probability(found), length)
     standing = jnp.where(measured, standing, scores.standing)
+    classes = scores.classes
+    if classes is not None:
+        new, _ = class_scores(job.at, found, length)
+        classes = jax.tree.map(partial(_where, measured), new, classes)
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
-    return canvas, plan._replace(query=query), scores._replace(here=here, standing=standing)
+    return (
+        canvas,
+        plan._replace(query=query),
+        scores._replace(here=here, standing=standing, classes=classes),
+    )
+
+
+def _where(measured: Bool[Array, "B L"], new: Array, old: Array) -> Array:
+    return jnp.where(measured.reshape(*measured.shape, *[1] * (new.ndim - 2)), new, old)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,10 +12,13 @@ import numpy as np
 from jaxtyping import Int
 
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
+from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.canvas import Placed
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
+from llada_jax.sampler.constrained import require_constrainable
 from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
 from llada_jax.sampler.own_state import new_state
-from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, with_ids
+from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
@@ -36,6 +39,8 @@ class Run:
     infill: bool = False
     on_step: OnStep | None = None
     refresher: Refresher | None = None
+    placed: Placed | None = None
+    """Where each prompt's text lies, under a constraint."""
 
     @property
     def config(self) -> SamplerConfig:
@@ -86,7 +91,8 @@ class Run:
         canvas = new_canvas(
             prompts, self.config, self.setup.model, keys, cache, length, infill=self.infill
         )
-        return canvas._replace(rule_state=new_state(self.setup, len(chosen), length))
+        text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
+        return canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
 
     def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
@@ -105,7 +111,9 @@ class Run:
     def _decoded(self, canvas: Canvas) -> tuple[Setup, Denoiser, Params, Canvas, tuple[int, ...]]:
         """Returns what both loops take: the settings' numbers are arrays in it."""
         dtype = self.config.parity.confidence_dtype
-        setup = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.setup)
+        numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
+        allowed = jax.tree.map(jnp.asarray, self.setup.grammar)
+        setup = replace(self.setup, config=numbers, grammar=allowed)
         buckets = self.buckets(range(len(self.prompts)))
         return setup, self.denoiser, self.params, canvas, buckets
 
@@ -122,9 +130,26 @@ def checked_run(
     on_step: OnStep | None = None,
     infill: bool = False,
     refresher: Refresher | None = None,
+    texts: Texts | None = None,
     keeps_scores: bool = False,
 ) -> Run:
-    """Checks everything before anything is computed. Arguments and ValueError as `decode`."""
+    """Checks everything before anything is computed.
+
+    Args:
+      denoiser: the model's functions, with the rules of `config` in its scores.
+      prompts: [B, P] ids, or lists of different lengths.
+      seed: one for the batch, or one for each row: a row with its own seed decodes as it would
+        alone, at any temperature.
+      loop: `compiled` or `host`; `on_step` needs `host`.
+      infill: the masks in the prompts are the holes; nothing is appended.
+      refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
+        from the denoiser's in rounding, of which the tokens then depend.
+      texts: what each row may be; None: anything.
+      keeps_scores: whether steps record their predictions.
+
+    Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
+    unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.
+    """
     require_choice("loop", loop, Loop)
     require(on_step is None or loop == "host", "on_step needs loop='host'; loop is 'compiled'")
     require(
@@ -136,7 +161,13 @@ def checked_run(
     _check_setup(setup, denoiser, loop, refresher)
     rows = check_prompts(prompts, config, model, infill=infill)
     seeds = check_seeds(seed, len(rows))
-    return Run(setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher)
+    placed = None
+    if texts is not None:
+        require_constrainable(setup)
+        ends, mask_id = end_ids(config, model), setup.mask_id
+        placed = placed_texts(texts, rows, mask_id, config.gen_length, infill=infill)
+        setup = replace(setup, grammar=grammar_of(texts, ends))
+    return Run(setup, denoiser, params, rows, seeds, loop, infill, on_step, refresher, placed)
 
 
 def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refresher | None) -> None:

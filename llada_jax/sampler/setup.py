@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import jax
 
 from llada_jax.config import ModelConfig, SamplerConfig
+from llada_jax.constraint.canvas import Grammar
 from llada_jax.sampler.rules.own import Need, OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling
@@ -21,6 +22,8 @@ class Setup:
     """Whether the backend's head measures what is asked beside the scores."""
     keeps_scores: bool = field(default=False, metadata={"static": True})
     """Whether the record of a step has every score of its forward."""
+    grammar: Grammar | None = None
+    """The texts that are allowed; None: all."""
 
     @property
     def rule(self) -> Rule:
@@ -74,6 +77,11 @@ class Setup:
     def shadows(self) -> bool:
         """Whether visible tokens of the window are scored by rows of their own."""
         return self.rule.revises and self.rule.rescore == "shadow"
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether a rule may decide otherwise than to commit what it is shown as predicted."""
+        return self.rule.revises or self.own_rule is not None
 
     def most_extra_rows(self, length: int) -> int:
         """Returns the most rows that stand beside the window, in a canvas of `length`."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, block_start, in_span, put, take
 from llada_jax.sampler.commit import step_keys
+from llada_jax.sampler.constrained import class_scores, measured_for_rule, with_classes
 from llada_jax.sampler.extra_rows import BRANCH, PROBE, SHADOW
 from llada_jax.sampler.guidance import guide
 from llada_jax.sampler.own_needs import asked_of, to_block
@@ -57,7 +58,7 @@ def absorb(
     if config.temperature > 0:
         step = canvas.step[:, None] + plan.query.at // length  # the branch is the next step
         keys = step_keys(canvas, plan.query.at % length, step)
-    asked = asked_of(setup, canvas, plan.query)
+    asked = with_classes(setup, asked_of(setup, canvas, plan.query))
     start = block_start(canvas, config.block_length)
     return canvas, Denoised(hidden, keys, counts, plan.query.at, asked, start)
 
@@ -96,13 +97,18 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
     standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None
+    classes = ahead = None
+    if setup.grammar is not None:
+        classes, ahead = class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
         Scores(*(array[:, length:] for array in whole)),
-        None if setup.doubts else jax.tree.map(block, head.measured),
+        None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
         jax.tree.map(block, hidden),
         None if standing is None else standing[:, :length],
+        classes,
+        ahead if setup.window.branches else None,
     )
 
 

@@ -1,4 +1,7 @@
 // One position: what was predicted there, when, and with which confidence.
+const NEAR = 40; // events that are listed before the forward at hand, and behind it
+const MOST_DOTS = 120;
+
 class InspectorView {
   constructor(parent, replay) {
     this.replay = replay;
@@ -22,7 +25,8 @@ class InspectorView {
     const story = replay.storyOf(position);
     if (!story.length) return;
     const list = element(host, "ol");
-    for (const event of story) {
+    const here = story.findLastIndex(({ forward }) => forward <= step);
+    for (const event of story.slice(Math.max(0, here - NEAR), here + NEAR)) {
       const line = element(list, "li", event.forward === step ? "now" : event.forward > step
         ? "later" : "");
       const what = replay.names[event.kind].toLowerCase().padEnd(8);
@@ -46,6 +50,7 @@ class InspectorView {
     drawn(plot, "polyline", {
       points: measured.map((each) => `${x(each.forward)},${y(each.confidence)}`).join(" "),
     });
+    if (measured.length > MOST_DOTS) return;
     for (const each of measured)
       drawn(plot, "circle", { cx: x(each.forward), cy: y(each.confidence), r: 2 });
   }

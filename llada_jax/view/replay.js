@@ -11,8 +11,8 @@ class Replay {
   *eventsOf(forward) {
     const flat = this.events[forward];
     for (let i = 0; i < flat.length; i += 5) {
-      const [position, kind, state, place, thousandths] = flat.slice(i, i + 5);
-      yield { position, kind, state, place, confidence: thousandths / 1000 };
+      yield { position: flat[i], kind: flat[i + 1], state: flat[i + 2], place: flat[i + 3],
+        confidence: flat[i + 4] / 1000 };
     }
   }
 
@@ -47,12 +47,17 @@ class Replay {
 
   // What became of one position, forward by forward.
   storyOf(position) {
-    const story = [];
+    this.stories ??= this.everyStory();
+    return this.stories[position];
+  }
+
+  everyStory() {
+    const stories = this.tokens.map(() => []);
     this.events.forEach((_, forward) => {
       for (const event of this.eventsOf(forward))
-        if (event.position === position) story.push({ forward: forward + 1, ...event });
+        stories[event.position].push({ forward: forward + 1, ...event });
     });
-    return story;
+    return stories;
   }
 
   // Numbers of the forward that led to a step; none led to the first.

@@ -12,7 +12,8 @@ def test_it_prints_and_keeps_the_description(tmp_path):
     folder = GOLDENS / "fast-dllm-v2"
     printed = run_experiment(entry.main, [f"model={folder}", f"hydra.run.dir={tmp_path}"])
     told = str(lj.describe(folder))
-    assert printed.strip() == told
+    look = "look at it: python -m experiments.report 'runs=["
+    assert printed.startswith(f"{told}\n\n{look}")
     assert (tmp_path / "description.txt").read_text() == told + "\n"
     rows = {
         row["name"]: row["value"] for row in json.loads((tmp_path / "results.json").read_text())

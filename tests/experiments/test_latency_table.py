@@ -14,7 +14,7 @@ ON_PHONE = ["shape=tiny", "rows=[32,64]", "canvas=96"]
 def test_what_it_prints_is_understood_by_experiments_that_decode(tmp_path):
     printed = run_experiment(entry.main, [*ON_PHONE, f"hydra.run.dir={tmp_path}"])
     overrides = (tmp_path / "overrides.txt").read_text().split()
-    assert printed.splitlines()[-1].split() == overrides
+    assert printed.splitlines()[-3].split() == overrides
     rows = json.loads((tmp_path / "results.json").read_text())
     assert {row["kind"] for row in rows} == {"modelled"}
     values = {row["name"]: row["value"] for row in rows}

@@ -36,11 +36,6 @@ class Export:
     def buckets(self) -> list[Bucket]:
         return buckets(self.settings)
 
-    @property
-    def buckets_of_one(self) -> list[Bucket]:
-        """Those of a single canvas: all that a phone runs."""
-        return [bucket for bucket in self.buckets if bucket.canvases == 1]
-
 
 def buckets(settings: ExportConfig) -> list[Bucket]:
     """Returns every shape of a forward that the folder can run."""

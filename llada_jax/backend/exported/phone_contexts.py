@@ -50,6 +50,7 @@ def check_phones(export: Export) -> None:
 def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator[dict[str, Any]]:
     """Yields each binary's entry in the manifest, compiled unless it is there already."""
     folder, finished, phones = unfinished.folder, unfinished.contexts, export.settings.phones
+    buckets = [bucket for bucket in export.buckets if bucket.canvases == 1]
     for index, layers in enumerate(float32_shards(export.model) if phones.socs else []):
         names = {soc: f"context-{soc}-{index:02}.bin" for soc in phones.socs}
         missing = {soc: name for soc, name in names.items() if name not in finished}
@@ -57,7 +58,7 @@ def compile_for_phones(unfinished: UnfinishedExport, export: Export) -> Iterator
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 quantized = write_quantized(
                     Path(scratch),
-                    [body_step(export.model, layers, bucket) for bucket in export.buckets_of_one],
+                    [body_step(export.model, layers, bucket) for bucket in buckets],
                     export.weights,
                     phones.precision,
                     export.samples,

@@ -8,10 +8,10 @@ import json
 import math
 import os
 import struct
+import weakref
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import ml_dtypes
@@ -30,14 +30,6 @@ _ALIGNMENT = 64
 _MAGIC = b"experts1"
 _TAIL = struct.Struct("<QI8s")
 _BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
-
-
-class Weights(Protocol):
-    """Where experts come from: a checkpoint that is streamed, or random numbers."""
-
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Yields the experts of a parameter [E, Out, In] in order, in pieces."""
-        ...
 
 
 class _Part(NamedTuple):
@@ -107,12 +99,14 @@ class ExpertShape(NamedTuple):
 
 
 def write_experts(
-    path: Path, config: ModelConfig, weights: Weights, dtype: str, fingerprint: str | None = None
+    path: Path, config: ModelConfig, weights: Any, dtype: str, fingerprint: str | None = None
 ) -> None:
     """Writes the routed experts of a model, one after another; the file has its name once it is
     complete. Beside one piece of the weights it takes no memory.
 
     Args:
+      weights: has `rows(name)`, which gives the experts of a parameter [E, Out, In] in pieces, as
+        `StreamedParams` does.
       dtype: `float32`, `bfloat16`, `int8` or `int4`: quantized as `load` quantizes; integers that
         are there in the wanted form are kept.
       fingerprint: names the model that they belong to.
@@ -183,12 +177,8 @@ class ExpertFile:
         self.shape = ExpertShape(**described["shape"])
         self.fingerprint: str | None = described["fingerprint"]
         self._sums: list[int | None] = described["crc32"]
-        direct = getattr(os, "O_DIRECT", 0)
-        try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | direct)
-            os.preadv(self._descriptor, [page_aligned(PAGE)], 0)
-        except OSError:  # a file system in memory has no direct reads
-            self._descriptor = os.open(self.path, os.O_RDONLY)
+        self._descriptor = _opened(self.path)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, layer: int, expert: int, into: np.ndarray) -> None:
         """Reads an expert into `expert_bytes` bytes that begin at a page.
@@ -217,9 +207,21 @@ class ExpertFile:
             arrays = [QuantArray(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)]
         return FeedForward(*arrays)
 
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._descriptor)
+
+def _opened(path: Path) -> int:
+    """Opens a file for direct reads, or for others where its file system has none."""
+    plain = os.open(path, os.O_RDONLY)
+    try:
+        direct = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+    except OSError:
+        return plain
+    try:
+        os.preadv(direct, [page_aligned(PAGE)], 0)
+    except OSError:
+        os.close(direct)
+        return plain
+    os.close(plain)
+    return direct
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_revision_beside_float32(tmp_path):
         ("sampling.chunk=0", "sampling: chunk is 0; allowed: 1 or more"),
         ("packed.block_lengths=[5]", r"packed: block_lengths has 5; allowed: divisors of gen"),
         ("continuous.turns=1", "continuous: turns is 1; allowed: 2 or more"),
-        ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: 1 or more"),
+        ("continuous.places=[0]", r"continuous: places is \[0\]; allowed: numbers from 1 on"),
         ("repeats=0", "repeats is 0; allowed: 1 or more"),
         ("steps=3", "steps is 3; allowed: a multiple of the number of blocks"),
         ("prompt_length=60", r"prompt_length \+ gen_length is 68; allowed: up to 64"),

@@ -67,6 +67,7 @@ def test_the_answer_and_the_trace_are_those_of_the_library(finished, random_mode
     answer = Tokenizer.from_folder(random_model).decode(ids)
     assert (folder / "answer.txt").read_text() == answer + "\n"
     assert f"\n{answer}\n" in printed
+    assert printed.splitlines()[-1].startswith("look at it: python -m experiments.view ")
 
 
 def test_results_say_what_they_are(finished):

@@ -10,7 +10,7 @@ from llada_jax.backend.weights import InMemory
 from llada_jax.experts.decoding.expert_file import PAGE, ExpertFile, page_aligned, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.model.params import init_params
-from llada_jax.model.quantize import quantize
+from llada_jax.model.quantize import QuantArray, quantize
 from tests.checkpoint.folders import GOLDENS, loaded
 
 
@@ -39,6 +39,7 @@ def test_experts_are_those_that_load_quantizes(tmp_path, mixture, bits):
     write_experts(tmp_path / "experts", config, InMemory(params), f"int{bits}")
     file = ExpertFile(tmp_path / "experts")
     found = arrays(file, 2, 5).down
+    assert isinstance(found, QuantArray)
     values, scale = map(np.asarray, quantize(np.asarray(params.layers[2].ffn.down[5]), bits))
     if bits == 4:
         first, second = np.split(values.astype(np.uint8) + 8, 2, axis=1)

@@ -109,7 +109,7 @@ def test_a_budget_changes_speed_alone(name):
     ]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
     """A shared expert and dense layers stay where they are."""
     config = model("llada2-moe").config

@@ -1,0 +1,213 @@
+"""A pattern as an automaton over a tokenizer's ids, whose tokens are in classes.
+
+Tokens with the same transitions from every state are one class. So what a canvas may become is a
+matter of states and classes, and the vocabulary enters as one class for each id.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+NEVER, END = 0, 1
+"""Classes: ids that no string has, and ids that end a text, which the text's padding is of, too."""
+ENDED, DEAD = 0, 1
+"""States: the text has ended; nothing of the pattern is left."""
+FAR = np.iinfo(np.int32).max // 2
+"""The distance of a state from which no text ends."""
+_ENTRIES_AT_ONCE = 1 << 24
+
+
+class Automaton(NamedTuple):
+    """The texts of a pattern in tokens. `ENDED` takes every id of the class `END`, and only those;
+    states that accept lead there. A state is live where its distance is below `FAR`."""
+
+    class_of: Int[np.ndarray, " V"]
+    transitions: Int[np.ndarray, "S G"]
+    """The state after a token of a class."""
+    distance: Int[np.ndarray, " S"]
+    """The fewest tokens until the text may end, here or by an id of the class `END`."""
+    start: int
+
+    @property
+    def spelled(self) -> bool:
+        """Whether there is any text."""
+        return bool(self.distance[self.start] < FAR)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of a text."""
+        return int(self.distance[self.start])
+
+
+def token_automaton(
+    next_state: Int[np.ndarray, "S 256"],
+    start: int,
+    accepts: Bool[np.ndarray, " S"],
+    tokens: Mapping[int, bytes],
+    ends: Sequence[int],
+    vocab_size: int,
+) -> Automaton:
+    """Returns the automaton over tokens of one over bytes, where -1 is no state.
+
+    Args:
+      tokens: what each id spells, a byte at least; ids that are not among them are never allowed.
+      ends: ids that end a text.
+    """
+    dead = len(next_state)
+    table = np.vstack([np.where(next_state < 0, dead, next_state), np.full((1, 256), dead)])
+    spellings, spelling_of = _spellings(table, tokens)
+    columns, column_of = _after_spellings(table, spellings)
+    column_of_token = dict(zip(tokens, column_of[spelling_of], strict=True))
+    return _automaton(columns, start, accepts, column_of_token, ends, vocab_size)
+
+
+def text_automaton(
+    texts: Sequence[Sequence[int]], ends: Sequence[int], vocab_size: int
+) -> Automaton:
+    """Returns the automaton of some texts in these very tokens; `ends` as in `token_automaton`."""
+    following: list[dict[int, int]] = [{}]
+    accepting = set()
+    for text in texts:
+        state = 0
+        for token in text:
+            if token not in following[state]:
+                following[state][token] = len(following)
+                following.append({})
+            state = following[state][token]
+        accepting.add(state)
+    states = len(following)
+    column_of_token = {
+        token: i for i, token in enumerate({each for text in texts for each in text})
+    }
+    columns = np.full((states, len(column_of_token)), states, np.int32)
+    for state, row in enumerate(following):
+        for token, after in row.items():
+            columns[state, column_of_token[token]] = after
+    accepts = np.isin(np.arange(states), list(accepting))
+    return _automaton(columns, 0, accepts, column_of_token, ends, vocab_size)
+
+
+def _automaton(
+    columns: Int[np.ndarray, "S G"],
+    start: int,
+    accepts: Bool[np.ndarray, " S"],
+    column_of_token: Mapping[int, int],
+    ends: Sequence[int],
+    vocab_size: int,
+) -> Automaton:
+    """Returns the automaton of the states from which a text ends, and to which one leads."""
+    live = (_distances(columns, accepts) < FAR) & _reached(columns, start)
+    number = np.append(np.where(live, np.cumsum(live) + DEAD, DEAD), DEAD)
+    columns, merged = np.unique(number[columns[live]], axis=1, return_inverse=True)
+    useful = (columns != DEAD).any(axis=0)
+    classes = np.where(useful, np.cumsum(useful) + END, NEVER)[merged.reshape(-1)]
+
+    class_of = np.full(vocab_size, NEVER, np.int32)
+    class_of[list(column_of_token)] = classes[list(column_of_token.values())]
+    class_of[list(ends)] = END
+    transitions = np.full((int(live.sum()) + 2, int(useful.sum()) + 2), DEAD, np.int32)
+    transitions[2:, 2:] = columns[:, useful]
+    accepting = np.concatenate([[True, False], accepts[live]])
+    transitions[accepting, END] = ENDED
+    return Automaton(class_of, transitions, _distances(transitions, accepting), int(number[start]))
+
+
+def _spellings(
+    table: Int[np.ndarray, "S 256"], tokens: Mapping[int, bytes]
+) -> tuple[Int[np.ndarray, "U K"], Int[np.ndarray, " T"]]:
+    """Returns what tokens spell in classes of bytes, each spelling once and behind its end -1, and
+    the spelling of each token. Bytes with the same transitions stand for each other."""
+    _, first, byte_class = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    representative = first[byte_class.reshape(-1)]
+    longest = max(map(len, tokens.values()), default=1)
+    padded = np.full((len(tokens), longest), -1, np.int16)
+    for row, spelling in enumerate(tokens.values()):
+        padded[row, : len(spelling)] = representative[list(spelling)]
+    spellings, spelling_of = np.unique(padded, axis=0, return_inverse=True)
+    return spellings, spelling_of.reshape(-1)
+
+
+def _after_spellings(
+    table: Int[np.ndarray, "S 256"], spellings: Int[np.ndarray, "U K"]
+) -> tuple[Int[np.ndarray, "S G"], Int[np.ndarray, " U"]]:
+    """Returns the different columns of states after spellings, from every state, and the column of
+    each spelling."""
+    found: list[np.ndarray] = []
+    column_of: list[np.ndarray] = []
+    at_once = max(1, _ENTRIES_AT_ONCE // len(table))
+    for begin in range(0, len(spellings), at_once):
+        part = spellings[begin : begin + at_once]
+        after = np.repeat(np.arange(len(table), dtype=np.int32)[:, None], len(part), axis=1)
+        for place in range(part.shape[1]):
+            (spelled,) = np.nonzero(part[:, place] >= 0)
+            after[:, spelled] = table[after[:, spelled], part[spelled, place]]
+        columns, inverse = np.unique(after[:-1], axis=1, return_inverse=True)
+        column_of.append(inverse.reshape(-1) + sum(each.shape[1] for each in found))
+        found.append(columns)
+    columns, merged = np.unique(np.concatenate(found, axis=1), axis=1, return_inverse=True)
+    return columns, merged.reshape(-1)[np.concatenate(column_of)]
+
+
+def _distances(
+    after: Int[np.ndarray, "S G"], accepts: Bool[np.ndarray, " S"]
+) -> Int[np.ndarray, " S"]:
+    """Returns the fewest tokens from each state to one that accepts; a state that is no row has no
+    way there."""
+    distance = np.where(accepts, 0, FAR).astype(np.int32)
+    while True:
+        beyond = np.append(distance, FAR)[after].min(axis=1, initial=FAR)
+        shorter = np.minimum(distance, np.minimum(beyond + 1, FAR)).astype(np.int32)
+        if np.array_equal(shorter, distance):
+            return distance
+        distance = shorter
+
+
+def _reached(after: Int[np.ndarray, "S G"], start: int) -> Bool[np.ndarray, " S"]:
+    """Returns the states that tokens lead to."""
+    reached = np.zeros(len(after) + 1, bool)
+    fresh = np.array([start])
+    while len(fresh):
+        reached[fresh] = True
+        beyond = np.unique(after[fresh[fresh < len(after)]])
+        fresh = beyond[~reached[beyond]]
+    return reached[:-1]
+
+
+class Joint(NamedTuple):
+    """The automata of a batch, padded to the same states and classes, and one class for each id."""
+
+    class_of: Int[np.ndarray, " V"]
+    transitions: Int[np.ndarray, "P S G"]
+    distance: Int[np.ndarray, "P S"]
+    start: Int[np.ndarray, " P"]
+    representative: Int[np.ndarray, " G"]
+    """An id of each class."""
+
+
+def joint(automata: Sequence[Automaton]) -> Joint:
+    """Returns automata over the same ids as one record. Ids are of one joint class where they are
+    of one class in every automaton; sizes are padded to powers of two, so that patterns of similar
+    size share programs."""
+    together = np.zeros(len(automata[0].class_of), np.int64)
+    for each in automata:
+        keys = together * each.transitions.shape[1] + each.class_of
+        _, first, together = np.unique(keys, return_index=True, return_inverse=True)
+    n_states = _padded(max(len(each.transitions) for each in automata))
+    n_classes = _padded(len(first))
+    transitions = np.full((len(automata), n_states, n_classes), DEAD, np.int32)
+    distance = np.full((len(automata), n_states), FAR, np.int32)
+    for pattern, each in enumerate(automata):
+        size = len(each.transitions)
+        transitions[pattern, :size, : len(first)] = each.transitions[:, each.class_of[first]]
+        distance[pattern, :size] = each.distance
+    representative = np.zeros(n_classes, np.int32)
+    representative[: len(first)] = first
+    start = np.array([each.start for each in automata], np.int32)
+    class_of = together.astype(np.int32)
+    return Joint(class_of, transitions, distance, start, representative)
+
+
+def _padded(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())

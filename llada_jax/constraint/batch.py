@@ -1,0 +1,158 @@
+"""The constraints of a batch: their automata as one record, and whether canvases hold a text."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from llada_jax.config import require
+from llada_jax.constraint.automaton import DEAD, FAR, Automaton, Joint, joint
+from llada_jax.constraint.canvas import Grammar, Placed
+from llada_jax.constraint.compiled import compiled
+from llada_jax.constraint.patterns import Constraint
+from llada_jax.text import Tokenizer
+
+Constraints = Constraint | Sequence[Constraint]
+
+
+class Texts(NamedTuple):
+    """Constraints, one for each row or one for all, and their automata over a model's ids."""
+
+    constraints: tuple[Constraint, ...]
+    automata: tuple[Automaton, ...]
+
+    @property
+    def firsts(self) -> list[int]:
+        """Returns the first constraint of each pattern."""
+        patterns = [each.pattern for each in self.constraints]
+        return [i for i, each in enumerate(patterns) if patterns.index(each) == i]
+
+    @property
+    def patterns(self) -> Int[np.ndarray, " N"]:
+        """Returns the place of each constraint's pattern among the different ones."""
+        numbers = {self.constraints[i].pattern: place for place, i in enumerate(self.firsts)}
+        return np.array([numbers[each.pattern] for each in self.constraints], np.int32)
+
+
+def texts_of(
+    constraints: Constraints, tokenizer: Tokenizer | None, ends: Sequence[int], vocab_size: int
+) -> Texts:
+    """Returns constraints with their automata.
+
+    Raises ValueError for other values, constraints that measure confidence in two ways, a model
+    without tokenizer or end, and patterns that no text or automaton can be made of.
+    """
+    given = (constraints,) if isinstance(constraints, Constraint) else constraints
+    listed = isinstance(given, Sequence) and len(given) > 0
+    require(
+        listed and all(isinstance(each, Constraint) for each in given),
+        f"constraint is {constraints!r}; allowed: lj.regex(...), lj.json_schema(...), "
+        "lj.choice(...), or a list of them, one for each prompt",
+    )
+    measures = sorted({each.confidence for each in given})
+    require(len(measures) == 1, f"the batch has confidences {measures}; allowed: one of them")
+    require(tokenizer is not None, "the model has no tokenizer; allowed: a constraint with one")
+    require(
+        len(ends) > 0, "neither the model nor the sampler names an EOS; allowed: one, as eos_id"
+    )
+    assert tokenizer is not None
+    made = {
+        each.pattern: compiled(each, tokenizer, ends, vocab_size) for each in dict.fromkeys(given)
+    }
+    return Texts(tuple(given), tuple(made[each.pattern] for each in given))
+
+
+def grammar_of(texts: Texts, ends: Sequence[int]) -> Grammar:
+    """Returns the patterns of constraints as arrays; of equal ones the first.
+
+    Args:
+      ends: ids that end a text.
+    """
+    all_ = joint([texts.automata[i] for i in texts.firsts])
+    sources, targets = _edges(all_)
+    arrays: dict[str, Any] = {
+        **all_._asdict(),
+        "sources": sources,
+        "targets": targets,
+        "end_class": all_.class_of[ends[0]],
+    }
+    return Grammar(**arrays, confidence=texts.constraints[0].confidence)
+
+
+def placed_texts(
+    texts: Texts,
+    canvases: Sequence[Int[np.ndarray, " P"]],
+    mask_id: int,
+    gen_length: int,
+    *,
+    infill: bool,
+) -> Placed:
+    """Returns which pattern each canvas has, and where its text lies.
+
+    Args:
+      canvases: prompts, behind which `gen_length` positions follow; or with `infill` whole ones.
+
+    Raises ValueError for a canvas that no text fits, with the tokens that one needs.
+    """
+    count, given = len(canvases), len(texts.constraints)
+    require(given in (1, count), f"{given} constraints were given; allowed: one, or {count}")
+    of_row = np.arange(count) % given
+    begins = [texts.constraints[i].begins if infill else len(canvases[row])
+              for row, i in enumerate(of_row)]  # fmt: skip
+    stops = [len(canvas) + (0 if infill else gen_length) for canvas in canvases]
+    checked = set()
+    for row, i in enumerate(of_row):
+        where = f"canvas {row}" if infill else "gen_length"
+        left = canvases[row][begins[row] :] if infill else np.full(gen_length, mask_id, np.int32)
+        if infill or texts.patterns[i] not in checked:
+            _require_room(texts.automata[i], left, mask_id, where)
+        checked.add(texts.patterns[i])
+    found: Any = (np.array(each, np.int32) for each in (texts.patterns[of_row], begins, stops))
+    return Placed(*found)
+
+
+def _require_room(
+    automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int, where: str
+) -> None:
+    """Raises ValueError unless a text agrees with tokens, of which masks are free."""
+    shortest = automaton.shortest
+    require(
+        shortest <= len(tokens),
+        f"the constraint's shortest text has {shortest} tokens and {where} leaves {len(tokens)}; "
+        f"allowed: {shortest} or more",
+    )
+    require(
+        bool(_finishing(automaton, tokens, mask_id)[automaton.start]),
+        f"{where} has tokens with which no text of the constraint agrees; allowed: a text with "
+        f"holes, whose shortest has {shortest} tokens, from position `begins` to the end",
+    )
+
+
+def _finishing(
+    automaton: Automaton, tokens: Int[np.ndarray, " T"], mask_id: int
+) -> Bool[np.ndarray, " S"]:
+    """Returns the states from which a text agrees with all the tokens."""
+    table, masked = automaton.transitions, tokens == mask_id
+    (fixed,) = np.nonzero(~masked)
+    last = int(fixed[-1]) + 1 if len(fixed) else 0
+    finishing = automaton.distance <= len(tokens) - last
+    for position in reversed(range(last)):
+        chosen = slice(None) if masked[position] else [automaton.class_of[tokens[position]]]
+        finishing = finishing[table[:, chosen]].any(axis=1)
+    return finishing
+
+
+def _edges(all_: Joint) -> tuple[Int[np.ndarray, "P E"], Int[np.ndarray, "P E"]]:
+    """Returns which states follow each other by any class, padded to a power of two."""
+    pairs, size = [], all_.transitions.shape[1]
+    for table, distance in zip(all_.transitions, all_.distance, strict=True):
+        (live,) = np.nonzero(distance < FAR)
+        codes = np.unique(live[:, None] * size + table[live])
+        both = np.stack([codes // size, codes % size])
+        pairs.append(both[:, distance[both[1]] < FAR])
+    most = max(16, 1 << (max(each.shape[1] for each in pairs) - 1).bit_length())
+    padded = np.full((2, len(pairs), most), DEAD, np.int32)
+    for pattern, each in enumerate(pairs):
+        padded[:, pattern, : each.shape[1]] = each
+    return padded[0], padded[1]

@@ -1,0 +1,198 @@
+"""JSON schemas as regular expressions, of which every match is JSON of the schema."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llada_jax.config import require
+
+MOST_DEPTH = 8
+MOST_CHARACTERS = 1 << 18
+_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+_INTEGER = r"(?:0|[1-9][0-9]*)"
+_ABOUT = frozenset({"$schema", "$id", "$defs", "definitions", "title", "description", "default"})
+_ABOUT |= {"examples", "additionalProperties"}
+_PLAIN = {"boolean": "(?:true|false)", "null": "null"}
+
+
+def schema_pattern(schema: Mapping[str, Any] | str, depth: int) -> str:
+    """Returns the regular expression of a schema's texts.
+
+    Members have the schema's order and no others; separators are `,` and `:`, and a space may
+    follow. Of a recursive schema the texts are those in which each definition stands within itself
+    less than `depth` times.
+
+    Raises ValueError, which names the place, for what the expression would not guarantee.
+    """
+    require(
+        type(depth) is int and 1 <= depth <= MOST_DEPTH,
+        f"depth is {depth!r}; allowed: 1 to {MOST_DEPTH}",
+    )
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"schema is no JSON ({error}); allowed: a JSON object") from error
+    require(isinstance(schema, Mapping), f"schema is {schema!r}; allowed: a JSON object")
+    pattern = _Schema(schema, depth).pattern(schema, "#", ())
+    require(
+        pattern is not None,
+        f"schema has no text in which a definition stands less than {depth} times within itself; "
+        f"allowed: a depth up to {MOST_DEPTH}, and definitions that end",
+    )
+    assert pattern is not None
+    return pattern
+
+
+class _Schema:
+    """Patterns of the parts of a schema; None: no text of a part ends within the depth."""
+
+    def __init__(self, root: Any, depth: int) -> None:
+        self.root, self.depth, self.characters = root, depth, 0
+        self.kinds: dict[str, tuple[Callable[..., str | None], frozenset[str]]] = {
+            "object": (self._object, frozenset({"properties", "required"})),
+            "array": (self._array, frozenset({"items", "minItems", "maxItems"})),
+            "string": (self._string, frozenset({"minLength", "maxLength"})),
+            "integer": (self._number, frozenset({"minimum"})),
+            "number": (self._number, frozenset({"minimum"})),
+        }
+
+    def pattern(self, part: Any, at: str, within: tuple[str, ...]) -> str | None:
+        """Returns the pattern of a part, which stands at a place, within definitions."""
+        require(isinstance(part, Mapping), f"schema at {at} is {part!r}; allowed: an object")
+        found = self._of_part(part, at, within)
+        self.characters += len(found or "")
+        require(
+            self.characters <= MOST_CHARACTERS,
+            f"schema at {at}: its pattern is longer than {MOST_CHARACTERS} characters; allowed: "
+            "less depth, or fewer parts",
+        )
+        return found
+
+    def _of_part(self, part: Mapping[str, Any], at: str, within: tuple[str, ...]) -> str | None:
+        if "$ref" in part:
+            self._require_known(part, {"$ref"}, at)
+            return self._referred(part["$ref"], at, within)
+        if "const" in part or "enum" in part:
+            self._require_known(part, {"const" if "const" in part else "enum", "type"}, at)
+            values = [part["const"]] if "const" in part else part["enum"]
+            wrong = [value for value in values if not _is(value, part.get("type"))]
+            require(not wrong, f"schema at {at} has values {wrong}; allowed: those of its type")
+            return _any_of(_literal(value) for value in values)
+        if "anyOf" in part:
+            self._require_known(part, {"anyOf"}, at)
+            options = enumerate(part["anyOf"])
+            return _any_of(self.pattern(each, f"{at}/anyOf/{i}", within) for i, each in options)
+        kinds = part.get("type")
+        kinds = kinds if isinstance(kinds, Sequence) and not isinstance(kinds, str) else [kinds]
+        allowed = (*self.kinds, *_PLAIN)
+        for kind in kinds:
+            require(
+                kind in allowed,
+                f"schema at {at} has type {kind!r}; allowed: {', '.join(allowed)}, or $ref, const, "
+                "enum or anyOf",
+            )
+        known = {"type"}.union(*(self.kinds[kind][1] for kind in kinds if kind in self.kinds))
+        self._require_known(part, known, at)
+        return _any_of(
+            _PLAIN[kind] if kind in _PLAIN else self.kinds[kind][0](part, at, within, kind)
+            for kind in map(str, kinds)
+        )
+
+    def _require_known(self, part: Mapping[str, Any], known: set[str], at: str) -> None:
+        unknown = sorted(set(part) - known - _ABOUT)
+        require(
+            not unknown,
+            f"schema at {at} has {', '.join(unknown)}, which would not be guaranteed; allowed: "
+            f"{', '.join(sorted(known))}",
+        )
+
+    def _referred(self, reference: Any, at: str, within: tuple[str, ...]) -> str | None:
+        require(
+            isinstance(reference, str) and reference.startswith("#"),
+            f"schema at {at} refers to {reference!r}; allowed: '#/$defs/...'",
+        )
+        if within.count(reference) >= self.depth:
+            return None
+        part = self.root
+        for name in filter(None, reference[1:].split("/")):
+            require(
+                isinstance(part, Mapping) and name in part,
+                f"schema at {at} refers to {reference!r}; allowed: what the schema defines",
+            )
+            part = part[name]
+        return self.pattern(part, reference, (*within, reference))
+
+    def _object(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str | None:
+        properties, required = part.get("properties", {}), part.get("required", ())
+        missing = sorted(set(required) - set(properties))
+        require(
+            not missing, f"schema at {at} requires {missing}; allowed: what its properties define"
+        )
+        first, later = "", ""  # patterns of the members from one on, where none is before, or some
+        for name, value in reversed(properties.items()):
+            found = self.pattern(value, f"{at}/properties/{name}", within)
+            if found is None:
+                if name in required:
+                    return None
+                continue
+            member = f"{_literal(name)}:[ ]?{found}"
+            if name in required:
+                first, later = f"{member}{later}", f",[ ]?{member}{later}"
+            else:
+                first = f"(?:{member}{later}|{first})"
+                later = f"(?:,[ ]?{member})?{later}"
+        return rf"\{{{first}\}}"
+
+    def _array(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str | None:
+        least, most = _bounds(part, "minItems", "maxItems", at)
+        require("items" in part, f"schema at {at} has no items; allowed: a schema for them")
+        item = self.pattern(part["items"], f"{at}/items", within)
+        if most == 0 or item is None:
+            return r"\[\]" if least == 0 else None
+        upper = "" if most is None else most - 1
+        some = f"{item}(?:,[ ]?{item}){{{max(0, least - 1)},{upper}}}"
+        return rf"\[(?:{some})?\]" if least == 0 else rf"\[{some}\]"
+
+    def _string(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str:
+        least, most = _bounds(part, "minLength", "maxLength", at)
+        return f'"{_CHARACTER}{{{least},{"" if most is None else most}}}"'
+
+    def _number(self, part: Any, at: str, within: tuple[str, ...], kind: str) -> str:
+        require(
+            part.get("minimum", 0) == 0,
+            f"schema at {at} has minimum {part.get('minimum')!r}; allowed: 0, or none",
+        )
+        whole = _INTEGER if "minimum" in part else f"-?{_INTEGER}"
+        return whole if kind == "integer" else rf"{whole}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+
+
+def _any_of(patterns: Any) -> str | None:
+    found = [each for each in patterns if each is not None]
+    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})" if found else None
+
+
+def _is(value: Any, kind: Any) -> bool:
+    types = {"string": str, "integer": int, "number": int | float, "boolean": bool}
+    if kind is None or (kind == "null" and value is None):
+        return True
+    return isinstance(value, types.get(kind, ())) and isinstance(value, bool) == (kind == "boolean")
+
+
+def _literal(value: Any) -> str:
+    return re.escape(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _bounds(part: Any, least: str, most: str, at: str) -> tuple[int, int | None]:
+    low, high = part.get(least, 0), part.get(most)
+    whole = low is not None and all(
+        each is None or (type(each) is int and each >= 0) for each in (low, high)
+    )
+    require(
+        whole and (high is None or low <= high),
+        f"schema at {at} has {least} {low!r} and {most} {high!r}; allowed: whole numbers that "
+        "ascend",
+    )
+    assert low is not None
+    return low, high

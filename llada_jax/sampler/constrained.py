@@ -1,0 +1,226 @@
+"""A step under a constraint: what is predicted agrees with one text, and what is decided with one.
+
+A rule sees, at masked positions, the tokens of the best text that agrees with the canvas: whatever
+it commits of them can be finished. Where it may change tokens, what it did is then held to one
+text, which has as much of it as any.
+"""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from llada_jax.config import require
+from llada_jax.constraint.canvas import Grammar, position_values, reach
+from llada_jax.sampler.canvas import MASKED, Canvas, put
+from llada_jax.sampler.record import ClassScores, StepScores
+from llada_jax.sampler.setup import Setup
+from llada_jax.types import Asked, HeadOut, Measured, Scores
+
+_LOWEST = -1e4
+"""The log-probability of a class whose ids have none."""
+_COMMITTED, _REPLACED = 200.0, 20.0
+"""What a decision is worth beside log-probabilities, where texts are compared."""
+
+
+def require_constrainable(setup: Setup) -> None:
+    """Raises ValueError where the settings contradict a constraint, or the backend measures no
+    classes."""
+    config, rule = setup.config, type(setup.rule).__name__
+    for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
+        require(
+            not getattr(config, name),
+            f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
+        )
+    require(
+        not setup.needs("classes"),
+        f"rule {rule} needs classes, which a constraint has, too; allowed: one of the two",
+    )
+    require(
+        setup.measures,
+        "the backend measures no classes, which a constraint needs; allowed: another one, as xla",
+    )
+
+
+def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
+    """Returns what is asked of the head, and the classes of a constraint beside it."""
+    grammar = setup.grammar
+    if grammar is None:
+        return asked
+    return replace(
+        asked or Asked(),
+        n_classes=grammar.n_classes,
+        class_of=grammar.class_of,
+        class_mass=grammar.confidence == "allowed",
+        class_samples=setup.config.temperature > 0,
+    )
+
+
+def class_scores(
+    at: Int[Array, "B Q"], head: HeadOut, length: int
+) -> tuple[ClassScores, ClassScores]:
+    """Returns what the head says of classes by position, here and in the branch."""
+    said = cast(Any, head.measured)
+    noisy = said.class_logits if said.class_noisy is None else said.class_noisy
+    found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
+    whole = jax.tree.map(lambda array: put(at, array, 2 * length), found)
+    here = jax.tree.map(lambda array: array[:, :length], whole)
+    return here, jax.tree.map(lambda array: array[:, length:], whole)
+
+
+def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:
+    """Returns what the head measured for a rule, without what a constraint asked."""
+    if setup.grammar is None or head.measured is None:
+        return head.measured
+    if setup.own_rule is None or not setup.own_rule.head_needs:
+        return None
+    return head.measured._replace(class_ids=None, class_logits=None)
+
+
+def step_constrained(setup: Setup, canvas: Canvas, scores: StepScores) -> StepScores:
+    """Returns the scores of a step with tokens that the constraint allows."""
+    if setup.grammar is None:
+        return scores
+    assert scores.classes is not None
+    here, standing = constrained(
+        setup.grammar,
+        canvas,
+        scores.here,
+        scores.classes,
+        scores.standing,
+        revises=setup.rule.revises,
+    )
+    return scores._replace(here=here, standing=standing)
+
+
+def constrained(
+    grammar: Grammar,
+    canvas: Canvas,
+    scores: Scores,
+    classes: ClassScores,
+    standing: Float[Array, "B L"] | None = None,
+    *,
+    revises: bool = False,
+) -> tuple[Scores, Float[Array, "B L"] | None]:
+    """Returns the scores with tokens that the constraint allows, and the probability of the tokens
+    that stand, as it measures them.
+
+    At masked positions these are the tokens of the best text that agrees with the canvas. A token
+    that stands is compared with the best one that may stand there while all others stay, where a
+    rule `revises`.
+    """
+    free, scored, text = _free(canvas), scores.token >= 0, canvas.text
+    assert text is not None
+    values = _values(classes, scored)
+    found = reach(
+        grammar,
+        text,
+        position_values(grammar, text, canvas.tokens, free, values),
+        fixed=~free,
+        weighed=scored,
+        rows=~canvas.done,
+        alternatives=revises or grammar.confidence == "allowed",
+    )
+    chosen, log_total = found.classes, classes.log_sum_exp
+    if found.allowed is not None:
+        end = jnp.arange(grammar.n_classes, dtype=jnp.int32) == grammar.end_class
+        behind = _positions(canvas) >= text.stop[:, None]
+        allowed = found.allowed & (end | ~behind[..., None])
+        alone = jnp.where(allowed, values, -jnp.inf).argmax(axis=-1).astype(jnp.int32)
+        chosen = jnp.where(free, chosen, alone)
+        if classes.mass is not None:
+            mass = jnp.where(allowed, classes.mass, -jnp.inf)
+            log_total = jax.nn.logsumexp(mass, axis=-1)
+    logit = _of(chosen, classes.logits)
+    if classes.mass is not None:  # ends stand for each other
+        logit = jnp.where(chosen == grammar.end_class, _of(chosen, classes.mass), logit)
+    confidence = jnp.exp(jnp.minimum(logit - log_total, 0))
+    confidence = jnp.where(jnp.isfinite(scores.confidence), confidence, scores.confidence)
+    token = _tokens(grammar, classes, chosen)
+    if standing is not None and classes.mass is not None:
+        standing = jnp.minimum(standing * jnp.exp(classes.log_sum_exp - log_total), 1)
+    inside = scored & (_positions(canvas) >= text.begin[:, None])
+    said = scores._replace(
+        token=jnp.where(inside, token, scores.token),
+        confidence=jnp.where(inside, confidence, scores.confidence).astype(scores.confidence.dtype),
+    )
+    return said, standing
+
+
+def held(
+    grammar: Grammar,
+    before: Canvas,
+    after: Canvas,
+    classes: ClassScores,
+    scored: Bool[Array, "B L"],
+) -> Canvas:
+    """Returns the canvas after a decision, of which all agrees with one text.
+
+    That text has as many of the decision's tokens as one can. Where it has another one, a token
+    that stood before stands again, and a mask gets the text's token; or it stays one, where this
+    forward did not score it. What became a mask is one.
+    """
+    was_free, text = _free(before), before.text
+    assert text is not None
+    changed = ~_free(after) & (was_free | (before.tokens != after.tokens))
+    kinds = jnp.arange(grammar.n_classes, dtype=jnp.int32)
+    wanted = (kinds == grammar.class_of[after.tokens][..., None]) & changed[..., None]
+    stood = (kinds == grammar.class_of[before.tokens][..., None]) & ~was_free[..., None]
+    values = _values(classes, scored & (was_free | ~changed))
+    values += jnp.where(wanted, jnp.where(was_free, _COMMITTED, _REPLACED)[..., None], 0)
+    one_of_two = (changed & ~was_free)[..., None]
+    values = jnp.where(one_of_two & ~wanted & ~stood, -jnp.inf, values)
+    fixed = ~_free(after) & ~changed
+    found = reach(
+        grammar,
+        text,
+        position_values(grammar, text, after.tokens, ~fixed, values),
+        fixed=fixed,
+        weighed=changed | scored,
+        rows=~before.done,
+        alternatives=False,
+    )
+    agrees = grammar.class_of[after.tokens] == found.classes
+    agrees |= ~changed | before.done[:, None] | (_positions(after) < text.begin[:, None])
+    other = ~agrees & was_free & scored
+    undone = ~agrees & ~other
+    confidence = jnp.exp(_of(found.classes, classes.logits) - classes.log_sum_exp)
+    return after._replace(
+        tokens=_chosen(
+            undone, before.tokens, other, _tokens(grammar, classes, found.classes), after.tokens
+        ),
+        state=jnp.where(undone, before.state, after.state),
+        confidence=_chosen(undone, before.confidence, other, confidence, after.confidence),
+        filled=jnp.where(~agrees, before.filled, after.filled),
+    )
+
+
+def _chosen(undone: Array, before: Array, other: Array, own: Array, after: Array) -> Array:
+    return jnp.where(undone, before, jnp.where(other, own.astype(after.dtype), after))
+
+
+def _free(canvas: Canvas) -> Bool[Array, "B L"]:
+    """Returns the masks, and what is behind each row's end: both may become anything."""
+    return (canvas.state == MASKED) | (_positions(canvas) >= canvas.end[:, None])
+
+
+def _positions(canvas: Canvas) -> Int[Array, " L"]:
+    return jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)
+
+
+def _values(classes: ClassScores, scored: Bool[Array, "B L"]) -> Float[Array, "B L G"]:
+    """Returns the log-probability of each class's best id, where positions are scored; else 0."""
+    values = classes.noisy - classes.log_sum_exp[..., None]
+    values = jnp.where(jnp.isfinite(values), values, _LOWEST).astype(jnp.float32)
+    return jnp.where(scored[..., None], values, 0)
+
+
+def _tokens(grammar: Grammar, classes: ClassScores, chosen: Int[Array, "B L"]) -> Int[Array, "B L"]:
+    ids = _of(chosen, classes.ids)
+    return jnp.where(ids >= 0, ids, grammar.representative[chosen])
+
+
+def _of(chosen: Int[Array, "B L"], values: Array) -> Array:
+    return jnp.take_along_axis(values, chosen[..., None], axis=-1)[..., 0]

@@ -1,0 +1,161 @@
+"""What a canvas may become is what enumeration says."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Array
+
+from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
+from llada_jax.constraint.canvas import Placed, position_values, reach
+from llada_jax.constraint.patterns import Constraint
+from llada_jax.sampler.canvas import MASKED, STABLE
+from llada_jax.sampler.constrained import held
+from llada_jax.sampler.record import ClassScores
+from tests.constraint.tiny import LENGTH, accepts, drawn, texts
+
+ROWS = 8
+MASK = 6
+
+
+class Case:
+    """Canvases of drawn automata, each with some tokens of one of its texts."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.automata = [drawn(rng) for _ in range(ROWS)]
+        self.texts = [texts(each) for each in self.automata]
+        chosen = np.stack([each[rng.integers(len(each))] for each in self.texts])
+        self.free = rng.random((ROWS, LENGTH)) < rng.random()
+        self.tokens = np.where(self.free, MASK, chosen).astype(np.int32)
+        constraints = tuple(Constraint(f"{i}") for i in range(ROWS))
+        batch = Texts(constraints, tuple(self.automata))
+        whole = list(np.full((ROWS, LENGTH), MASK, np.int32))
+        self.grammar = grammar_of(batch, (4, 5))
+        self.placed = placed_texts(batch, whole, MASK, LENGTH, infill=True)
+        shape = (ROWS, LENGTH, self.grammar.n_classes)
+        self.values = rng.normal(size=shape).astype(np.float32)
+
+    def agreeing(self, row: int, *, but: int | None = None) -> np.ndarray:
+        """Returns the row's texts that agree with all fixed positions, but for one."""
+        fixed = ~self.free[row]
+        if but is not None:
+            fixed = fixed & (np.arange(LENGTH) != but)
+        same = (self.texts[row] == self.tokens[row]) | ~fixed
+        return self.texts[row][same.all(axis=1)]
+
+
+@partial(jax.jit, static_argnames="alternatives")
+def reached(grammar, placed, tokens, free, values, alternatives):
+    values = position_values(grammar, placed, tokens, free, values)
+    rows = jnp.ones(len(tokens), bool)
+    return reach(grammar, placed, values, ~free, free, rows, alternatives=alternatives)
+
+
+def check_reach(seed: int) -> None:
+    case = Case(seed)
+    found = reached(
+        case.grammar, case.placed, case.tokens, case.free, case.values, alternatives=True
+    )
+    assert found.feasible.all()
+    kinds = case.grammar.class_of
+    for row in range(ROWS):
+        agreeing = case.agreeing(row)
+        if case.free[row].any():
+            worth = case.values[row, np.arange(LENGTH), kinds[agreeing]]
+            worth = (worth * case.free[row]).sum(axis=1)
+            chosen = np.asarray(found.classes[row])
+            best = agreeing[np.argmax(worth)]
+            np.testing.assert_array_equal(
+                np.where(case.free[row], chosen, 0), np.where(case.free[row], kinds[best], 0)
+            )
+        lowest, highest = _window(case)
+        for position in range(lowest, highest):
+            allowed = np.asarray(found.allowed[row, position])[kinds]
+            wanted = np.isin(np.arange(7), case.agreeing(row, but=position)[:, position])
+            np.testing.assert_array_equal(allowed & (np.arange(7) < 6), wanted)
+
+
+def _window(case: Case) -> tuple[int, int]:
+    """Positions from the first mask on, of any row."""
+    return int(np.where(case.free.any(axis=0), np.arange(LENGTH), LENGTH).min()), LENGTH
+
+
+def check_held(seed: int) -> None:
+    case = Case(seed)
+    rng, kinds = case.rng, case.grammar.class_of
+    others = rng.integers(0, 6, (ROWS, LENGTH))
+    others[kinds[others] == kinds[MASK]] = 4
+    changed, masked = rng.random((2, ROWS, LENGTH)) < rng.random((2, 1, 1)) * 0.6
+    after = np.where(masked, MASK, np.where(changed, others, case.tokens)).astype(np.int32)
+    kept = np.asarray(_held(case, after))
+    for row in range(ROWS):
+        fits = (case.texts[row] == kept[row]) | (kept[row] == MASK)
+        assert fits.all(axis=1).any()
+        decided = (case.texts[row] == after[row]) | (after[row] == MASK)
+        if decided.all(axis=1).any():
+            np.testing.assert_array_equal(kept[row], after[row])
+        remasked = (after[row] == MASK) & (case.tokens[row] != MASK)
+        assert (kept[row][remasked] == MASK).all()
+
+
+class Board(NamedTuple):
+    """Of a canvas, what is read where decisions are held."""
+
+    tokens: Array
+    state: Array
+    confidence: Array
+    filled: Array
+    end: Array
+    done: Array
+    text: Placed
+
+
+def board(tokens: np.ndarray, placed: Placed) -> Board:
+    state = np.where(tokens == MASK, MASKED, STABLE)
+    zeros, none = np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape, bool)
+    return Board(tokens, state, zeros, none, np.full(ROWS, LENGTH), np.zeros(ROWS, bool), placed)
+
+
+@jax.jit
+def held_tokens(grammar, before, after, classes, scored):
+    return held(grammar, before, after, classes, scored).tokens
+
+
+def _held(case: Case, after: np.ndarray) -> np.ndarray:
+    ids = np.broadcast_to(case.grammar.representative, case.values.shape)
+    none = np.zeros((ROWS, LENGTH), np.float32)
+    classes = ClassScores(ids, case.values, case.values, None, none)
+    return held_tokens(
+        case.grammar, board(case.tokens, case.placed), board(after, case.placed), classes, case.free
+    )
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_allowed_classes_and_the_best_text_are_those_of_enumeration(seed):
+    check_reach(seed)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=30)
+def test_what_is_decided_is_held_to_a_text(seed):
+    check_held(seed)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=1250)
+def test_ten_thousand_canvases(seed):
+    check_reach(seed)
+    check_held(seed)
+
+
+def test_enumeration_is_of_texts():
+    automaton = drawn(np.random.default_rng(0))
+    assert all(accepts(automaton, each) for each in texts(automaton))

@@ -1,0 +1,159 @@
+"""A pattern becomes an automaton over a tokenizer's ids, and is kept on disk."""
+
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llada_jax as lj
+from llada_jax.constraint import byte_automaton, compiled
+from llada_jax.constraint.automaton import END, NEVER, joint
+from llada_jax.constraint.batch import texts_of
+from llada_jax.constraint.byte_automaton import of_regex
+from llada_jax.constraint.spelling import spelled_tokens
+from llada_jax.text import Tokenizer
+from tests.constraint.tiny import accepts
+
+ENDS = (0, 6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    found = lj.load("small").tokenizer
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def made(constraint, tokenizer, vocab=960):
+    return compiled.compiled(constraint, tokenizer, ENDS, vocab)
+
+
+def test_choices_are_the_texts_in_the_tokenizers_tokens(tokenizer):
+    found = made(lj.choice(["the cat", "the cap", "a"]), tokenizer)
+    for text in ("the cat", "the cap", "a"):
+        whole = tokenizer.encode(text)
+        assert accepts(found, [*whole, 6, 0, 0]) and not accepts(found, [*whole, 0, *whole])
+    assert not accepts(found, tokenizer.encode("the")) and not accepts(found, [0])
+    assert found.shortest == 1
+
+
+def test_tokens_of_equal_transitions_are_one_class(tokenizer):
+    found = made(lj.choice(["cat"]), tokenizer)
+    columns = found.transitions.T.tolist()
+    assert len({tuple(column) for column in columns}) == len(columns)
+    assert found.class_of[list(ENDS)].tolist() == [END, END]
+    assert (found.class_of[[1, 3, 959]] == NEVER).all()
+
+
+def test_automata_of_a_batch_share_their_classes(tokenizer):
+    first, second = (made(lj.choice([text]), tokenizer) for text in ("cat", "a hat"))
+    both = joint([first, second])
+    for pattern, text in enumerate(("cat", "a hat")):
+        state = both.start[pattern]
+        for token in tokenizer.encode(text):
+            state = both.transitions[pattern, state, both.class_of[token]]
+        assert both.distance[pattern, state] == 0
+
+
+def test_an_automaton_is_built_once(tokenizer, monkeypatch):
+    constraint = lj.choice(["cat"])
+    first = made(constraint, tokenizer)
+    monkeypatch.setattr(compiled, "text_automaton", None)
+    again = made(constraint, tokenizer)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    with pytest.raises(TypeError):  # another vocabulary is another automaton
+        made(constraint, tokenizer, 961)
+
+
+def test_a_damaged_file_is_built_anew(tokenizer, tmp_path):
+    constraint = lj.choice(["cat"])
+    first = made(constraint, tokenizer)
+    (file,) = tmp_path.rglob("*.npz")
+    file.write_bytes(file.read_bytes()[:100])
+    assert np.array_equal(made(constraint, tokenizer).transitions, first.transitions)
+
+
+def test_regular_expressions_go_through_bytes(tokenizer):
+    pytest.importorskip("outlines_core")
+    found = made(lj.regex(r"[0-9]{2,3}(, [0-9]{2,3})*"), tokenizer)
+    assert accepts(found, tokenizer.encode("12, 345")) and found.shortest <= 2
+    assert not accepts(found, tokenizer.encode("12, 3"))
+    with pytest.raises(ValueError, match="no text that the tokenizer spells"):
+        made(lj.regex(r"\x00"), tokenizer)
+    for pattern in (r"[0-9]+(\.[0-9]+)?", r"(?:[a-c]*,)*[a-c]|x"):
+        found = made(lj.regex(pattern), tokenizer)
+        for text in ("1", "10.5", "10.", "a,b,c", "abc,,a", "x", ",", "x,a"):
+            assert accepts(found, tokenizer.encode(text)) is bool(re.fullmatch(pattern, text))
+    with pytest.raises(ValueError, match="has no automaton"):
+        of_regex(r"\bword")
+    with pytest.raises(ValueError, match="allowed: up to 16384"):
+        of_regex("(a|b)*a(a|b){13}")
+
+
+def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
+    with pytest.raises(ValueError, match="has no tokens"):
+        made(lj.choice(["a\x00"]), tokenizer)
+    with pytest.raises(ValueError, match="allowed: up to 4"):
+        monkeypatch.setattr(compiled, "MOST_STATES", 4)
+        made(lj.choice(["abcdefg"]), tokenizer)
+    monkeypatch.setattr(byte_automaton, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"llada_jax\[constraint\]"):
+        of_regex("a")
+    with pytest.raises(ValueError, match="no tokenizer"):
+        texts_of(lj.choice(["a"]), None, ENDS, 9)
+    with pytest.raises(ValueError, match="names an EOS"):
+        texts_of(lj.choice(["a"]), tokenizer, (), 9)
+    with pytest.raises(ValueError, match=r"allowed: lj\.regex"):
+        texts_of("a", tokenizer, ENDS, 9)  # pyright: ignore
+    mixed = [lj.choice(["a"]), lj.choice(["a"], confidence="allowed")]
+    with pytest.raises(ValueError, match=r"\['allowed', 'raw'\]"):
+        texts_of(mixed, tokenizer, ENDS, 9)
+
+
+def test_spellings_of_bytes_and_of_pieces(tokenizer):
+    spelled = spelled_tokens(tokenizer)
+    assert spelled[tokenizer.encode("\n")[0]] == b"\n" and not spelled.keys() & {*range(7)}
+    assert b"".join(spelled[i] for i in tokenizer.encode(" a box")) == b" a box"
+    pieces = tokenizers.Tokenizer(
+        tokenizers.models.BPE({"<0x0A>": 0, "\u2581a": 1}, [], byte_fallback=True)
+    )
+    with pytest.raises(ValueError, match="allowed: ByteLevel"):
+        spelled_tokens(Tokenizer(pieces, {}))
+    pieces.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace()]
+    )
+    assert spelled_tokens(Tokenizer(pieces, {})) == {0: b"\n", 1: b" a"}
+
+
+EXPRESSIONS = st.recursive(
+    st.sampled_from(["a", "b", ",", "[ab]", "[^a]", "."]),
+    lambda part: st.one_of(
+        st.tuples(part, part).map("".join),
+        st.tuples(part, part).map(lambda two: f"(?:{two[0]}|{two[1]})"),
+        st.tuples(part, st.sampled_from(["*", "?", "+", "{1,2}"])).map(
+            lambda two: f"(?:{two[0]}){two[1]}"
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(EXPRESSIONS, st.lists(st.text("ab,", max_size=5), min_size=8, max_size=8))
+@settings(max_examples=60)
+def test_an_expression_accepts_what_python_accepts(pattern, texts):
+    pytest.importorskip("outlines_core")
+    found = byte_automaton.ByteAutomaton(**byte_automaton.found_for(pattern))
+    following = {(state, byte): after for state, byte, after in found.edges}
+    for text in texts:
+        state = found.start
+        for byte in text.encode():
+            state = following.get((state, byte))
+        assert (state in found.accepts) is bool(re.fullmatch(pattern, text))

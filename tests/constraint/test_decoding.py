@@ -1,0 +1,183 @@
+"""Whatever decodes, what it gives is a text of the constraint."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.config import SamplerConfig
+from llada_jax.constraint.batch import Texts
+from llada_jax.constraint.patterns import Constraint
+from llada_jax.revision.worker import Worker
+from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
+from tests.constraint.tiny import accepts, by_letters
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
+
+ENDS = (EOS, EOT)
+LOW, HIGH = CONFIDENCES
+# A word of letters that rise by turns, in brackets, once or more; then what closes it all.
+BRACKETS = by_letters(
+    {(0, "A"): 1, (1, "BCDEFGH"): 2, (2, "IJKLMNO"): 1, (2, "P"): 3, (1, "P"): 3, (3, "A"): 1,
+     (3, "Q"): 4, (4, "R"): 4, (4, "S"): 5},
+    {5}, VOCAB, ENDS,
+)  # fmt: skip
+FEW = by_letters({(0, "ABC"): 1, (1, "DEF"): 2, (2, "DEF"): 3, (3, "G"): 4}, {2, 4}, VOCAB, ENDS)
+LENGTHS = {"gen_length": 24, "block_length": 8}
+BY_BLOCK = {"cache": "blockwise"}
+SETTINGS = {
+    "quota": {},
+    "three a step": {"steps": 9},
+    "threshold": {"threshold": LOW, "eos_early_stop": True},
+    "factor": {"factor": 0.3, "cache": "dual"},
+    "entropy bound": {"entropy_bound": 2.0, "cache": "prefix"},
+    "drafts": {"threshold": LOW, "window": "multi_block", **BY_BLOCK},
+    "lossless": {"threshold": LOW, "window": "multi_block", "lossless": True, **BY_BLOCK},
+    "staged": {"accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, **BY_BLOCK},
+    "remasking": {
+        "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "on_doubt": "remask",
+        "on_change": "reopen", **BY_BLOCK,
+    },
+    "llada.cpp": {
+        "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "window": "multi_block",
+        "eos_early_stop": True, **BY_BLOCK,
+    },
+    "wino": {"accept": "wino", "wino_accept": LOW, "wino_verify": 0.51},
+    "token edit": {
+        "accept": "token_edit", "edit_unmask": LOW, "edit_replace": LOW, "edit_steps": 4,
+        **BY_BLOCK,
+    },
+    "sampled": {"threshold": LOW, "temperature": 1.0},
+    "guided": {"threshold": LOW, "cfg_scale": 1.0},
+}  # fmt: skip
+
+
+def texts(*automata, confidence="raw", begins=0) -> Texts:
+    constraints = (Constraint(f"{i}", confidence, begins) for i, _ in enumerate(automata))
+    return Texts(tuple(constraints), automata)
+
+
+@lj.rule
+class Contrary:
+    """Puts tokens where they do not belong, in place of others, too."""
+
+    threshold: float = LOW
+    revises = True
+
+    def decide(self, seen, state):
+        other = (seen.predicted + seen.position) % VOCAB
+        swap = seen.position % 3 == 0
+        return lj.Decision(
+            commit=seen.confidence >= self.threshold,
+            token=jnp.where(swap, other, seen.predicted),
+            replace=seen.committed & (seen.position % 5 == 0),
+            remask=seen.committed & (seen.position % 7 == 0),
+        ), state
+
+
+def checked(settings: dict, confidence: str, **options):
+    """Decodes a batch of two patterns in both loops, checks its texts, and returns them."""
+    config = SamplerConfig(**{**LENGTHS, **settings})
+    constraint = texts(BRACKETS, FEW, BRACKETS, confidence=confidence)
+    runs = [
+        toy_decode(PROMPTS, config, loop=loop, texts=constraint, **options)
+        for loop in ("compiled", "host")
+    ]
+    for row, automaton in enumerate(constraint.automata):
+        generated = runs[0].generated[row]
+        assert accepts(automaton, generated), generated
+        np.testing.assert_array_equal(generated, runs[1].generated[row])
+    return runs[0]
+
+
+QUICK = ("threshold",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in SETTINGS],
+)
+def test_every_rule_and_window_gives_texts_of_the_constraint(name):
+    result = checked(SETTINGS[name], "allowed" if name in ("threshold", "wino") else "raw")
+    assert not (result.tokens == MASK).any()
+
+
+@pytest.mark.slow
+def test_a_rule_of_ones_own_cannot_leave_the_texts():
+    checked({"rule": Contrary(), **BY_BLOCK}, "raw")
+
+
+@pytest.mark.slow
+def test_a_row_decodes_as_it_would_alone():
+    config = SamplerConfig(**LENGTHS, **SETTINGS["staged"])
+    together = toy_decode(PROMPTS, config, texts=texts(BRACKETS, FEW, BRACKETS))
+    alone = toy_decode(PROMPTS[1:2], config, texts=texts(FEW))
+    np.testing.assert_array_equal(together.generated[1], alone.generated[0])
+
+
+@pytest.mark.slow
+def test_lossless_decoding_gives_the_tokens_of_blockwise_decoding():
+    plain = checked({"threshold": LOW, **BY_BLOCK}, "raw")
+    lossless = checked(SETTINGS["lossless"], "raw")
+    assert lossless.nfe.sum() <= plain.nfe.sum()
+    for row in range(len(PROMPTS)):
+        np.testing.assert_array_equal(plain.generated[row], lossless.generated[row])
+
+
+@pytest.mark.slow
+def test_a_worker_refreshes_under_a_constraint():
+    config = SamplerConfig(**LENGTHS, **SETTINGS["staged"], refresh="worker")
+    rows = config.replace(refresh="rows")
+    constraint = texts(BRACKETS)
+    with Worker() as worker:
+        found = toy_decode(PROMPTS, config, loop="host", worker=worker, texts=constraint)
+    assert all(accepts(BRACKETS, each) for each in found.generated)
+    again = toy_decode(PROMPTS, rows, loop="host", texts=constraint)
+    np.testing.assert_array_equal(found.tokens, again.tokens)
+
+
+def test_holes_are_filled_to_a_text_that_has_what_stands():
+    a, h, p, q, s = (ord(letter) - 65 for letter in "AHPQS")
+    hole = [MASK] * 3
+    canvas = [7, 7, a, *hole, p, *hole, h, *hole, q, MASK, s, MASK]
+    config = SamplerConfig(**LENGTHS, threshold=LOW)
+    result = toy_decode([canvas], config, infill=True, texts=texts(BRACKETS, begins=2))
+    filled = result.generated[0]
+    assert accepts(BRACKETS, filled[2:]) and filled[6] == p and filled[10] == h
+    with pytest.raises(ValueError, match="no text of the constraint agrees"):
+        toy_decode([[*canvas[:3], s, *canvas[4:]]], config, infill=True, texts=texts(BRACKETS))
+
+
+@pytest.mark.slow
+def test_forced_tokens_commit_at_once_where_confidence_is_over_what_is_allowed():
+    automaton = by_letters(
+        {(i, letter): i + 1 for i, letter in enumerate("ABCDEFGH")}, {8}, VOCAB, ENDS
+    )
+    settings = {"gen_length": 8, "block_length": 8, "threshold": 0.99}
+    forwards = {
+        measure: toy_decode(
+            PROMPTS[:1], SamplerConfig(**settings), texts=texts(automaton, confidence=measure)
+        ).nfe[0]
+        for measure in ("raw", "allowed")
+    }
+    assert forwards["allowed"] == 1 and forwards["raw"] > 1
+
+
+@pytest.mark.slow
+def test_a_model_of_whole_blocks_ends_within_gen_length():
+    config = SamplerConfig(gen_length=16, block_length=8, threshold=LOW, cache="blockwise")
+    result = toy_decode(PROMPTS, config, BLOCK_CAUSAL, texts=texts(BRACKETS))
+    assert all(accepts(BRACKETS, each) for each in result.generated)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"gen_length": 2, "block_length": 2}, {}, "shortest text has 4 tokens"),
+        ({"logits_eos_inf": True}, {}, "logits_eos_inf is True with a constraint"),
+        ({"confidence_eos_eot_inf": True}, {}, "confidence_eos_eot_inf is True"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, options, message):
+    with pytest.raises(ValueError, match=message):
+        config = SamplerConfig(**{**LENGTHS, **settings})
+        toy_decode(PROMPTS, config, CONFIG, texts=texts(BRACKETS), **options)
