@@ -176,16 +176,11 @@ class _Prior:
         def residuals(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.misfit(z), z])
 
-        def jacobian(z: np.ndarray) -> Any:
+        def jacobian(z: np.ndarray) -> np.ndarray:
             return np.concatenate([self.slopes(z) / self._noise[:, None], np.eye(n)])
 
-        found = optimize.least_squares(
-            residuals,
-            np.zeros(n),
-            jacobian,
-            xtol=1e-6,
-            ftol=1e-6,  # pyright: ignore
-        )
+        solver: Any = optimize.least_squares  # whose stubs know no jacobian of one's own
+        found = solver(residuals, np.zeros(n), jacobian, xtol=1e-6, ftol=1e-6)
         slopes = self.slopes(found.x) / self._noise[:, None]
         return found.x, np.linalg.inv(slopes.T @ slopes + np.eye(n))
 
