@@ -36,7 +36,7 @@ def phone_costs(
         weights = {name: LoweredWeight((o, i), WEIGHT_BITS, GROUP) for i, o, name in matrices}
         operations = tuple(product_with(name, BLOCK_ROWS, i, o) for i, o, name in matrices)
         step = Lowered("experts", b"", weights, {}, {}, operations)
-        return price_on_npu(step, npu_kernels, phone.memory).seconds
+        return price_on_npu(step, npu_kernels, phone.memory, cpu_kernels).seconds
 
     width, inner, weights = shape.width, shape.expert_width, shape.expert_weights
     read = expert_bytes(shape) * 1e-9 / phone.memory.dram_gbps

@@ -19,7 +19,8 @@ def test_what_it_prints_is_understood_by_experiments_that_decode(tmp_path):
     assert {row["kind"] for row in rows} == {"modelled"}
     values = {row["name"]: row["value"] for row in rows}
     for experiment in ("generate", "evaluate"):
-        sampler = composed(experiment, "sampler=llada_cpp", *overrides).sampler
+        told = composed(experiment, "sampler=llada_cpp", *overrides).sampler
+        sampler = getattr(told, "config", told)
         assert sampler.latency_table.rows == (32, 64)
         expected = [values["latency_table/rows32"], values["latency_table/rows64"]]
         assert sampler.latency_table.ms == pytest.approx(expected, rel=1e-3)
