@@ -112,9 +112,7 @@ def run_layer(
     hooks: LayerHooks = PLAIN,
 ) -> LayerOut:
     """Runs one layer, whose number in the whole model the hooks are told."""
-    hidden, normed, key, value = attended(
-        layer, config, hidden, angles, bias, cached, hooks.multiply, hooks.attend_with
-    )
+    hidden, normed, key, value = attended(layer, config, hidden, angles, bias, cached, hooks)
     return hidden + hooks.feed_forward_of(normed, layer, config, index), key, value
 
 
@@ -125,8 +123,7 @@ def attended(
     angles: Rotation,
     bias: Float[Array, "B R T"],
     cached: CachedLayer,
-    multiply: Multiply = linear,
-    attend_with: Attend = attend_to_cache,
+    hooks: LayerHooks = PLAIN,
 ) -> tuple[
     Float[Array, "B R D"], Float[Array, "B R D"], Float[Array, "B R K Dh"], Float[Array, "B R K Dh"]
 ]:
@@ -134,7 +131,7 @@ def attended(
     the rows' keys and values."""
     normed = rms_norm(hidden, layer.attention_norm, config.norm_eps)
     mixed, (key, value) = attention(
-        normed, layer.attention, config, angles, bias, cached, multiply, attend_with
+        normed, layer.attention, config, angles, bias, cached, hooks.multiply, hooks.attend_with
     )
     hidden = hidden + mixed
     return hidden, rms_norm(hidden, layer.ffn_norm, config.norm_eps), key, value

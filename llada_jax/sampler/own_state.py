@@ -97,6 +97,6 @@ def _branch(setup: Setup, canvas: Canvas) -> Hypothesis:
     return Hypothesis(then.tokens, rows & differs.any(axis=1, keepdims=True))
 
 
-def choose(where: Bool[Array, " B"], one: Array, other: Array) -> Array:
-    """Returns one array in some rows of the batch, and the other in the rest."""
-    return jnp.where(where.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+def choose(where: Bool[Array, "*leading"], one: Array, other: Array) -> Array:
+    """Returns one array in some places of its leading axes, and the other in the rest."""
+    return jnp.where(where.reshape(*where.shape, *[1] * (one.ndim - where.ndim)), one, other)

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from llada_jax.rows import write_rows
 from llada_jax.sampler.canvas import Canvas, put, take
 from llada_jax.sampler.constrained import class_scores, with_classes
 from llada_jax.sampler.extra_rows import PROBE, REFRESH, extra_rows, packed
 from llada_jax.sampler.guidance import with_unconditional
+from llada_jax.sampler.own_state import choose
 from llada_jax.sampler.record import StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.standing import asked_of_standing, standing_probability
@@ -63,7 +64,7 @@ def merge(
     classes = scores.classes
     if classes is not None:
         new, _ = class_scores(job.at, found, length)
-        classes = jax.tree.map(partial(_where, measured), new, classes)
+        classes = jax.tree.map(partial(choose, measured), new, classes)
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)
     return (
@@ -71,7 +72,3 @@ def merge(
         plan._replace(query=query),
         scores._replace(here=here, standing=standing, classes=classes),
     )
-
-
-def _where(measured: Bool[Array, "B L"], new: Array, old: Array) -> Array:
-    return jnp.where(measured.reshape(*measured.shape, *[1] * (new.ndim - 2)), new, old)
