@@ -28,22 +28,12 @@ class GraphsLike(Protocol):
     def head(self, rows: int, /) -> Lowered: ...
 
 
-class SamplingEngineLike(Protocol):
-    """What `llada_jax.sampling_engine.attached` gives."""
-
-    def scores(self, rows: int, gbps: float, /) -> tuple[float, float]:
-        """Returns seconds, and bytes of memory, from the logits of rows to their tokens and
-        confidences, where memory gives the NPU so many GB/s."""
-        ...
-
-
 class ForwardTimer:
     """Prices forwards of a model on one phone with one software.
 
     Args:
       canvas: positions of a run, whose keys and values must find room.
       transfers: what each forward stages; by default what the system's runtime does.
-      engine: what `scores_on="sampling_engine"` needs.
       routing: which experts a mixture's rows take; by default an assumption, `IndependentRouting`.
 
     Raises ValueError for what does not go together, and where nothing could run.
@@ -56,14 +46,8 @@ class ForwardTimer:
         system: System,
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
-        engine: SamplingEngineLike | None = None,
         routing: AnyRouting | None = None,
     ) -> None:
-        attached = system.scores_on == "sampling_engine"
-        require(
-            engine is not None or not attached,
-            "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
-        )
         require(
             not system.head_on_npu or transfers is None or not transfers.stretches,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
@@ -77,7 +61,6 @@ class ForwardTimer:
         )
         self._on_cpu = partial(on_cpu, kernels=host)
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
-        self._engine = engine if attached else None
         self.routing = routing_of(graphs.model, routing)
         """Which experts rows take; None for a model without experts."""
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
@@ -140,12 +123,8 @@ class ForwardTimer:
 
     def _head_on_npu(self, rows: int) -> LaneTask:
         cost = self._head_cost(self._on_npu, rows)
-        product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
-        if self._engine:
-            scores, more = self._engine.scores(rows, self._kernels.dma_gbps)
-            drawn += more
-        parts = {"head": product, "scores": scores}
-        return LaneTask("head", "npu", product + scores, drawn, parts=parts)
+        parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
+        return LaneTask("head", "npu", cost.seconds, cost.dram_bytes, parts=parts)
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""

@@ -15,7 +15,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
-from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
@@ -109,7 +109,6 @@ class Phone:
         *,
         row: int = 0,
         planner: str | None = None,
-        engine: SamplingEngineLike | None = None,
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -121,7 +120,6 @@ class Phone:
           row: the batch row of the trace, as if it had been decoded alone.
           planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
             rule of the phone's runtime.
-          engine: a sampling engine, where the system scores on one.
 
         Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
         that the model cannot hold, a planner without a plan.
@@ -138,7 +136,7 @@ class Phone:
             plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
 
         def timer(profile: Profile) -> ForwardTimer:
-            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan, engine)
+            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
         session, processor = self.profile.session, self.system.body
         alike = workload.alike()
@@ -245,23 +243,16 @@ class Phone:
         return calibrate(measurements, self.profile, shape, name=name, **software)
 
     def timer(
-        self,
-        shape: Shape,
-        canvas: int = CANVAS,
-        plan: SwapPlan | None = None,
-        engine: SamplingEngineLike | None = None,
+        self, shape: Shape, canvas: int = CANVAS, plan: SwapPlan | None = None
     ) -> ForwardTimer:
         """Returns what prices single forwards and workloads, for sweeps: without intervals.
 
         Args:
           plan: what a step stages; None: by the rule of the phone's runtime.
-          engine: a sampling engine, where the system scores on one.
         """
         graphs = graphs_of(shape, self.quant)
         transfers = None if plan is None else plan.transfers_on(self.profile)
-        return ForwardTimer(
-            graphs, self.profile, self.system, canvas, transfers, engine, self.routing
-        )
+        return ForwardTimer(graphs, self.profile, self.system, canvas, transfers, self.routing)
 
 
 def phone(
