@@ -69,10 +69,7 @@ def fig11(world: PublishedTasks) -> Chapter:
         for soc, name in product(SOCS, TASKS)
         for row in (*_cells_of(world, soc, name), *_llama(world, soc, name))
     ]
-    return chapter(
-        "fig11", [*rows, *_speedups(rows)], [*map(_coverage, SOCS, [rows] * len(SOCS))],
-        sessions="; ".join(map(_session, SOCS)),
-    )  # fmt: skip
+    return chapter("fig11", rows, sessions="; ".join(map(_session, SOCS)))
 
 
 def fig12(world: PublishedTasks) -> Chapter:
@@ -186,32 +183,9 @@ def _phone(shape: str, soc: str, system: System) -> ForwardTimer:
     return ForwardTimer(graphs_of(shape), load_profile(soc), system, CANVAS)
 
 
-def _coverage(soc: str, rows: list[ResultRow]) -> str:
-    """Says how many predictions lie within their bands."""
-    mine = [row for row in rows if row.name.startswith(f"fig11/{soc}/") and row.is_predicted]
-    held = sum(row.is_in_band for row in mine)
-    return (
-        f"{soc}: of {len(mine)} predictions {held} ({held / len(mine):.0%}) are within their bands."
-    )
-
-
 def _session(soc: str) -> str:
     session = load_profile(soc).session
     return (
         f"{soc}'s are {session.npu_slowdown:.2f} times (spread {session.npu_spread:.2f}) on the "
         f"NPU and {session.cpu_slowdown:.2f} times ({session.cpu_spread:.2f}) on the CPU"
     )
-
-
-def _speedups(rows: list[ResultRow]) -> Iterator[ResultRow]:
-    """Yields the abstract's range, on SM8750: llada.cpp over the CPU with a cache."""
-    named = {row.name.removeprefix("fig11/SM8750/"): row.value for row in rows}
-    gains = [
-        named[f"{task}/{n}/cpu_cache"] / named[f"{task}/{n}/llada_cpp"]
-        for task, n in product(TASKS, LENGTHS)
-    ]
-    for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
-        yield modelled(
-            f"fig11/SM8750/speedup_{name}", choose(gains), "times", reference=reference,
-            fitted=False, kind="repeated", source=f"{PAPER}, abstract", trace_source=SOURCE,
-        )  # fmt: skip
