@@ -24,7 +24,7 @@ class PlanConfig:
     step_ms: float = 478.1
     phone: str = "SM8750"
     path: str = "copy"
-    planners: tuple[str, ...] = ("none", "paging", "greedy", "steady")
+    planners: tuple[str, ...] = ("greedy", "steady")
     greedy_slot_mib: int | None = 128
     session_mib: int = 3200
     max_buffer_mib: int = 1024

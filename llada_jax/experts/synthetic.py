@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require
+from llada_jax.config import require, require_numbers
 from llada_jax.experts.routing import ABSENT, RoutingTrace
 from llada_jax.experts.shapes import MoEShape
 
@@ -45,9 +45,7 @@ class RoutingStatistics:
     """Correlation of the topic with that of the block, or the token, before."""
 
     def __post_init__(self) -> None:
-        for name in ("popular", "topic", "jitter", "topic_keeps"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        require_numbers(self, "popular", "topic", "jitter", "topic_keeps", least=0, most=1)
         shared = self.popular + self.topic + self.jitter
         require(shared <= 1, f"popular + topic + jitter is {shared}; allowed: up to 1")
 

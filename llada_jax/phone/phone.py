@@ -118,8 +118,8 @@ class Phone:
         Args:
           run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
-          planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
-            rule of the phone's runtime.
+          planner: who decides what stays mapped (`greedy`, `steady`); None: the rule of the
+            phone's runtime.
 
         Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
         that the model cannot hold, a planner without a plan.
@@ -206,7 +206,7 @@ class Phone:
         """Returns a plan of the NPU's address space: what stays mapped, and what is staged when.
 
         Args:
-          planner: `none`, `paging`, `greedy` (the paper's) or `steady`.
+          planner: `greedy` (the paper's) or `steady`.
           rows: rows of a step; they are the canvas's last ones.
           canvas: positions whose keys and values must find room.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, require_counts
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph
 
 MIB = 1 << 20
@@ -32,12 +32,8 @@ class Budget:
     """What the runtime itself maps."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            may_be_zero = name in ("kv_bytes_per_token", "tokens", "reserved_bytes")
-            require(
-                isinstance(value, int) and (value > 0 or (may_be_zero and value == 0)),
-                f"{name} is {value!r}; allowed: {'0 or more' if may_be_zero else 'above 0'}",
-            )
+        require_counts(self, "session_bytes", "max_buffers", "max_buffer_bytes", "alignment")
+        require_counts(self, "kv_bytes_per_token", "tokens", "reserved_bytes", least=0)
 
     def aligned(self, size: int) -> int:
         """Returns the bytes of the address space that `size` bytes take."""

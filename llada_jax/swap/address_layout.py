@@ -192,14 +192,11 @@ def assemble(
     address: Mapping[int, int],
     buffers: Sequence[int],
     slots: Sequence[Region],
-    *,
-    prefetch: bool = True,
 ) -> Plan:
     """Returns the plan of all these; operators without an address have no weights."""
     return Plan(
         order=tuple(order),
         transfers=tuple(transfers),
-        prefetch=prefetch,
         weights=tuple(
             Region(address.get(i, room.start), operator.weight_bytes)
             for i, operator in enumerate(graph.operators)

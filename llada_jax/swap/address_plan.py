@@ -52,8 +52,6 @@ class Plan(NamedTuple):
     """Order in which the operators run."""
     transfers: tuple[Transfer, ...]
     """Transfers of a step in order of first use. Operators of no transfer are resident."""
-    prefetch: bool
-    """Whether a transfer starts as soon as its place is free, or once the operator is due."""
     weights: tuple[Region, ...]
     """Place of each operator's weights."""
     temporaries: tuple[Region, ...]

@@ -261,16 +261,6 @@ def test_nothing_is_overwritten_before_it_was_used(tmp_path):
             assert ahead <= 1
 
 
-def test_without_prefetch_a_transfer_waits_until_its_layer_is_due(tmp_path):
-    file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))
-    (size,) = {layer.size for layer in file.layers}
-    staged = tuple(StagedLayers((layer,), (layer * size,), in_slot=False) for layer in range(3))
-    with Watched(file, LayerStaging(staged, 3 * size, (), prefetch=False)) as weights:
-        run_layers(weights, 2, 3)
-    one_by_one = [f"{what} {layer}" for layer in range(3) for what in ("staged", "released")]
-    assert weights.log == 2 * one_by_one
-
-
 def test_a_slower_path_makes_the_forward_wait(tmp_path, monkeypatch):
     """Nine transfers of 20 ms each cannot take less, however busy the machine is."""
     file = write_layers(tmp_path / "layers.bin", GQA, InMemory(random_params(GQA)))

@@ -40,6 +40,6 @@ def test_a_planned_run_pays_what_a_step_costs_once():
     assert planned.plan.transfers and set(PATHS) == {"remap", "swap", "delayed"}
     more = planned.transfers_on(PHONE).seconds - planned.transfers_on(free).seconds
     assert more == pytest.approx(PHONE.mapping.copy_ms / 1e3, rel=1e-3)
-    paged = [plan_swaps("paging", workload, llada, phone, System()) for phone in (PHONE, free)]
+    paged = [plan_swaps("greedy", workload, llada, phone, System()) for phone in (PHONE, free)]
     stalls = [float(stall_of(each.graph, each.plan)) for each in paged]
     assert stalls[0] - stalls[1] == pytest.approx(PHONE.mapping.copy_ms * 1e6, rel=1e-3)
