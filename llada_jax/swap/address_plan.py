@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     """Mapped buffers in which the weights lie that are not in a slot."""
     slots: tuple[Region, ...]
     fixed: Region
-    """Keys, values and the runtime's own."""
+    """Keys and values."""
     arena: Region
     """All temporaries."""
 

@@ -70,7 +70,7 @@ def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
     if len(parts) + budget.fixed_buffers > budget.max_buffers:
         yield f"{len(parts) + budget.fixed_buffers} buffers; allowed: {budget.max_buffers}"
     if plan.fixed.size < budget.fixed_bytes:
-        yield f"{plan.fixed} does not hold keys, values and the runtime's own"
+        yield f"{plan.fixed} does not hold keys and values"
     everything = sorted([plan.fixed, *parts])
     if everything[0].start < 0 or max(part.end for part in everything) > budget.session_bytes:
         yield f"{everything} are beyond the session's {budget.session_bytes} bytes"

@@ -70,7 +70,6 @@ def budgets(draw) -> Budget:
         alignment=draw(st.integers(1, 4)),
         kv_bytes_per_token=draw(st.integers(0, 2)),
         tokens=draw(st.integers(0, 4)),
-        reserved_bytes=draw(st.integers(0, 3)),
     )
 
 
