@@ -1,6 +1,7 @@
 """Compares policies that run, keep and move experts where not all of them fit.
 
     python -m experiments.experts
+    python -m experiments.experts parts=[paper]
     python -m experiments.experts parts=[phones] phones.npu=vendor phones.cpu=tuned
 
 HybriMoE's tables are predicted and compared with the paper's; then every policy is simulated on
