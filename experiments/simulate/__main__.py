@@ -4,7 +4,7 @@
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=npu
-    python -m experiments.simulate shape=llada2_flash routing=outputs/.../routing.npz
+    python -m experiments.simulate shape=llada2_flash
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): `latency` is
 the mean over 24 runs that are drawn from them, the other rows are of the run that has a usual
@@ -22,7 +22,6 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
-from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
@@ -31,7 +30,7 @@ from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.routed_layers import RecordedRouting, routing_of
+from llada_jax.phone.routed_layers import ASSUMED
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, from_trace
 from llada_jax.swap.address_budget import MIB
@@ -48,7 +47,6 @@ class SimulateConfig:
     tokens: int = 128
     shape: str = "llada_8b"
     quant: Quant = "int4_block32"
-    routing: str | None = None
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     planner: str | None = None
@@ -68,13 +66,7 @@ class SimulateConfig:
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Times a run on every phone, in one table."""
     model = architecture(config.shape)
-    routing = None
-    if config.routing is not None:
-        recorded = RoutingTrace.load(config.routing)
-        routing = routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
-    phones = [
-        lj.Phone(load_profile(soc), config.system, config.quant, routing) for soc in config.phones
-    ]
+    phones = [lj.Phone(load_profile(soc), config.system, config.quant) for soc in config.phones]
     workloads = workloads_of(config, model)
     found = [timed(phone, workloads[0], config) for phone in phones]
     run.begin()
@@ -160,8 +152,7 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
     experts, moe = found.experts_per_layer, model.moe
     if experts is not None and moe is not None:
-        assumed = found.source.rsplit("; ", 1)[-1]
-        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {assumed}"
+        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {ASSUMED}"
         yield (
             f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
             "phone's memory, whose size no profile has; what a forward stages is of all experts, "

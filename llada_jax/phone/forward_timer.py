@@ -10,7 +10,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.routed_layers import AnyRouting, Price, layer_costs, routing_of
+from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
@@ -34,7 +34,6 @@ class ForwardTimer:
     Args:
       canvas: positions of a run, whose keys and values must find room.
       transfers: what each forward stages; by default what the system's runtime does.
-      routing: which experts a mixture's rows take; by default an assumption, `IndependentRouting`.
 
     Raises ValueError for what does not go together, and where nothing could run.
     """
@@ -46,7 +45,6 @@ class ForwardTimer:
         system: System,
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
-        routing: AnyRouting | None = None,
     ) -> None:
         require(
             not system.head_on_npu or transfers is None or not transfers.stretches,
@@ -61,8 +59,6 @@ class ForwardTimer:
         )
         self._on_cpu = partial(on_cpu, kernels=host)
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
-        self.routing = routing_of(graphs.model, routing)
-        """Which experts rows take; None for a model without experts."""
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
         self._steps: dict[Forward, Timeline] = {}
@@ -87,10 +83,10 @@ class ForwardTimer:
 
     def experts_per_layer(self, workload: Workload) -> float | None:
         """Returns how many different experts a routed layer runs in a forward, on average."""
-        if self.routing is None or not workload.forwards:
+        moe = self._graphs.model.moe
+        if moe is None or not workload.forwards:
             return None
-        rows = Counter(forward.rows for forward in workload.forwards)
-        total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
+        total = sum(sum(experts_by_rows(moe, each.rows).values()) for each in workload.forwards)
         return total / len(workload.forwards)
 
     def _work(self, forward: Forward) -> StepWork:
@@ -111,7 +107,7 @@ class ForwardTimer:
 
     def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
-        return layer_costs(self._graphs.model, layer, rows, price, self.routing)
+        return layer_costs(self._graphs.model, layer, rows, price)
 
     def _cost_of_head(self, price: Price, rows: int) -> StepCost:
         """Prices the head of the whole vocabulary."""

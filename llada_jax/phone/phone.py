@@ -19,7 +19,6 @@ from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
@@ -89,9 +88,6 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
-    routing: AnyRouting | None = None
-    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
-    which the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -133,7 +129,7 @@ class Phone:
         workload = run if isinstance(run, Workload) else from_trace(run, graphs.model, row)
         plan = None
         if planner is not None:
-            plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system)
 
         def timer(profile: Profile) -> ForwardTimer:
             return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
@@ -215,7 +211,7 @@ class Phone:
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
         step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
-        return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
+        return plan_swaps(planner, step, graphs, self.profile, self.system)
 
     def calibrate(
         self,
@@ -252,14 +248,13 @@ class Phone:
         """
         graphs = graphs_of(shape, self.quant)
         transfers = None if plan is None else plan.transfers_on(self.profile)
-        return ForwardTimer(graphs, self.profile, self.system, canvas, transfers, self.routing)
+        return ForwardTimer(graphs, self.profile, self.system, canvas, transfers)
 
 
 def phone(
     name_or_path: str | PathLike[str],
     *,
     quant: Quant = "int4_block32",
-    routing: AnyRouting | None = None,
     **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
@@ -268,8 +263,6 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an
-        assumption, which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
@@ -277,4 +270,4 @@ def phone(
     names = [each.name for each in fields(System)]
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
-    return Phone(load_profile(name_or_path), System(**software), quant, routing)
+    return Phone(load_profile(name_or_path), System(**software), quant)

@@ -9,7 +9,6 @@ from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
 from llada_jax.phone.workload import Workload
@@ -98,7 +97,6 @@ def plan_swaps(
     graphs: GraphsLike,
     profile: Profile,
     system: System,
-    routing: AnyRouting | None = None,
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
@@ -119,7 +117,7 @@ def plan_swaps(
     path = mapping_path(profile, PATHS[system.runtime])
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
     weights = graphs.layer(forward.rows, forward.cache).weights.values()
-    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
+    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
     body = model_graph(
         graphs.model,
         rows=forward.rows,

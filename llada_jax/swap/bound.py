@@ -41,7 +41,7 @@ def _least_arena(graph: Graph, budget: Budget) -> int:
 def _least_staging(
     sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float, buffer_bytes: int
 ) -> float:
-    """Returns the time of transfers, in the best case of which operator is the largest staged one."""
+    """Returns the time of transfers, at the best choice of the largest operator that is staged."""
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
