@@ -9,14 +9,15 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.experts.expert_prices import phone_costs
+from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.replay import bound, replay
-from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
+from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import all_on_accelerator, fastest
-from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.phone.profile import load_profile
 
@@ -25,12 +26,6 @@ TOKENS_PER_STEP = 2.55
 """LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
 WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe")
 """Policies that are also run with all experts on the NPU, as when the CPU has other work."""
-PUBLISHED_STATISTICS = {
-    "experts_per_step": (69.5, "dMoE, arXiv 2605.30876 (fitted)"),
-    "similarity_1": (0.985, "TIDE, arXiv 2605.20179 (fitted)"),
-    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: above"),
-}
-
 _modelled = partial(ResultRow, kind="modelled")
 
 
@@ -61,25 +56,13 @@ def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
             shape, STATISTICS[shape.name], seed=seed, tokens_per_step=TOKENS_PER_STEP,
             blocks=config.profile_blocks + config.blocks,
         )  # fmt: skip
-        yield from _statistics(trace, shape)
+        yield from statistics_of(trace, f"trace/{shape.name}")
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
         cells = list(product(config.socs, config.ratios))
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
             costs = phone_costs(soc, shape, config.npu, config.cpu)
             cell = f"{shape.name}/{soc}/{round(100 * ratio)}"
             yield from compare(trace, cell, costs, shape.slots_at(ratio), profile)
-
-
-def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
-    values = {
-        "experts_per_step": (experts_per_step(trace), "experts"),
-        "similarity_1": (step_similarity(trace), "cosine"),
-        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
-    }
-    for name, (value, unit) in values.items():
-        reference, source = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
-        row = f"trace/{shape.name}/{name}"
-        yield _modelled(row, value, unit, reference=reference, source=source)
 
 
 def compare(

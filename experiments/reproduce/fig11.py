@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band, changes_of
+from experiments.reproduce.bands import band, changes_of, phone_of
 from experiments.reproduce.chapter import (
     LENGTHS,
     ONE_A_STEP,
@@ -25,10 +25,8 @@ from experiments.reproduce.chapter import (
     modelled,
 )
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import CANVAS, PublishedTasks
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, autoregressive, blockwise, vanilla
 
@@ -108,7 +106,7 @@ def _columns(
         slowdown = session.slowdown(system.body)
         found[column] = Cell(
             soc,
-            [slowdown * s for s in map(_phone(shape, soc, system).latency, runs)],
+            [slowdown * s for s in map(phone_of(shape, soc, system).latency, runs)],
             _changes(world, shape, soc, column, tokens),
             open_to[column],
             known[column],
@@ -167,7 +165,7 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
     workload = autoregressive(world.task(name).prompt, 128)
     session = load_profile(soc).session
     for column, system in LLAMA.items():
-        seconds = _phone("llama3_8b", soc, system).latency(workload)
+        seconds = phone_of("llama3_8b", soc, system).latency(workload)
         seconds *= session.slowdown(system.body)
         changes = changes_of("llama3_8b", soc, system, workload).values()
         more: Any = {"kind": "informed" if column == "npu" else "modelled"}
@@ -176,11 +174,6 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
             fitted=False, band=band(seconds, *changes, session.spread(system.body)), source=FIGURE,
             trace_source=workload.source, **more,
         )  # fmt: skip
-
-
-@cache
-def _phone(shape: str, soc: str, system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of(shape), load_profile(soc), system, CANVAS)
 
 
 def _session(soc: str) -> str:
