@@ -17,7 +17,7 @@ from tests.sampling_engine.reference import reference_sampler
 def test_it_decides_as_the_reference(mode):
     """A vocabulary that VLEN does not divide, and chunks that do not divide its rows."""
     sampling = Sampling(batch=2, rows=12, vocab=707, mode=mode, chunk_rows=3)
-    inputs = random_inputs(3, 12, 707, 3)
+    inputs = random_inputs(3, 2, 12, 707, 3)
     inputs.open[1, ::4] = False
     assert_same(run(sampling, exact_engine(), inputs), reference_sampler(inputs))
 

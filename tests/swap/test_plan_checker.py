@@ -64,7 +64,7 @@ def test_good_plans_pass():
         ),
         (lambda p: p._replace(slots=(p.slots[0], Region(30, 4))), "beyond the session"),
         (lambda p: p._replace(slots=(p.slots[0], p.slots[0])), "overlap"),
-        (lambda p: p._replace(fixed=Region(0, 7)), "does not hold keys, values"),
+        (lambda p: p._replace(fixed=Region(0, 7)), "does not hold keys and values"),
         (lambda p: p._replace(buffers=()), "lie in no buffer"),
         (lambda p: p._replace(arena=Region(8, 14)), "outside of the arena"),
         (lambda p: placed(p, 0, p.weights[3]), "too little room"),
@@ -96,7 +96,7 @@ def test_a_transfer_may_not_wait_for_what_waits_for_it():
         ({"max_buffers": 4}, "5 buffers; allowed: 4"),
         ({"max_buffer_bytes": 8}, "larger than a buffer may be"),
         ({"alignment": 2}, "is not aligned"),
-        ({"tokens": 9}, "does not hold keys, values"),
+        ({"tokens": 9}, "does not hold keys and values"),
     ],
 )
 def test_a_smaller_budget_is_too_small(settings: dict[str, int], found: str):
