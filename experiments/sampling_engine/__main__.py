@@ -14,7 +14,7 @@ from itertools import chain, product
 from tqdm import tqdm
 
 from experiments.harness.run import Run, entry_point
-from experiments.sampling_engine.flips import flip_rows
+from experiments.sampling_engine.flips import flip_rows, load_model
 from experiments.sampling_engine.format_costs import answer_rows
 from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
 from experiments.sampling_engine.modelled import (
@@ -36,6 +36,7 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
     }
     if config.hardware:
         require_hardware_tools()
+    _ = load_model(config.flips)  # which checks it
     run.begin()
     longest = config.vlens[-1]
     for mode in MODES:

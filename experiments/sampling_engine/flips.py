@@ -1,18 +1,23 @@
-"""Decisions that number formats flip, against float32 throughout, on random logits."""
+"""Decisions that number formats flip, against float32 throughout: random logits, and a model's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.sampling_engine.format_costs import KEYS
-from llada_jax.config import require_counts
+from llada_jax.config import require, require_counts
+from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.formats import LogitFormat
 from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import Key, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +27,11 @@ class FlipsConfig:
     batch: int = 8
     k: int = 8
     formats: tuple[LogitFormat, ...] = ("float32", "bfloat16", "mx_e4m3", "mx_e3m4")
+    model: str = "tiny"
+    steps: int = 8
 
     def __post_init__(self) -> None:
-        require_counts(self, "batch", "k")
+        require_counts(self, "batch", "k", "steps")
 
 
 def flip_rows(
@@ -32,23 +39,74 @@ def flip_rows(
 ) -> Iterator[ResultRow]:
     """Counts flips per format of the logits, on BF16 vectors: other tokens, or other commits.
 
-    `flips/<format>` chooses by confidence as published; `odds` is ours.
+    `flips/<format>` is on random logits and chooses by confidence as published; `odds` is ours.
     """
-    inputs = random_inputs(seed, config.batch, rows, vocab, config.k)
-
-    def decided(format: LogitFormat, engine: EngineConfig, **key) -> Decisions:
-        sampling = Sampling(batch=config.batch, rows=rows, vocab=vocab, mode="one_pass", **key)
-        hbm = store_logits(sampling, vlen, inputs.logits, format)
-        return run_sampler(compile_sampler(sampling, engine), inputs, hbm)
-
-    wanted = decided("float32", EngineConfig(vlen=vlen, vector_format="float32"))
+    model = load_model(config)
+    drawn = random_inputs(seed, config.batch, rows, vocab, config.k)
+    chance = [(drawn, decided(drawn, vlen))]
+    real = list(decoded(model, config, rows, vlen, seed))
     for format in config.formats:
-        for key in KEYS:
-            found = decided(format, EngineConfig(vlen=vlen), key=key)
-            flipped = found.predictions != wanted.predictions
-            flipped |= found.transfer != wanted.transfer
-            name = f"flips/{format}" if key == "confidence" else f"flips/{format}/{key}"
-            yield ResultRow(name, flipped.mean(), "of decisions", n=flipped.size)
+        for source, cases in (("", chance), (f"/{config.model}", real)):
+            for key in KEYS:
+                flipped = np.concatenate([_flips(*each, vlen, format, key) for each in cases])
+                name = f"flips/{format}{source}" + ("" if key == "confidence" else f"/{key}")
+                named = model.fingerprint if source else None
+                yield ResultRow(name, flipped.mean(), "of decisions", n=flipped.size,
+                                fingerprint=named)  # fmt: skip
+
+
+def _flips(
+    inputs: StepInputs, wanted: Decisions, vlen: int, format: LogitFormat, key: Key
+) -> np.ndarray:
+    """Returns which open positions have another token or another mask than wanted."""
+    found = decided(inputs, vlen, format, "bfloat16", key)
+    flipped = found.predictions != wanted.predictions
+    return (flipped | (found.transfer != wanted.transfer))[inputs.open]
+
+
+def decided(
+    inputs: StepInputs, vlen: int, format: LogitFormat = "float32", vectors: Any = "float32",
+    key: Key = "confidence",
+) -> Decisions:  # fmt: skip
+    """Returns what the engine decides on logits in a format."""
+    batch, rows, vocab = inputs.logits.shape
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
+    program = compile_sampler(sampling, EngineConfig(vlen=vlen, vector_format=vectors))
+    return run_sampler(program, inputs, store_logits(sampling, vlen, inputs.logits, format))
+
+
+def load_model(config: FlipsConfig) -> lj.Model:
+    """Returns the model whose logits are sampled. Raises ValueError for one without a tokenizer."""
+    model = lj.load(config.model)
+    require(
+        model.tokenizer is not None,
+        f"flips.model {config.model!r} has no tokenizer; allowed: a model with one",
+    )
+    return model
+
+
+def decoded(
+    model: lj.Model, config: FlipsConfig, rows: int, vlen: int, seed: int
+) -> Iterator[tuple[StepInputs, Decisions]]:
+    """Yields every step of blocks that the engine decodes in float32: answers to held-out problems,
+    of which the longer ones lose their begin."""
+    tokenizer, mask_id = model.tokenizer, model.config.mask_id
+    assert tokenizer is not None
+    items = islice(word_problems.TASK.items(seed, "test"), config.batch)
+    chats = [[{"role": "user", "content": item.question}] for item in items]
+    prompts = [tokenizer.encode_chat(chat) for chat in chats]
+    length = min(map(len, prompts))
+    canvas = np.full((config.batch, length + rows), mask_id, np.int32)
+    canvas[:, :length] = [prompt[-length:] for prompt in prompts]
+    k = np.full(config.batch, -(-rows // config.steps), np.int32)
+    for _ in range(config.steps):
+        logits = np.array(lj.forward(model, jnp.asarray(canvas)))[:, length:]
+        logits[..., mask_id] = -np.inf
+        block = canvas[:, length:].copy()
+        inputs = StepInputs(logits, block, block == mask_id, k)
+        wanted = decided(inputs, vlen)
+        yield inputs, wanted
+        canvas[:, length:] = wanted.tokens
 
 
 def random_inputs(seed: int, batch: int, rows: int, vocab: int, k: int) -> StepInputs:

@@ -16,7 +16,7 @@ from llada_jax.sampling_engine.sampling import Sampling
 
 SMALL = [
     "batch=2", "rows=8", "vocab=300", "vlens=[32,64]", "hardware=false",
-    "flips.batch=2", "flips.k=2", "flips.formats=[float32,mx_e4m3]",
+    "flips.batch=2", "flips.k=2", "flips.steps=2", "flips.formats=[float32,mx_e4m3]",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_it_runs(tmp_path):
         "one_pass/vlen32/latency_ms",
     ):
         assert rows[name]["kind"] == "modelled" and rows[name]["value"] > 0
-    for name in ("flips/float32", "flips/mx_e4m3/odds"):
+    for name in ("flips/float32", "flips/mx_e4m3/tiny/odds"):
         assert rows[name]["kind"] == "measured"
     assert rows["flips/float32"]["value"] <= rows["flips/mx_e4m3"]["value"]
     assert "V_RED_MAX_IDX" in (tmp_path / "one_pass.asm").read_text()
