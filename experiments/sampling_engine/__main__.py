@@ -1,4 +1,4 @@
-"""The sampling engine: time, traffic, area, and the decisions that number formats flip.
+"""The sampling engine: time, traffic, gates, and the decisions that number formats flip.
 
     python -m experiments.sampling_engine
     python -m experiments.sampling_engine hardware=false

@@ -1,4 +1,4 @@
-"""What the cycle model says of the engine: time, traffic, area and power."""
+"""What the cycle model says of the engine: time and traffic."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -66,7 +66,6 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from sensitivity_rows(config, programs)
     yield from gpu_rows(config)
     yield from share_rows()
-    yield from area_rows(config)
 
 
 def _modelled(
@@ -146,13 +145,3 @@ def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
             known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
         ms = paper.roofline_ms(gpu, sampler, logits)
         yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)
-
-
-def area_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """Yields area and power of the vector datapath."""
-    source = f"{paper.PAPER}, Table IV"
-    for vlen in config.vlens:
-        area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
-        kind = "fitted" if area else "modelled"
-        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", kind, **area)
-        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", kind, **power)
