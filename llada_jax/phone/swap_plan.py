@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers
@@ -113,7 +114,6 @@ def plan_swaps(
     timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
     body = model_graph(
         graphs.model,
-        rows=forward.rows,
         weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
         step_ns=round(timer.body_seconds(forward) * 1e9),
     )
@@ -123,6 +123,7 @@ def plan_swaps(
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
         tokens=canvas,
+        temporary_bytes=int(temporaries_mib(graphs.model, forward.rows, shared=True) * MIB),
     )
     try:
         plan = plan_with(graph, budget)

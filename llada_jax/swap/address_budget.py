@@ -28,10 +28,12 @@ class Budget:
     kv_bytes_per_token: int = 0
     tokens: int = 0
     """Prompt and generated tokens, at the end of a generation."""
+    temporary_bytes: int = 0
+    """Activations, of which all layers share the place."""
 
     def __post_init__(self) -> None:
         require_counts(self, "session_bytes", "max_buffers", "max_buffer_bytes", "alignment")
-        require_counts(self, "kv_bytes_per_token", "tokens", least=0)
+        require_counts(self, "kv_bytes_per_token", "tokens", "temporary_bytes", least=0)
 
     def aligned(self, size: int) -> int:
         """Returns the bytes of the address space that `size` bytes take."""
@@ -43,13 +45,17 @@ class Budget:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of keys and values, which are mapped all the time."""
-        return self.aligned(self.kv_bytes_per_token * self.tokens)
+        """Bytes of keys, values and temporaries, which are mapped all the time."""
+        return sum(map(self.aligned, self._fixed_parts))
 
     @property
     def fixed_buffers(self) -> int:
         """Mappings of the fixed bytes."""
-        return -(-self.fixed_bytes // self.max_buffer_bytes)
+        return sum(-(-self.aligned(part) // self.max_buffer_bytes) for part in self._fixed_parts)
+
+    @property
+    def _fixed_parts(self) -> tuple[int, int]:
+        return self.kv_bytes_per_token * self.tokens, self.temporary_bytes
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:

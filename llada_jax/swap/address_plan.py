@@ -54,15 +54,11 @@ class Plan(NamedTuple):
     """Transfers of a step in order of first use. Operators of no transfer are resident."""
     weights: tuple[Region, ...]
     """Place of each operator's weights."""
-    temporaries: tuple[Region, ...]
-    """Place of each operator's output."""
     buffers: tuple[Region, ...]
     """Mapped buffers in which the weights lie that are not in a slot."""
     slots: tuple[Region, ...]
     fixed: Region
-    """Keys and values."""
-    arena: Region
-    """All temporaries."""
+    """Keys, values and temporaries."""
 
     @property
     def staged(self) -> frozenset[int]:

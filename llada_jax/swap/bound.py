@@ -20,22 +20,13 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
     """Returns a time below which no plan's step is, in the mean over a loop without end."""
     sizes = np.array([budget.aligned(op.weight_bytes) for op in graph.operators], np.float64)
     staging = np.array([op.transfer_ns for op in graph.operators], np.float64)
-    room = budget.session_bytes - budget.fixed_bytes - _least_arena(graph, budget)
+    room = budget.session_bytes - budget.fixed_bytes
     excess = float(sizes.sum() - room)
     if excess <= 0:
         return graph.compute_ns
     used = sizes > 0
     lane = _least_staging(sizes[used], staging[used], graph.map_ns, excess, budget.max_buffer_bytes)
     return max(graph.compute_ns, int(lane * (1 - _SLACK)))
-
-
-def _least_arena(graph: Graph, budget: Budget) -> int:
-    """Returns the most bytes that one operator's output and inputs take together."""
-    outputs = [budget.aligned(operator.temporary_bytes) for operator in graph.operators]
-    return max(
-        outputs[index] + sum(outputs[other] for other in set(operator.depends))
-        for index, operator in enumerate(graph.operators)
-    )
 
 
 def _least_staging(

@@ -33,7 +33,7 @@ def steady(graph: Graph, budget: Budget) -> Plan:
     """Returns the best of the plans that are tried. Raises PlanError where no weights fit, or not
     those of the largest operator."""
     order = tuple(range(len(graph)))
-    room = room_for_weights(graph, budget, order).size
+    room = room_for_weights(graph, budget).size
     everything = in_slots(graph, budget, order, [], 0)
     if everything is not None:
         return everything

@@ -55,7 +55,7 @@ def test_everyone_counts_the_bytes_of_all_parameters(name):
     memory = weights_mib(model, head=False) * MIB
     assert memory == pytest.approx(body, rel=1e-3)
     assert weights_mib(model, head=True) * MIB == pytest.approx(body + head, rel=1e-3)
-    graph = model_graph(model, rows=1, weight_bits=bits, step_ns=10**9)
+    graph = model_graph(model, weight_bits=bits, step_ns=10**9)
     assert graph.weight_bytes == pytest.approx(body, rel=1e-3)
     stored = (
         stored_as(m.name, named_specs(model)[m.name].shape, "int8") for m in body_matrices(model)

@@ -2,7 +2,7 @@
 planners."""
 
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import Graph, Operator
+from llada_jax.swap.graph import Graph
 from llada_jax.swap.planner_registry import planner
 from llada_jax.swap.stall_times import stall_of
 from tests.swap.small_graphs import chain, one_buffer
@@ -29,8 +29,7 @@ def test_mappings_count_where_bytes_cost_nothing():
 
 
 def test_temporaries_count():
-    """Beside two outputs only one operator's weights fit, and the other's are staged."""
-    first = Operator("first", 4, 10, 50, 3)
-    graph = Graph((first, Operator("second", 4, 10, 50, 3, (0,))))
-    assert least_step_ns(graph, one_buffer(14)) == 20
-    assert least_step_ns(graph, one_buffer(13)) >= 50
+    """Beside temporaries only one operator's weights fit, and the other's are staged."""
+    graph = chain([4, 4], [10, 10], [50, 50])
+    assert least_step_ns(graph, one_buffer(14, temporary_bytes=6)) == 20
+    assert least_step_ns(graph, one_buffer(13, temporary_bytes=6)) >= 50

@@ -112,7 +112,7 @@ def test_bad_settings():
 def test_llada_8b_runs_without_a_stall(path: str):
     """In llama.cpp's 3,200 MiB with 208 tokens, where the paper's plan stalls unless mappings are
     nearly free: its temporaries come all at once, and two slots hold back what could hide."""
-    graph = model_graph(LLADA_8B, rows=32, weight_bits=4.5, step_ns=478_100_000)
+    graph = model_graph(LLADA_8B, weight_bits=4.5, step_ns=478_100_000)
     graph = mapping_path(PHONE, path).price(graph)
     budget = Budget(kv_bytes_per_token=kv_bytes_per_token(LLADA_8B), tokens=208)
     plans = {name: planner(name)(graph, budget) for name in ("greedy", "steady")}

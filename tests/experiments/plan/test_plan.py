@@ -47,7 +47,7 @@ def test_planners_side_by_side(tmp_path, capsys):
         ("planners=[]", "planners is empty; allowed: at least one"),
         ("phone=SM1", "phone is 'SM1'; allowed: SM8550, SM8650, SM8750, SM8850"),
         ("path=fast", "path is 'fast'; allowed: 'immediate', 'copy', 'delayed'"),
-        ("session_mib=20", "no planner finds a plan: .* take 110,886,912 bytes in 2 buffers"),
+        ("session_mib=20", "no planner finds a plan: .* take 113,508,352 bytes in 2 buffers"),
         ("session_mib=-1", "session_bytes is -1048576; allowed: 1 or more"),
         ("step_ms=0", "step_ms is 0.0; allowed: above 0"),
         ("greedy_slot_mib=0", "slot_bytes is 0; allowed: above 0"),
