@@ -8,7 +8,7 @@ from experiments.reproduce.chapter import ONE_A_STEP, PAPER, TEXTS, Chapter, cha
 from llada_jax.phone.dynamics import SOURCE, Decoding
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import simulate
-from llada_jax.phone.system import Runtime, System
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, blockwise, vanilla
 
 
@@ -24,25 +24,21 @@ class Rung(NamedTuple):
     kind: Kind = "modelled"
 
 
-def ladder(world: PublishedTasks, kernels: str = "llada_cpp", cpu: str = "plain") -> list[Rung]:
+def ladder(world: PublishedTasks) -> list[Rung]:
     """Returns the nine rows of Table 6."""
     prompt = world.task("GSM8K").prompt
     whole, cached = (vanilla(prompt, 128),), (blockwise(prompt, 128),)
 
-    def npu(runtime: Runtime) -> System:
-        return System(kernels=kernels, cpu=cpu, runtime=runtime)  # pyright: ignore
-
     def decoded(**settings: Any) -> tuple[Workload, ...]:
         return world.workloads("GSM8K", 128, Decoding(**settings))
 
-    on_cpu = System(body="cpu", cpu=cpu)  # pyright: ignore[reportArgumentType]
-    swap = npu("swap")
+    on_cpu, remap, swap = System(body="cpu"), System(runtime="remap"), System(runtime="swap")
     seen: Kind = "informed"
     return [
         Rung("cpu", "CPU", whole, on_cpu, ONE_A_STEP, True),
         Rung("cpu_prefix_kv", "CPU+prefixKV", cached, on_cpu, ONE_A_STEP, kind="repeated"),
-        Rung("npu", "NPU", whole, npu("remap"), ONE_A_STEP, kind="repeated"),
-        Rung("npu_prefix_kv", "NPU+prefixKV", cached, npu("remap"), ONE_A_STEP, kind=seen),
+        Rung("npu", "NPU", whole, remap, ONE_A_STEP, kind="repeated"),
+        Rung("npu_prefix_kv", "NPU+prefixKV", cached, remap, ONE_A_STEP, kind=seen),
         Rung("somr", "+SOMR", cached, swap, ONE_A_STEP),
         Rung("mbsd", "+MBSD", decoded(commit="one", skip_logits=False, refresh=0), swap, SOURCE,
              kind=seen),

@@ -56,16 +56,13 @@ class ForwardTimer:
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
-        self._steps: dict[Forward, Timeline] = {}
+        self.step = cache(self._step)
         self._layers = cache(self._layer_costs)
         self._head_cost = cache(self._cost_of_head)
 
-    def step(self, forward: Forward) -> Timeline:
+    def _step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
-        if forward not in self._steps:
-            gbps = self.profile.memory.dram_gbps
-            self._steps[forward] = run(list(self._tasks(forward)), gbps)
-        return self._steps[forward]
+        return run(list(self._tasks(forward)), self.profile.memory.dram_gbps)
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""

@@ -37,11 +37,6 @@ class UncertainLatency(NamedTuple):
     """The numbers that it depends on most, each with the seconds that its doubt is worth."""
 
     @property
-    def deviation(self) -> float:
-        """In seconds."""
-        return self.seconds * self.relative
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """95 % interval, in seconds: as far above, as a factor, as below."""
         factor = math.exp(TWO_SIDED * self.relative)
