@@ -2,6 +2,7 @@
 
     python -m experiments.simulate trace=outputs/.../trace.npz phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
+    python -m experiments.simulate planner=steady system.runtime=swap
     python -m experiments.simulate system.scores_on=npu
     python -m experiments.simulate shape=llada2_flash
 
@@ -32,6 +33,8 @@ from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.routed_layers import ASSUMED
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, from_trace
+from llada_jax.swap.address_budget import MIB
+from llada_jax.swap.planner_registry import planner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class SimulateConfig:
     quant: Quant = "int4_block32"
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
+    planner: str | None = None
     drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
@@ -53,6 +57,8 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
         require(bool(self.phones), "phones is empty; allowed: at least one SoC")
+        if self.planner is not None:
+            planner(self.planner)
         require_counts(self, "tokens", "drawn_forwards")
         require(self.drawn_from >= 0, f"drawn_from is {self.drawn_from}; allowed: 0 or more")
 
@@ -93,7 +99,7 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
 def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> ModelledRun:
     """Times a run on one phone. Raises ValueError that names the phone where nothing could run."""
     try:
-        return phone.time(workload, config.shape)
+        return phone.time(workload, config.shape, planner=config.planner)
     except ValueError as error:
         raise ValueError(f"{phone.profile.soc}: {error}") from error
 
@@ -111,7 +117,7 @@ def on_phone(
             trace_source=found.source, **more,
         )  # fmt: skip
 
-    timer = phone.timer(shape, workload.canvas)
+    timer = phone.timer(shape, workload.canvas, found.plan)
     slowdown = phone.profile.session.slowdown(system.body)
     headline = mean_of([slowdown * timer.latency(each) for each in workloads])
     band = [bound * headline.value / found.seconds for bound in found.interval]
@@ -124,6 +130,10 @@ def on_phone(
         yield row(f"part/{name}", seconds, "s")
     for name, seconds in found.doubts:
         yield row(f"doubt/{name}", seconds, "s")
+    if found.plan is not None:
+        yield row("plan/resident", found.plan.resident_bytes / MIB, "MiB")
+        yield row("plan/transfers", found.plan.transfers, "a forward")
+        yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
     yield row("energy", found.energy.joules, "J", interval=found.joules)
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")

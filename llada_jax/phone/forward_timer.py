@@ -2,18 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Protocol
 
-from llada_jax.config import ModelConfig
+from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
+from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
-from llada_jax.phone.timeline import LaneTask, Timeline, run
-from llada_jax.phone.transfers import WeightTransfer, WeightTransfers, transfers_by_rule
+from llada_jax.phone.timeline import LaneTask, Timeline
+from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload
 
 
@@ -45,6 +46,10 @@ class ForwardTimer:
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
     ) -> None:
+        require(
+            not system.head_on_npu or transfers is None or not transfers.stretches,
+            f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
+        )
         self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         on_cpu = partial(price_on_cpu, memory=profile.memory)
@@ -62,7 +67,8 @@ class ForwardTimer:
 
     def _step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
-        return run(list(self._tasks(forward)), self.profile.memory.dram_gbps)
+        gbps = self.profile.memory.dram_gbps
+        return run_step(self._work(forward), self.transfers, gbps)
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""
@@ -81,24 +87,21 @@ class ForwardTimer:
         total = sum(sum(experts_by_rows(moe, each.rows).values()) for each in workload.forwards)
         return total / len(workload.forwards)
 
-    def _tasks(self, forward: Forward) -> Iterator[LaneTask]:
-        """Yields the call, what is staged, the body, what the CPU does beside it, and the head."""
+    def _work(self, forward: Forward) -> StepWork:
         if self._system.body == "cpu":
             layers = self._layers(self._on_cpu, forward.rows, forward.cache)
-            yield from _layer_tasks(layers, "cpu")
-            yield self._head_task(forward, self._on_cpu)
-            return
-        if overhead := self._kernels.step_overhead_us * 1e-6:
-            yield LaneTask("call", "npu", overhead, parts={"overhead": overhead})
-        layers = _layer_tasks(self._layers(self._on_npu, forward.rows, forward.cache), "npu")
-        yield from _with_transfers(layers, self.transfers.transfers)
+            return StepWork(_layer_tasks(layers, "cpu"), [self._head_task(forward, self._on_cpu)])
+        beside = []
         if forward.refreshed:
-            yield self._revision(forward)
-        after = (layers[-1].name,)
+            beside.append(self._revision(forward))
         if not self._system.head_on_npu:
-            yield self._head_task(forward, self._head)._replace(needs=after)
+            beside.append(self._head_task(forward, self._head))
         elif forward.head_rows:
-            yield self._head_on_npu(forward.head_rows)._replace(needs=after)
+            beside.append(self._head_on_npu(forward.head_rows))
+        overhead = self._kernels.step_overhead_us * 1e-6
+        call = LaneTask("call", "npu", overhead, parts={"overhead": overhead}) if overhead else None
+        layers = self._layers(self._on_npu, forward.rows, forward.cache)
+        return StepWork(_layer_tasks(layers, "npu"), beside, call)
 
     def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
@@ -135,18 +138,3 @@ def _layer_tasks(costs: Sequence[StepCost], lane: Processor) -> list[LaneTask]:
             parts = {name: seconds for name, seconds in cost.by_engine.items() if seconds}
             tasks[id(cost)] = LaneTask("layer", lane, cost.seconds, cost.dram_bytes, parts=parts)
     return [tasks[id(cost)]._replace(name=f"layer {i}") for i, cost in enumerate(costs)]
-
-
-def _with_transfers(
-    layers: Sequence[LaneTask], transfers: Sequence[WeightTransfer]
-) -> Iterator[LaneTask]:
-    """Yields the transfers of a step, and its layers, which wait for them."""
-    fed: dict[int, str] = {}
-    for each in transfers:
-        fed[each.feeds] = each.name
-        needs = () if each.after is None else (layers[each.after].name,)
-        kind = "staging" if each.copied_bytes else "mapping"
-        drawn = 2 * each.copied_bytes  # a copy reads and writes memory
-        yield LaneTask(each.name, "staging", each.seconds, drawn, needs, {kind: each.seconds})
-    for number, task in enumerate(layers):
-        yield task._replace(needs=(fed[number],) if number in fed else ())

@@ -48,6 +48,8 @@ class ModelledRun(Simulated):
     """The profile's numbers that matter most, each with the seconds that its doubt is worth."""
     footprint: Footprint
     """MiB that must be mapped at one time, and whether they fit."""
+    plan: SwapPlan | None
+    """The planner's plan that the run stages by, where one was named."""
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -102,6 +104,7 @@ class Phone:
         shape: Shape,
         *,
         row: int = 0,
+        planner: str | None = None,
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -111,9 +114,11 @@ class Phone:
         Args:
           run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
+          planner: who decides what stays mapped (`greedy`, `steady`); None: the rule of the
+            phone's runtime.
 
         Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
-        that the model cannot hold.
+        that the model cannot hold, a planner without a plan.
         """
         graphs = graphs_of(shape, self.quant)
         require(
@@ -122,9 +127,12 @@ class Phone:
             "Workload",
         )
         workload = run if isinstance(run, Workload) else from_trace(run, graphs.model, row)
+        plan = None
+        if planner is not None:
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system)
 
         def timer(profile: Profile) -> ForwardTimer:
-            return replace(self, profile=profile).timer(graphs.model, workload.canvas)
+            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
         session, processor = self.profile.session, self.system.body
         alike = workload.alike()
@@ -152,6 +160,7 @@ class Phone:
                 canvas=workload.canvas,
                 rows=max(forward.rows for forward in workload.forwards),
             ),
+            plan=plan,
         )
 
     def latency_table(
@@ -200,8 +209,9 @@ class Phone:
         Raises ValueError for an unknown planner, and where it finds no plan (with the reason).
         """
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
-        forward, graphs = Forward(rows, rounded(canvas - rows), rows), graphs_of(shape, self.quant)
-        return plan_swaps(planner, forward, canvas, graphs, self.profile, self.system)
+        step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
+        graphs = graphs_of(shape, self.quant)
+        return plan_swaps(planner, step, graphs, self.profile, self.system)
 
     def calibrate(
         self,
@@ -228,9 +238,17 @@ class Phone:
         software = {"kernels": self.system.kernels, "cpu": self.system.cpu}
         return calibrate(measurements, self.profile, shape, name=name, **software)
 
-    def timer(self, shape: Shape, canvas: int = CANVAS) -> ForwardTimer:
-        """Returns what prices single forwards and workloads, for sweeps: without intervals."""
-        return ForwardTimer(graphs_of(shape, self.quant), self.profile, self.system, canvas)
+    def timer(
+        self, shape: Shape, canvas: int = CANVAS, plan: SwapPlan | None = None
+    ) -> ForwardTimer:
+        """Returns what prices single forwards and workloads, for sweeps: without intervals.
+
+        Args:
+          plan: what a step stages; None: by the rule of the phone's runtime.
+        """
+        graphs = graphs_of(shape, self.quant)
+        transfers = None if plan is None else plan.transfers_on(self.profile)
+        return ForwardTimer(graphs, self.profile, self.system, canvas, transfers)
 
 
 def phone(

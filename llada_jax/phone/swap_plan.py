@@ -1,6 +1,7 @@
 """A planner's plan for a model on a phone, with the phone's own costs of making weights visible."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,8 +11,8 @@ from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import WeightTransfers
-from llada_jax.phone.workload import Forward
+from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
+from llada_jax.phone.workload import Workload
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph, model_graph
@@ -74,6 +75,12 @@ class SwapPlan:
         """Seconds of a step in which the NPU waits for weights."""
         return float(stall_of(self.graph, self.plan)) / 1e9
 
+    def transfers_on(self, profile: Profile) -> WeightTransfers:
+        """Returns the plan's transfers, as long as they take by this profile of the phone."""
+        path = mapping_path(profile, PATHS[self.runtime])
+        graph = path.price(self.graph, self.transfers)
+        return transfers_of_plan(graph, self.plan, copies=self.runtime == "swap")
+
     def __repr__(self) -> str:
         """Names the plan in one line."""
         staged = self.graph.weight_bytes - self.resident_bytes
@@ -87,13 +94,12 @@ class SwapPlan:
 
 def plan_swaps(
     planner: str,
-    forward: Forward,
-    canvas: int,
+    workload: Workload,
     graphs: GraphsLike,
     profile: Profile,
     system: System,
 ) -> SwapPlan:
-    """Plans a forward on a canvas, and checks the plan.
+    """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
     Raises ValueError where the body is not on the NPU or the runtime stages nothing, and where the
     planner finds no plan (then with the reason).
@@ -110,6 +116,7 @@ def plan_swaps(
         f"runtime is {system.runtime!r}; allowed with a planner: {', '.join(map(repr, PATHS))}",
     )
     path = mapping_path(profile, PATHS[system.runtime])
+    (forward, _), *_ = Counter(workload.forwards).most_common(1)
     weights = graphs.layer(forward.rows, forward.cache).weights.values()
     timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
     body = model_graph(
@@ -122,7 +129,7 @@ def plan_swaps(
         session_bytes=int(profile.memory.mapping_cap_mib * MIB),
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
-        tokens=canvas,
+        tokens=workload.canvas,
         temporary_bytes=int(temporaries_mib(graphs.model, forward.rows, shared=True) * MIB),
     )
     try:

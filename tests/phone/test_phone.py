@@ -63,7 +63,7 @@ def test_a_run_has_its_seconds_and_what_they_rest_on(timed):
     assert timed.doubts[0][1] == max(seconds for _, seconds in timed.doubts)
     assert timed.energy.joules > timed.energy.above_idle > 0
     assert timed.tokens_per_second == pytest.approx(32 / timed.seconds)
-    assert timed.footprint.fits
+    assert timed.footprint.fits and timed.plan is None
     assert timed.source == RUN.source and timed.workload is RUN
 
 
@@ -86,6 +86,15 @@ def test_a_trace_of_another_model_is_run_as_if_by_the_shape(phone):
     same = phone.time(trace_of(own), SHAPE)
     assert other.source.endswith("width 32, run as if by this model")
     assert same.source.endswith("width 64") and same.seconds == other.seconds
+
+
+def test_a_planner_decides_what_a_run_stages(phone):
+    cramped = replace(phone, profile=phone.profile.with_values({"memory.mapping_cap_mib": 0.12}))
+    planned = cramped.time(RUN, SHAPE, planner="steady")
+    assert planned.plan is not None and planned.plan.transfers > 0
+    assert sum(planned.breakdown.values()) == pytest.approx(planned.seconds)
+    timer = cramped.timer(SHAPE, RUN.canvas, planned.plan)
+    assert timer.latency(RUN) == pytest.approx(planned.seconds)
 
 
 def test_a_table_and_a_budget_go_into_a_sampler(phone):
@@ -157,6 +166,7 @@ def test_a_budget_of_rows_is_what_memory_leaves(phone):
         (lambda phone: phone.time(None, SHAPE), "run is NoneType; allowed: the trace of"),
         (lambda phone: phone.time(RUN, "gpt"), "shape is 'gpt'; allowed: dream_7b, llada2_flash"),
         (lambda phone: phone.time(trace_of({}), SHAPE, row=1), "row is 1; allowed: 0 to 0"),
+        (lambda phone: phone.time(RUN, SHAPE, planner="x"), "planner is 'x'; allowed: 'greedy'"),
         (lambda phone: phone.plan(SHAPE, "best"), "planner is 'best'; allowed: 'greedy'"),
         (lambda phone: phone.plan(SHAPE, rows=0), r"rows is 0; allowed: 1 to canvas \(256\)"),
         (lambda phone: phone.latency_table(SHAPE, [8, 4]), r"rows is \[8, 4\]; allowed: ascending"),

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from llada_jax.phone.swap_plan import mapping_path, plan_swaps
+from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.swap_plan import PATHS, mapping_path, plan_swaps
 from llada_jax.phone.system import System
-from llada_jax.phone.workload import Forward
-from tests.phone.small import GRAPHS, PHONE
+from llada_jax.phone.workload import blockwise
+from tests.phone.small import PHONE
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -31,18 +32,10 @@ def test_another_phones_paths_are_its_own():
         mapping_path(PHONE, "fast")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("best", {}, "planner is 'best'; allowed: 'greedy', 'steady'"),
-        (
-            "steady",
-            {"runtime": "wide"},
-            "runtime is 'wide'; allowed with a planner: 'remap', 'swap'",
-        ),
-        ("steady", {"body": "cpu"}, "body is 'cpu'; allowed with a planner: 'npu'"),
-    ],
-)
-def test_settings_that_no_plan_suits_are_named(name, changes, message):
-    with pytest.raises(ValueError, match=message):
-        plan_swaps(name, Forward(32, 32, 32), 64, GRAPHS, PHONE, System(**changes))
+def test_a_planned_run_pays_what_a_step_costs_once():
+    workload, llada = blockwise(64, 32), graphs_of("llada_8b")
+    free = PHONE.with_values({"mapping.copy_ms": 0.0})
+    planned = plan_swaps("steady", workload, llada, PHONE, System())
+    assert planned.plan.transfers and set(PATHS) == {"remap", "swap", "delayed"}
+    more = planned.transfers_on(PHONE).seconds - planned.transfers_on(free).seconds
+    assert more == pytest.approx(PHONE.mapping.copy_ms / 1e3, rel=1e-3)

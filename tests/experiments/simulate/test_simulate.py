@@ -53,6 +53,16 @@ def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
     assert parts == pytest.approx(shown) and shown != mean["value"]
 
 
+def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
+    changes = ("pictures=false", "tokens=32", "planner=steady")
+    rows = simulated(tmp_path, monkeypatch, 1, *changes)
+    values = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+    parts = sum(value for name, value in values.items() if name.startswith("part/"))
+    assert parts == pytest.approx(values["latency"])
+    assert values["plan/stall"] == 0 < values["plan/transfers"]
+    assert 2000 < values["plan/resident"] < 3200
+
+
 def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(8, 32),))
     changes = ("phones=[SM8750]", "shape=tiny_moe", "pictures=false")
@@ -69,6 +79,7 @@ def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
     [
         ("phones=[]", "phones is empty"),
         ("quant=int3", "quant is 'int3'; allowed"),
+        ("planner=best", "planner is 'best'; allowed"),
         ("system.runtime=x", "system: runtime is|system.runtime"),
     ],
 )
