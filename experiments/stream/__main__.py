@@ -2,7 +2,7 @@
 
     python -m experiments.stream
     python -m experiments.stream shares=[0,0.5] copy_mb_per_second=500
-    python -m experiments.stream planner=paging
+    python -m experiments.stream planner=greedy
     python -m experiments.stream architecture=llada_8b sampler.gen_length=4 \
         sampler.block_length=4 sampler.steps=4
 
