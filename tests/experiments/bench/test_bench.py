@@ -1,7 +1,6 @@
 """The benchmark runs, compares each thing with its baseline, and refuses bad input."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -150,7 +149,7 @@ def test_bad_input(override, message, tmp_path):
 
 def test_a_suite_chooses_its_model():
     assert composed().model == "tiny"
-    assert composed("suite=continuous").model == composed("suite=beside").model == "small"
+    assert composed("suite=continuous").model == "small"
     assert composed("suite=continuous", "model=tiny").model == "tiny"
 
 
@@ -167,35 +166,6 @@ def test_results_name_the_model_that_was_loaded(random_model, tmp_path):
         assert run.fingerprint == name
 
 
-@pytest.mark.parametrize("against", [None, "nowhere"])
-def test_another_checkout_is_needed(against, tmp_path):
-    settings = read_config(BenchConfig, config := composed("suite=checkouts"))
-    other = replace(settings.checkouts, against=against)
-    with pytest.raises(ValueError, match=f"checkouts.against is {against!r}; allowed: the folder"):
-        timed_rows(replace(settings, checkouts=other), Run(tmp_path, config))
-
-
-@pytest.mark.slow
-def test_a_checkout_is_compared_with_itself(tmp_path):
-    settings = read_config(BenchConfig, config := composed("suite=checkouts", "model=tiny"))
-    other = replace(settings.checkouts, against=str(REPOSITORY), turns=2)
-    timed = timed_rows(replace(settings, checkouts=other), Run(tmp_path, config))
-    rows = {row.name: row.value for row in timed}
-    assert rows["checkouts/quota_host/speed/median"] > 0
-    assert len(rows) == 4 * 8
-
-
-@pytest.mark.slow
-def test_runs_beside_others(tmp_path):
-    config = composed("suite=beside", "model=tiny", "beside.turns=2")
-    timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
-    rows = {row.name: row.value for row in timed}
-    for loop in ("compiled", "host"):
-        assert rows[f"beside/{loop}/alone"] > 0
-        assert rows[f"beside/{loop}/busy_cores/median"] > 0.5
-    assert len(rows) == 2 * 7
-
-
 @pytest.mark.slow
 def test_a_stream_beside_batches(random_model, tmp_path):
     told = ["items=6", "batch=3", "places=[2]", "turns=2", "samplers=[threshold]"]
@@ -206,7 +176,7 @@ def test_a_stream_beside_batches(random_model, tmp_path):
     assert rows["continuous/threshold/places_2/same_answers"] == 1
     for way in ("batches", "places_2"):
         assert 0 < rows[f"continuous/threshold/{way}/useful"] <= 1
-    assert rows["continuous/threshold/places_2/processor/median"] > 0
+    assert rows["continuous/threshold/places_2/processor"] > 0
     assert len(rows) == 2 + 9
 
 
