@@ -126,7 +126,7 @@ def _of_a_step(
     @jax.jit
     def automaton_step(grammar: Grammar, canvas: Any, head: HeadOut) -> Any:
         at = PROMPT + jnp.arange(config.rows, dtype=jnp.int32)[None]
-        classes, _ = class_scores(at, head, length)
+        classes = class_scores(at, head, length)
         return constrained(grammar, canvas, spread(at, head.scores, length), classes)[0]
 
     work = partial(automaton_step, grammar, canvas, measured())

@@ -58,16 +58,12 @@ def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
     )
 
 
-def class_scores(
-    at: Int[Array, "B Q"], head: HeadOut, length: int
-) -> tuple[ClassScores, ClassScores]:
-    """Returns what the head says of classes by position, here and in the branch."""
+def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScores:
+    """Returns what the head says of classes by position."""
     said = cast(Any, head.measured)
     noisy = said.class_logits if said.class_noisy is None else said.class_noisy
     found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
-    whole = jax.tree.map(lambda array: put(at, array, 2 * length), found)
-    here = jax.tree.map(lambda array: array[:, :length], whole)
-    return here, jax.tree.map(lambda array: array[:, length:], whole)
+    return jax.tree.map(lambda array: put(at, array, length), found)
 
 
 def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:

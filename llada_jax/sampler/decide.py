@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.sampler.advance import advance
-from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
@@ -43,9 +42,6 @@ def decide(
         if setup.may_differ:
             scores = step_constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
-    if setup.window.branches:
-        canvas = take_branch(setup, canvas, scores)
-        canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
     if canvas.history is not None:
         canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
@@ -100,6 +96,6 @@ def _remembered(history: History, before: Canvas, revised: Canvas, after: Canvas
     committed = was_masked & (after.state >= VISIBLE)
     remasked = was_visible & (revised.state == MASKED)
     return History(
-        jnp.where(committed, before.step[:, None], history.committed_at),
+        jnp.where(committed, before.nfe[:, None], history.committed_at),
         history.remasks + remasked.astype(jnp.int32),
     )

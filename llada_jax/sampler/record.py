@@ -47,7 +47,6 @@ class StepScores(NamedTuple):
     hidden: Float[Array, "B C D"] | None = None  # so are the states
     standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
     classes: ClassScores | None = None  # here, under a constraint
-    classes_ahead: ClassScores | None = None
 
     @property
     def faults(self) -> Bool[Array, "B L"]:

@@ -180,7 +180,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
     config = setup.config
     extra = {
-        "branch": setup.window.branches or setup.rule.branches,
+        "branch": setup.rule.branches,
         "shadow": setup.shadows,
         "refresh": config.refreshes,
     }
@@ -188,7 +188,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     require(
         not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
-        "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+        "allowed: no branch, and revision with rescore 'token' and refresh 'none'",
     )
     block, own = setup.model.block_length, config.block_length
     whole = block is None or block % own == 0

@@ -51,12 +51,11 @@ def absorb(
         cache=cache,
         settled=jnp.where(canvas.done, canvas.settled, settled),
         nfe=canvas.nfe + alive,
-        step=canvas.step + alive,
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys, length = None, canvas.tokens.shape[1]
     if config.temperature > 0:
-        step = canvas.step[:, None] + plan.query.at // length  # the branch is the next step
+        step = canvas.nfe[:, None] + plan.query.at // length  # the branch is the next step
         keys = step_keys(canvas, plan.query.at % length, step)
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
     start = block_start(canvas, config.block_length)
@@ -97,9 +96,7 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
     standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None
-    classes = ahead = None
-    if setup.grammar is not None:
-        classes, ahead = class_scores(at, head, length)
+    classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
         Scores(*(array[:, :length] for array in whole)),
@@ -108,7 +105,6 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
         jax.tree.map(block, hidden),
         None if standing is None else standing[:, :length],
         classes,
-        ahead if setup.window.branches else None,
     )
 
 

@@ -103,9 +103,6 @@ POLICIES = {
     "multi_block": lj.SamplerConfig.preset(
         "multi_block", **_LENGTHS, threshold=0.09, draft_threshold=0.06, lookahead_trigger=8
     ),
-    "lossless": lj.SamplerConfig(
-        **_LENGTHS, cache="blockwise", window="multi_block", lossless=True, lookahead_trigger=8
-    ),
     "llada_cpp": lj.SamplerConfig.preset(
         "llada_cpp", **_LENGTHS, theta_visible=0.06, theta_stable=0.12
     ),

@@ -106,10 +106,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             {**MULTI, "threshold": None, "entropy_bound": 0.5},
             "accept is 'entropy_bound', which accepts the best draft however unsure it is; al",
         ),
-        (
-            {**MULTI, "lossless": True, "threshold": None, "accept": "staged"},
-            "accept is 'staged' and lossless is True; allowed: a rule that never changes a token",
-        ),
         ({"accept": "threshold"}, "accept is 'threshold' and threshold is None; allowed: a number"),
         ({"accept": "staged", "threshold": 0.9}, "threshold is 0.9; allowed: threshold None"),
         ({"accept": "factor", "threshold": 0.9}, "accept is 'factor' and threshold is 0.9"),
@@ -141,10 +137,8 @@ def test_settings_of_windows_and_revision(settings, message):
 TABLE = LatencyTable(rows=(32, 64), ms=(1.0, 2.0))
 STAGED = {"cache": "blockwise", "accept": "staged"}
 ELSEWHERE = [
-    ({}, "window is 'multi_block' or window is 'multi_block' and lossless is True",
-     {"lookahead_trigger": 2}),
-    ({**MULTI, "lossless": True}, "window is 'multi_block'",
-     {"row_budget": 64, "draft_threshold": 0.5}),
+    ({}, "window is 'multi_block'",
+     {"lookahead_trigger": 2, "row_budget": 64, "draft_threshold": 0.5}),
     (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
     ({"accept": "wino"}, "accept is 'staged'",
      {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1}),
@@ -253,7 +247,7 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
     ):
         SamplerConfig.preset("llada_cpp", **part)
     for contradiction in (
-        {"cache": "dual"}, {"threshold": 0.9}, {"lossless": True}, {"wino_accept": 0.5}
+        {"cache": "dual"}, {"threshold": 0.9}, {"wino_accept": 0.5}
     ):  # fmt: skip
         with pytest.raises(ValueError, match="allowed"):
             SamplerConfig.preset("llada_cpp", **contradiction)

@@ -229,7 +229,6 @@ class OwnRule(Rule):
             not unknown,
             f"rule {name} needs {sorted(unknown)}; allowed: {', '.join(get_args(Need))}",
         )
-        require(not window.branches, f"lossless is True with rule {name}; allowed: False")
         require(
             not self.branches or (window.leaves_tokens and not window.drafts),
             f"rule {name} has a branch; allowed: with cache 'blockwise', without multi_block",

@@ -80,7 +80,11 @@ class MultiBlock(Window):
 
     def check(self, config: SamplerConfig) -> None:
         budget, table, block = self.row_budget, config.latency_table, config.block_length
-        require_trigger(self.lookahead_trigger, config)
+        trigger = self.lookahead_trigger
+        require(
+            isinstance(trigger, int) and 0 <= trigger <= block,
+            f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({block})",
+        )
         require(
             table is not None or self.latency_allowance == type(self).latency_allowance,
             f"latency_allowance is {self.latency_allowance!r}, which nothing reads; allowed: "
@@ -100,7 +104,7 @@ class MultiBlock(Window):
         require(
             not reason or self.draft_threshold is not None,
             f"window is 'multi_block' and accept is {config.accept!r}, which {reason}; allowed: "
-            "with draft_threshold or lossless, or another rule",
+            "with draft_threshold, or another rule",
         )
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
@@ -175,14 +179,6 @@ class MultiBlock(Window):
         order = super().attention_order(canvas, positions, config)
         assert order is not None
         return jnp.minimum(order, canvas.block[:, None])
-
-
-def require_trigger(trigger: int, config: SamplerConfig) -> None:
-    """Raises ValueError unless `lookahead_trigger` is a number of masks that a block may have."""
-    require(
-        isinstance(trigger, int) and 0 <= trigger <= config.block_length,
-        f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({config.block_length})",
-    )
 
 
 def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:
