@@ -3,7 +3,7 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=rivals
-    python -m experiments.bench suite=start start.export=path/to/an/export
+    python -m experiments.bench suite=start export=path/to/an/export
     python -m experiments.bench suite=released_mixture
 
 Other suites are `sampling`, `revision`, `experts`, `experts_budget`, `constraint`, `continuous` and
@@ -20,16 +20,16 @@ from typing import Literal
 import jax
 
 import llada_jax as lj
-from experiments.bench.constraint_bench import ConstraintBenchConfig, time_constraints
+from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
-from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_bench import time_experts
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
-from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
+from experiments.bench.revision_bench import time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
-from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
-from experiments.bench.start_bench import StartBenchConfig, time_start
+from experiments.bench.sampling_bench import time_sampling
+from experiments.bench.start_bench import time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
@@ -49,13 +49,9 @@ class BenchConfig(HotPathsConfig):
     suite: Literal[OfAnyModel, OfAShape] = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
+    export: str | None = None
     rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
-    sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
-    revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
-    experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
-    start: StartBenchConfig = field(default_factory=StartBenchConfig)
-    constraint: ConstraintBenchConfig = field(default_factory=ConstraintBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
@@ -74,18 +70,16 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     of_any_model: Mapping[str, Callable[[], Iterator[ResultRow]]] = {
         "hot_paths": lambda: time_hot_paths(_model_of_hot_paths(config, run), config),
         "continuous": lambda: time_continuous(run.of(lj.load(config.model)), config.continuous),
-        "experts": lambda: time_experts(config.experts, repeats, seed),
+        "experts": lambda: time_experts(repeats, seed),
     }
     of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
         "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
-        "sampling": lambda shape: time_sampling(
-            random_model(shape, seed), config.sampling, repeats, seed
-        ),
-        "revision": lambda shape: time_revision(shape, config.revision, repeats, seed),
+        "sampling": lambda shape: time_sampling(random_model(shape, seed), repeats, seed),
+        "revision": lambda shape: time_revision(shape, repeats, seed),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
-        "start": lambda shape: time_start(config.model, shape, config.start, config),
-        "constraint": lambda shape: time_constraints(shape, config.constraint, repeats, seed),
+        "start": lambda shape: time_start(config.model, shape, config.export, config),
+        "constraint": lambda shape: time_constraints(shape, repeats, seed),
     }
     if config.suite in of_any_model:
         return of_any_model[config.suite]()

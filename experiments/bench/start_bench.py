@@ -8,24 +8,20 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from unittest.mock import patch
 
 import jax
 
 import llada_jax as lj
 from experiments.bench.hot_paths import HotPathsConfig
+from experiments.harness.own_process import in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of
 from llada_jax.build.denoisers import denoiser_for, score_rules
-from llada_jax.config import ModelConfig, require_counts
+from llada_jax.config import ModelConfig
 from llada_jax.model.params import init_params
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.run import checked_run
@@ -35,6 +31,9 @@ WINDOWS = {
     "blockwise": {"cache": "blockwise", "threshold": 0.9},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
 }
+FEW_LAYERS = 2
+NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+"""No program of an earlier run is taken."""
 _OPEN = """
 import sys, time
 import llada_jax as lj
@@ -43,50 +42,30 @@ began = time.perf_counter()
 Exported(lj.load(sys.argv[1]).artifact)
 print(time.perf_counter() - began)
 """
-Rows = list[ResultRow]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
-
-    few_layers: int = 2
-    export: str | None = None
-
-    def __post_init__(self) -> None:
-        require_counts(self, "few_layers")
 
 
 def time_start(
-    model: str, shape: ModelConfig, config: StartBenchConfig, decoded: HotPathsConfig
+    model: str, shape: ModelConfig, export: str | None, decoded: HotPathsConfig
 ) -> Iterator[ResultRow]:
     """Yields lines and seconds of programs, CPU-seconds of processes, and seconds of openings."""
     for name in WINDOWS:
-        yield from _in_a_new_process(_compiled_loop, name, shape, config.few_layers, decoded)
+        yield from in_own_process(_compiled_loop, name, shape, decoded, environment=NOTHING_KEPT)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         yield from _generate(model, decoded.repeats, environment)
-        if config.export is not None:
-            yield from _opening(Path(config.export), decoded.repeats, environment)
+        if export is not None:
+            yield from _opening(Path(export), decoded.repeats, environment)
 
 
-def _in_a_new_process(work: Callable[..., Rows], *args: Any) -> Rows:
-    """Returns what work returns where no program is kept from earlier."""
-    nothing_kept = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    spawn = get_context("spawn")
-    with patch.dict(os.environ, nothing_kept), ProcessPoolExecutor(1, mp_context=spawn) as child:
-        return child.submit(work, *args).result()
-
-
-def _compiled_loop(name: str, shape: ModelConfig, few_layers: int, decoded: HotPathsConfig) -> Rows:
-    few, _ = _lowered(name, shape.replace(n_layers=few_layers), decoded)
+def _compiled_loop(name: str, shape: ModelConfig, decoded: HotPathsConfig) -> list[ResultRow]:
+    few, _ = _lowered(name, shape.replace(n_layers=FEW_LAYERS), decoded)
     lowered, lowering = _lowered(name, shape, decoded)
     _, compiling = best_of(lambda: lowered.compile())
     lines, fewer = (program.as_text().count("\n") for program in (lowered, few))
     return [
         ResultRow(f"start/{name}/lines", lines, "lines"),
-        ResultRow(f"start/{name}/lines_by_depth", lines / fewer, f"x those of {few_layers} layers"),
+        ResultRow(f"start/{name}/lines_by_depth", lines / fewer, f"x those of {FEW_LAYERS} layers"),
         ResultRow(f"start/{name}/lower", lowering, "s"),
         ResultRow(f"start/{name}/compile", compiling, "s"),
     ]
@@ -113,10 +92,14 @@ def _generate(model: str, repeats: int, environment: dict[str, str]) -> Iterator
             _cpu_seconds([*command, f"hydra.run.dir={folder}/{turn}"], environment)
             for turn in range(repeats + 1)
         ]
-    first, *again = runs
-    yield ResultRow("start/generate/first", first, "CPU s")
-    yield ResultRow("start/generate/again", min(again), "CPU s", n=len(again))
-    yield ResultRow("start/generate/again vs first", first / min(again), "x faster")
+    yield from _first_and_again("start/generate", runs, "CPU s")
+
+
+def _first_and_again(name: str, values: Sequence[float], unit: str) -> Iterator[ResultRow]:
+    first, *again = values
+    yield ResultRow(f"{name}/first", first, unit)
+    yield ResultRow(f"{name}/again", min(again), unit, n=len(again))
+    yield ResultRow(f"{name}/again vs first", first / min(again), "x faster")
 
 
 def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
@@ -130,12 +113,10 @@ def _opening(export: Path, repeats: int, environment: dict[str, str]) -> Iterato
     """Yields the seconds in which a new process opens an export whose weights are packed for this
     CPU: its files are hashed, then known by their size and times."""
     _opened(export, os.environ)
-    first, *again = [_opened(export, environment) for _ in range(repeats + 1)]
+    opened = [_opened(export, environment) for _ in range(repeats + 1)]
     size = sum(file.stat().st_size for file in export.iterdir())
     yield ResultRow("start/export/size", size / 1e9, "GB")
-    yield ResultRow("start/export/first", first, "s")
-    yield ResultRow("start/export/again", min(again), "s", n=len(again))
-    yield ResultRow("start/export/again vs first", first / min(again), "x faster")
+    yield from _first_and_again("start/export", opened, "s")
 
 
 def _opened(export: Path, environment: Mapping[str, str]) -> float:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.own_process import in_own_process
+from experiments.harness.own_process import FREED_AT_ONCE, in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
@@ -146,7 +146,7 @@ def _one_share(
 ) -> Iterator[ResultRow]:
     graph, plan = plan_for(config, stored, times, share)
     staging = staging_of(plan)
-    ran = in_own_process(run_share, config, path, stored, staging)
+    ran = in_own_process(run_share, config, path, stored, staging, environment=FREED_AT_ONCE)
     stalls = ran.stalls[WARM_UP:]
     name, counted = f"stream/{share:g}", ran.layer_bytes / 1e6
     planned = plan.resident_bytes(graph) + staging.area_bytes * bool(plan.transfers)

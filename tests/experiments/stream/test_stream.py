@@ -55,7 +55,7 @@ def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
 
 def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):
     ran = ShareOutcome(np.zeros(8), 1.0, [0.0] * 8, 10_000_000, 90_000_000, with_compilation=True)
-    monkeypatch.setattr(stream, "in_own_process", lambda *_: ran)
+    monkeypatch.setattr(stream, "in_own_process", lambda *_, **__: ran)
     config = read_config(stream.StreamConfig, composed())
     stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
     times = stream.ForwardTimes([2e-3] * 6, 1e-3, [5e-3] * 6)
