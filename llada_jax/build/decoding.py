@@ -1,8 +1,10 @@
 """Decoding with a model, and what a step of it takes on this machine."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,6 @@ from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
 from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
-from llada_jax.revision.worker import Worker
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher
@@ -23,6 +24,9 @@ from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
 from llada_jax.sampler.run import checked_run
 from llada_jax.sampler.step_view import OnStep
 from llada_jax.types import Denoiser, Params
+
+_worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")
+"""Makes the thread that refreshes tokens beside the host loop."""
 
 
 def generate(
@@ -147,7 +151,7 @@ def _settings(
     config = with_ids(config or SamplerConfig(), model.config)
     denoiser = backend_denoiser(model, backend, score_rules(config), threads)
     refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
-    worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+    worker = threads.enter_context(_worker())  # the first to end: its job may run the others
     texts = None
     if constraint is not None:
         ends = end_ids(config, model.config)

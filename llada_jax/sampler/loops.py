@@ -5,9 +5,10 @@ Both choose, before each step, the smallest bucket that holds the rows that it p
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +29,11 @@ from llada_jax.sampler.step_view import OnStep, view_of
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
-class RefreshWorker(Protocol):
-    """Does one job at a time beside the host loop; `llada_jax.revision.worker` is one."""
-
-    def submit(self, job: Callable[[], Any], /) -> None: ...
-
-    def collect(self) -> Any:
-        """Waits for the job; raises what it raised."""
-        ...
-
-
 class Refresher(NamedTuple):
-    """What refreshes tokens that left the window: a worker, and the functions that it runs."""
+    """What refreshes tokens that left the window: a thread, and the functions that it runs."""
 
-    worker: RefreshWorker
+    worker: Executor
+    """Does one job at a time beside the loop."""
     denoiser: Denoiser
     """May be the run's own, where that can be called by two threads."""
     params: Params
@@ -202,17 +194,17 @@ def host_loop(
         began = time.perf_counter()
         n_rows = _holding(decoding.buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None
-        job = _start_refresh(setup, programs, canvas, plan, refresher)
+        refresh = _start_refresh(setup, programs, canvas, plan, refresher)
         rows = programs.rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
-        keep = programs.absorb if job is None else programs.absorb_copy
+        keep = programs.absorb if refresh is None else programs.absorb_copy
         canvas, denoised = keep(setup, canvas, plan, rows, out)
         n_heads = _holding(head_sizes, denoised.counts.head_rows, "heads")
         head = run_head(denoiser, params, denoised, n_heads)
         scores = programs.by_position(setup, denoised, head, length=length)
-        if refresher is not None and job is not None:
-            found = refresher.worker.collect()
-            canvas, plan, scores = programs.merge(canvas, plan, scores, job, *found)
+        if refresh is not None:
+            job, found = refresh
+            canvas, plan, scores = programs.merge(canvas, plan, scores, job, *found.result())
         canvas, record, plan = programs.decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
@@ -250,7 +242,7 @@ def _start_refresh(
     canvas: Canvas,
     plan: StepPlan,
     refresher: Refresher | None,
-) -> RefreshJob | None:
+) -> tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None:
     """Gives the worker what is to be refreshed, if anything is."""
     if refresher is None or not setup.config.has_worker or not np.asarray(plan.refreshed).any():
         return None
@@ -263,5 +255,4 @@ def _start_refresh(
         asked = job.asked if denoiser.measure_rows else None
         return jax.block_until_ready((out, head_out(denoiser, params, states, None, asked)))
 
-    worker.submit(refresh)
-    return job
+    return job, worker.submit(refresh)

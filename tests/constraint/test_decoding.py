@@ -8,10 +8,9 @@ import llada_jax as lj
 from llada_jax.config import SamplerConfig
 from llada_jax.constraint.batch import Texts
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.revision.worker import Worker
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
-from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, Worker, toy_decode
 
 ENDS = (EOS, EOT)
 LOW, HIGH = CONFIDENCES

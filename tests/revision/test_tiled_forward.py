@@ -23,7 +23,7 @@ from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
 from tests.revision.test_tiles import unpack_float16
-from tests.revision.test_worker import Held
+from tests.sampler.test_worker import Held
 
 pytest.importorskip("llvmlite")
 revision_kernel = pytest.importorskip("llada_jax.revision.kernel")
@@ -225,7 +225,7 @@ def fails_beside_a_job(monkeypatch):
 
         return denoiser._replace(forward_rows=forward_rows, traceable=False)
 
-    monkeypatch.setattr(decoding, "Worker", lambda: worker)
+    monkeypatch.setattr(decoding, "_worker", lambda: worker)
     monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)
     return worker.finished
 
