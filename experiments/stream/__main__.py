@@ -1,7 +1,7 @@
 """Decodes with a part of the layers in memory: the others are staged by a plan, for real.
 
     python -m experiments.stream
-    python -m experiments.stream shares=[0,0.5] copy_mb_per_second=500
+    python -m experiments.stream shares=[0,0.5]
     python -m experiments.stream planner=paging
     python -m experiments.stream architecture=llada_8b sampler.gen_length=4 \
         sampler.block_length=4 sampler.steps=4
@@ -29,7 +29,7 @@ from experiments.harness.own_process import FREED_AT_ONCE, in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
-from experiments.stream.streamed_share import SlowLayerFile, StreamConfig, StreamedModel, run_share
+from experiments.stream.streamed_share import StreamConfig, StreamedModel, run_share
 from llada_jax.backend.layer_file import PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
@@ -80,7 +80,7 @@ def stream(config: StreamConfig, run: Run) -> None:
     with TemporaryDirectory(dir=run.folder) as folder:
         path = Path(folder) / "layers.bin"
         stored = write_layers(path, subject.model.config, subject.weights).layers
-        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
+        file = LayerFile(path, stored)
         tokens, times = _timed(subject, config, file)
         if config.architecture is None:
             model, _, prompt = subject

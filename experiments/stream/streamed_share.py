@@ -1,9 +1,6 @@
 """One share of `experiments.stream`: its tokens, its stalls, and the memory of its process."""
 
 import gc
-import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -51,16 +48,12 @@ class StreamConfig:
     prompt: str
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
     planner: str = "steady"
-    copy_mb_per_second: float | None = None
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
         require(bool(self.shares), "shares is empty; allowed: at least one")
         for share in self.shares:
             require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
-        speed = self.copy_mb_per_second
-        allowed = speed is None or speed > 0
-        require(allowed, f"copy_mb_per_second is {speed}; allowed: above 0, or null")
         planner(self.planner)
 
     def subject(self) -> StreamedModel:
@@ -92,21 +85,6 @@ def _random(architecture: ModelConfig) -> StreamedModel:
     return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
 
 
-class SlowLayerFile(LayerFile):
-    """Slows copies down, to see what a slower path costs."""
-
-    def __init__(
-        self, path: Path, layers: Sequence[StoredLayer], mb_per_second: float | None
-    ) -> None:
-        super().__init__(path, layers)
-        self._bytes_per_second = math.inf if mb_per_second is None else 1e6 * mb_per_second
-
-    def read(self, index: int, into: np.ndarray) -> None:
-        end = time.perf_counter() + self.layers[index].size / self._bytes_per_second
-        super().read(index, into)
-        time.sleep(max(0.0, end - time.perf_counter()))
-
-
 class ShareOutcome(NamedTuple):
     """What came of decoding with some layers in memory."""
 
@@ -132,8 +110,7 @@ def run_share(
     program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
-        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
-        with StreamedWeights(file, staging) as store:
+        with StreamedWeights(LayerFile(path, stored), staging) as store:
             program.weights = store
             result = lj.generate(model, prompt, config.sampler, backend=program)
             program.weights = None

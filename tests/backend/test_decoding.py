@@ -92,7 +92,6 @@ ALONE: list[dict[str, Any]] = [
     {"confidence_eos_eot_inf": True, "eot_id": 6},
     {"eos_early_stop": True},
     {"predict_mask": True},
-    {"tie_break": "highest_index"},
 ]
 
 

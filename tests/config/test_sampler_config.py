@@ -36,7 +36,6 @@ from llada_jax.sampler.windows import DualCache, MultiBlock
         ({"cache": "full"}, "cache is 'full'; allowed: 'none', 'prefix', 'dual', 'blockwise'"),
         ({"remasking": "best"}, "remasking is 'best'; allowed: 'low_confidence', 'random'"),
         ({"confidence_dtype": "bfloat16"}, "confidence_dtype is 'bfloat16'; allowed"),
-        ({"tie_break": "first"}, "tie_break is 'first'; allowed"),
         ({"forced_progress": "none"}, "forced_progress is 'none'; allowed"),
     ],
 )
@@ -58,7 +57,7 @@ def test_presets():
 def test_defaults_are_the_house_rules():
     config = SamplerConfig()
     assert config.confidence_dtype == "float32" and not config.strict_threshold
-    assert config.forced_progress == "top1" and config.tie_break == "lowest_index"
+    assert config.forced_progress == "top1"
     assert not config.predict_mask
 
 
@@ -183,8 +182,8 @@ def test_policies_are_values_with_flat_names():
     assert config.replace(rule=Quota(), window="by_cache", cache="none") == SamplerConfig()
     assert config.replace(window=MultiBlock(row_budget=40)).row_budget == 40
     assert SamplerConfig(rule=Staged(), theta_visible=0.6).theta_visible == 0.6
-    assert config.parity == HOUSE and config.replace(tie_break="highest_index").parity == Parity(
-        tie_break="highest_index"
+    assert config.parity == HOUSE and config.replace(forced_progress="quota").parity == Parity(
+        forced_progress="quota"
     )
 
 

@@ -35,9 +35,9 @@ def test_the_tokens_of_a_bundled_model_stay(tmp_path):
             assert peak["value"] > peak["reference"] == rows[f"stream/{share}/memory"]["value"]
 
 
-def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
+def test_a_shape_with_random_weights_is_streamed(tmp_path):
     shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=4"]
-    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,1]", "copy_mb_per_second=20")
+    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,1]")
     for share in ("0", "1"):
         assert rows[f"stream/{share}/same_tokens"]["value"] == 1
         memory = rows[f"stream/{share}/memory"]
@@ -46,8 +46,6 @@ def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
             # Pages of an allocator hide half a megabyte; test_streamed_memory measures more.
             assert peak["value"] >= 0 and peak["reference"] == memory["value"]
     assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
-    assert rows["stream/copy"]["value"] < 21
-    assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "results.json", "metrics.jsonl", "config.yaml", "env.json"
     }  # fmt: skip
@@ -82,7 +80,6 @@ def test_a_plan_is_made_for_what_was_measured():
         ("shares=[]", "shares is empty; allowed: at least one"),
         ("shares=[0.5,2]", "share is 2.0; allowed: 0 to 1"),
         ("planner=best", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
-        ("copy_mb_per_second=0", "copy_mb_per_second is 0.0; allowed: above 0, or null"),
         ("model=nowhere", "no model at 'nowhere'"),
     ],
 )
