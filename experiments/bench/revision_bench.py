@@ -1,9 +1,9 @@
 """The suite `revision`: a few rows through one layer, over tiles and over float32 weights.
 
-Four forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
-weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which
-XLA dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far
-the results are from the first one's.
+Three forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
+weights, in float32; over tiles; and `forward_rows` on int4 weights, which XLA dequantizes in the
+graph. Beside the times stand the bytes of each one's matrices, and how far the results are from the
+first one's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def one_layer_of(model: ModelConfig) -> ModelConfig:
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
-    """Makes the parameters of one layer, of the same numbers in all forms but float16."""
+    """Makes the parameters of one layer, of the same numbers in all forms."""
     tiles = pack_params(init_params(config, jax.random.key(seed)), config)
 
     def integers(leaf: Any) -> Any:
@@ -72,7 +72,6 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
     return {
         BASELINE: wide,
         "q4_0_tiles": tiles,
-        "float16_tiles": pack_params(wide, config, "float16"),
         "int4_in_graph": jax.tree.map(integers, tiles),
     }
 

@@ -1,7 +1,4 @@
-"""Weights in the NPU's tiles: those that the backend runs, or those that the worker refreshes from.
-
-A run's setting `tiles` asks for them, and says of which kind they are.
-"""
+"""Weights in the NPU's tiles, which the backend runs, or the worker refreshes from."""
 
 from typing import get_args
 
@@ -38,5 +35,5 @@ def models_for(
     None for the same, or where there is no worker."""
     if tiles is None:
         return model, None
-    tiled = lj.tiled(model, tiles)
+    tiled = lj.tiled(model)
     return tiled if backend == BACKEND else model, tiled if sampler.has_worker else None

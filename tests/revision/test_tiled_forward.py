@@ -22,7 +22,6 @@ from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
-from tests.revision.test_tiles import unpack_float16
 from tests.sampler.test_worker import Held
 
 pytest.importorskip("llvmlite")
@@ -45,15 +44,13 @@ def multiply():
 def plain(leaf):
     if not isinstance(leaf, Tiles):
         return leaf
-    if leaf.kind == "float16":
-        return jnp.asarray(unpack_float16(leaf), jnp.float32)
     return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
 
 
 @functools.cache
-def model_of(config, kind="q4_0"):
+def model_of(config):
     """Packed parameters, and what they stand for in float32."""
-    packed = pack_params(drawn_params(config), config, kind)
+    packed = pack_params(drawn_params(config), config)
     return packed, jax.tree.map(plain, packed)
 
 
@@ -88,9 +85,8 @@ def assert_same_rows(found, expected, live):
             assert_near(ours, theirs, at)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "float16"])
-def test_as_forward_rows(multiply, kind):
-    packed, params = model_of(CONFIG, kind)
+def test_as_forward_rows(multiply):
+    packed, params = model_of(CONFIG)
     denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)
     found = denoiser.forward_rows(packed, rows, cache)
@@ -238,7 +234,7 @@ def fails_in_a_job(monkeypatch):
         failed.set()
         raise RuntimeError("the kernel met a bad tile")
 
-    monkeypatch.setattr(revision_kernel, "kernel_for", lambda kind, n_rows: kernel)
+    monkeypatch.setattr(revision_kernel, "kernel_for", lambda n_rows: kernel)
     return failed
 
 
@@ -338,11 +334,9 @@ def test_memory_of_the_weights(multiply):
         (lambda: pack_params(drawn_params(CONFIG.replace(ffn_width=80)),
                              CONFIG.replace(ffn_width=80)),
          r"layers.0.ffn.gate: a weight of shape \(80, 64\) in tiles; allowed: \[Out, In\], mult"),
-        (lambda: pack_params(model_of(CONFIG)[1], CONFIG, "q8_0"),
-         "kind is 'q8_0'; allowed: 'q4_0', 'float16'"),
         (lambda: pack_params(
-            jax.tree.map(lambda leaf: leaf * 1e6, model_of(CONFIG)[1]), CONFIG, "float16"),
-         "layers.0.attention.query: a weight of .*; allowed in float16: up to 65504"),
+            jax.tree.map(lambda leaf: leaf * 1e9, model_of(CONFIG)[1]), CONFIG),
+         "layers.0.attention.query: scale .* is too large for Q4_0; allowed: up to 65504"),
     ],
 )  # fmt: skip
 def test_bad_input(make, message):

@@ -21,8 +21,8 @@ ROWS = lj.SamplerConfig.preset("staged")
     ],
 )
 def test_tiles_go_to_those_that_read_them(backend, sampler, of_run, of_worker):
-    check_tiles("float16", backend, sampler)
-    model, refresh_on = models_for(lj.load("tiny"), "float16", backend, sampler)
+    check_tiles("q4_0", backend, sampler)
+    model, refresh_on = models_for(lj.load("tiny"), "q4_0", backend, sampler)
     assert has_tiles(model.params) == of_run
     assert (refresh_on and has_tiles(refresh_on.params)) == of_worker
 
@@ -36,7 +36,7 @@ def test_without_tiles_the_worker_runs_the_model_itself():
 @pytest.mark.parametrize(
     ("tiles", "backend", "sampler", "message"),
     [
-        (None, "tiles", ROWS, "tiles is None and backend is 'tiles'; allowed: 'q4_0', 'float16'"),
+        (None, "tiles", ROWS, "tiles is None and backend is 'tiles'; allowed: 'q4_0'"),
         ("q4_0", "xla", ROWS, "tiles is 'q4_0', backend is 'xla' and the sampler has no worker"),
         ("q4_0", "litert", ROWS, "backend is 'litert' and the sampler has no worker; allow"),
         ("q4_0", "litert", WORKER, "whose keys and values no worker can read; allowed: 'xla', 't"),
