@@ -207,8 +207,8 @@ def _forward(*shape: Any) -> Callable[..., Array]:
 
 
 def tiled(model: Model) -> Model:
-    """Returns the model with its matrices as the NPU's tiles, which `backend="tiles"` reads: int4
-    in groups of 32. A model loaded as int4 keeps its integers.
+    """Returns the model with its matrices as the NPU's tiles, for `generate(refresh_on=)`: int4 in
+    groups of 32. A model loaded as int4 keeps its integers.
 
     Raises:
       ValueError: an export, a model with experts, or a matrix that has no tiles.
