@@ -28,16 +28,11 @@ _COMMITTED, _REPLACED = 200.0, 20.0
 def require_constrainable(setup: Setup) -> None:
     """Raises ValueError where the settings contradict a constraint, or the backend measures no
     classes."""
-    config, rule = setup.config, type(setup.rule).__name__
     for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
         require(
-            not getattr(config, name),
+            not getattr(setup.config, name),
             f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
         )
-    require(
-        not setup.needs("classes"),
-        f"rule {rule} needs classes, which a constraint has, too; allowed: one of the two",
-    )
     require(
         setup.measures,
         "the backend measures no classes, which a constraint needs; allowed: another one, as xla",
