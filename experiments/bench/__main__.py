@@ -3,11 +3,10 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=rivals
-    python -m experiments.bench suite=start export=path/to/an/export
     python -m experiments.bench suite=released_mixture
 
-Other suites are `sampling`, `revision`, `experts`, `experts_budget`, `constraint`, `continuous` and
-`packed`; each file of `conf/suite` says what its one takes.
+Other suites are `start`, `sampling`, `revision`, `experts`, `experts_budget`, `constraint`,
+`continuous` and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -49,7 +48,6 @@ class BenchConfig(HotPathsConfig):
     suite: Literal[OfAnyModel, OfAShape] = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
-    export: str | None = None
     rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
@@ -78,7 +76,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         "revision": lambda shape: time_revision(shape, repeats, seed),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
-        "start": lambda shape: time_start(config.model, shape, config.export, config),
+        "start": lambda shape: time_start(config.model, shape, config),
         "constraint": lambda shape: time_constraints(shape, repeats, seed),
     }
     if config.suite in of_any_model:

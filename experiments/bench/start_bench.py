@@ -1,16 +1,15 @@
 """The suite `start`: what passes before the first forward.
 
-The compiled loop of a shape, from its function to a program; `experiments.generate` as a process,
-the first time and again; and an export that is opened, the first time and again.
+The compiled loop of a shape, from its function to a program; and `experiments.generate` as a
+process, the first time and again.
 """
 
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
@@ -34,28 +33,16 @@ WINDOWS = {
 FEW_LAYERS = 2
 NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 """No program of an earlier run is taken."""
-_OPEN = """
-import sys, time
-import llada_jax as lj
-from llada_jax.backend.exported.opened import Exported
-began = time.perf_counter()
-Exported(lj.load(sys.argv[1]).artifact)
-print(time.perf_counter() - began)
-"""
 
 
-def time_start(
-    model: str, shape: ModelConfig, export: str | None, decoded: HotPathsConfig
-) -> Iterator[ResultRow]:
-    """Yields lines and seconds of programs, CPU-seconds of processes, and seconds of openings."""
+def time_start(model: str, shape: ModelConfig, decoded: HotPathsConfig) -> Iterator[ResultRow]:
+    """Yields lines and seconds of programs, and CPU-seconds of processes."""
     for name in WINDOWS:
         yield from in_own_process(_compiled_loop, name, shape, decoded, environment=NOTHING_KEPT)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         yield from _generate(model, decoded.repeats, environment)
-        if export is not None:
-            yield from _opening(Path(export), decoded.repeats, environment)
 
 
 def _compiled_loop(name: str, shape: ModelConfig, decoded: HotPathsConfig) -> list[ResultRow]:
@@ -92,14 +79,10 @@ def _generate(model: str, repeats: int, environment: dict[str, str]) -> Iterator
             _cpu_seconds([*command, f"hydra.run.dir={folder}/{turn}"], environment)
             for turn in range(repeats + 1)
         ]
-    yield from _first_and_again("start/generate", runs, "CPU s")
-
-
-def _first_and_again(name: str, values: Sequence[float], unit: str) -> Iterator[ResultRow]:
-    first, *again = values
-    yield ResultRow(f"{name}/first", first, unit)
-    yield ResultRow(f"{name}/again", min(again), unit, n=len(again))
-    yield ResultRow(f"{name}/again vs first", first / min(again), "x faster")
+    first, *again = runs
+    yield ResultRow("start/generate/first", first, "CPU s")
+    yield ResultRow("start/generate/again", min(again), "CPU s", n=len(again))
+    yield ResultRow("start/generate/again vs first", first / min(again), "x faster")
 
 
 def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
@@ -107,19 +90,3 @@ def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-
-
-def _opening(export: Path, repeats: int, environment: dict[str, str]) -> Iterator[ResultRow]:
-    """Yields the seconds in which a new process opens an export whose weights are packed for this
-    CPU: its files are hashed, then known by their size and times."""
-    _opened(export, os.environ)
-    opened = [_opened(export, environment) for _ in range(repeats + 1)]
-    size = sum(file.stat().st_size for file in export.iterdir())
-    yield ResultRow("start/export/size", size / 1e9, "GB")
-    yield from _first_and_again("start/export", opened, "s")
-
-
-def _opened(export: Path, environment: Mapping[str, str]) -> float:
-    command = [sys.executable, "-c", _OPEN, str(export)]
-    told = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
-    return float(told.stdout)

@@ -11,7 +11,6 @@ import numpy as np
 import llada_jax as lj
 from experiments.harness.random_weights import RandomWeights
 from llada_jax.backend.layer_file import LayerFile, StoredLayer
-from llada_jax.backend.protocol import Weights
 from llada_jax.backend.resources import (
     peak_memory,
     require_disk,
@@ -21,31 +20,19 @@ from llada_jax.backend.resources import (
 )
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
-from llada_jax.backend.weights import InMemory, whole
+from llada_jax.backend.weights import whole
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
 from llada_jax.swap.planner_registry import planner
 
-PROMPT_LENGTH = 16
-"""Length of the prompt in tokens, where there is no tokenizer."""
-
-
-class StreamedModel(NamedTuple):
-    """What is decoded: `model` has what stays in memory, `weights` has the layers."""
-
-    model: lj.Model
-    weights: Weights
-    prompt: list[list[int]]
+PROMPT = [list(range(16))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
     """What to decode, in how much memory. The comments are in conf/stream.yaml."""
 
-    model: str = "tiny"
-    architecture: ModelConfig | None = None
-    dtype: str | None = None
-    prompt: str
+    architecture: ModelConfig
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
     planner: str = "steady"
     sampler: SamplerConfig
@@ -56,33 +43,22 @@ class StreamConfig:
             require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
         planner(self.planner)
 
-    def subject(self) -> StreamedModel:
-        """Raises ValueError for a model that cannot be streamed, and where room is missing."""
-        if self.architecture is not None:
-            return _random(self.architecture)
-        model = lj.load(self.model, self.dtype)
-        if model.tokenizer is None:
-            raise ValueError(f"model {self.model!r} has no tokenizer.json; allowed: one that has")
-        require(
-            model.artifact is None, f"{self.model} is an export; allowed: a model with parameters"
+    @property
+    def weights(self) -> RandomWeights:
+        """The layers, which are made as they are written."""
+        return RandomWeights(self.architecture, "int8")
+
+    def model(self) -> lj.Model:
+        """Returns what stays in memory. Raises ValueError where room is missing."""
+        size = param_count(self.architecture)
+        require_disk(Path(), size, "the layers")
+        require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
+        specs = abstract_params(self.architecture)._replace(layers=())
+        weights = self.weights
+        params = jax.tree.map_with_path(
+            lambda path, _: whole(weights.rows(parameter_name(path))), specs
         )
-        prompt = [model.tokenizer.encode_chat([{"role": "user", "content": self.prompt}])]
-        return StreamedModel(model, InMemory(model.params), prompt)
-
-
-def _random(architecture: ModelConfig) -> StreamedModel:
-    """Returns a model of this shape, whose layers are made as they are written."""
-    weights = RandomWeights(architecture, "int8")
-    size = param_count(architecture)
-    require_disk(Path(), size, "the layers")
-    require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
-
-    specs = abstract_params(architecture)._replace(layers=())
-    params = jax.tree.map_with_path(
-        lambda path, _: whole(weights.rows(parameter_name(path))), specs
-    )
-    prompt = [list(range(PROMPT_LENGTH))]
-    return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
+        return lj.Model(self.architecture, params, None)
 
 
 class ShareOutcome(NamedTuple):
@@ -105,14 +81,13 @@ def run_share(
     config: StreamConfig, path: Path, stored: tuple[StoredLayer, ...], staging: LayerStaging
 ) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
-    model, _, prompt = config.subject()
-    model = model._replace(params=model.params._replace(layers=()))
+    model = config.model()
     program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
         with StreamedWeights(LayerFile(path, stored), staging) as store:
             program.weights = store
-            result = lj.generate(model, prompt, config.sampler, backend=program)
+            result = lj.generate(model, PROMPT, config.sampler, backend=program)
             program.weights = None
             return result, store, peak_memory()
 

@@ -52,8 +52,6 @@ def test_every_number_has_its_baseline(tmp_path, capsys):
         "decode: cache=blockwise vs cache=none",
         "decode: compiled loop vs host loop",
         "forward: 4 rows vs 16 rows",
-        "8 prompts: one batch vs one by one",
-        "import: llada_jax vs jax",
     ):
         assert rows[name]["value"] > 0 and rows[name]["kind"] == "measured"
     assert "decode: cache=dual vs cache=none" in capsys.readouterr().out
@@ -190,7 +188,6 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
     for window in ("dual", "blockwise", "llada_cpp"):
         assert 1 < rows[f"start/{window}/lines_by_depth"] < 1.2
     assert rows["start/generate/again vs first"] > 1
-    assert "start/export/again" not in rows
 
 
 @pytest.mark.slow

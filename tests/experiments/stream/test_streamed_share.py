@@ -27,7 +27,7 @@ def test_the_measured_peak_grows_with_the_share(tmp_path):
     path = tmp_path / "layers.bin"
     stored = write_layers(path, SHAPE, RandomWeights(SHAPE, "int8")).layers
     times = stream.ForwardTimes([1e-3] * 8, 1e-3, [1e-3] * 8)
-    config = StreamConfig(architecture=SHAPE, prompt="", sampler=SAMPLER)
+    config = StreamConfig(architecture=SHAPE, sampler=SAMPLER)
     found = []
     for share in (0.0, 0.4, 1.0):
         _, plan = stream.plan_for(config, stored, times, share)
