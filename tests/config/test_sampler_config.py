@@ -85,7 +85,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             r"lookahead_trigger is 33; allowed: 0 to block_length \(32\)",
         ),
         ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 to block_length"),
-        ({**MULTI, "latency_allowance": 0.5}, "latency_allowance is 0.5; allowed: 1 or more"),
         ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: a whole number from block_length"),
         ({**MULTI, "row_budget": 64.0}, r"row_budget is 64.0; allowed: a whole number from block"),
         (
@@ -138,7 +137,6 @@ STAGED = {"cache": "blockwise", "accept": "staged"}
 ELSEWHERE = [
     ({}, "window is 'multi_block'",
      {"lookahead_trigger": 2, "row_budget": 64, "draft_threshold": 0.5}),
-    (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
     ({"accept": "wino"}, "accept is 'staged'",
      {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1}),
     (STAGED, "accept is 'wino'", {"wino_accept": 0.5, "wino_verify": 0.8}),
