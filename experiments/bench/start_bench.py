@@ -37,17 +37,23 @@ NOTHING_KEPT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 def time_start(model: str, shape: ModelConfig, decoded: HotPathsConfig) -> Iterator[ResultRow]:
     """Yields lines and seconds of programs, and CPU-seconds of processes."""
-    for name in WINDOWS:
-        yield from in_own_process(_compiled_loop, name, shape, decoded, environment=NOTHING_KEPT)
+    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
+    prompt = [0] * decoded.prompt_length
+    for name, window in WINDOWS.items():
+        sampler = with_ids(lj.SamplerConfig(**lengths, **window), shape)
+        told = name, shape, sampler, prompt
+        yield from in_own_process(_compiled_loop, *told, environment=NOTHING_KEPT)
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         yield from _generate(model, decoded.repeats, environment)
 
 
-def _compiled_loop(name: str, shape: ModelConfig, decoded: HotPathsConfig) -> list[ResultRow]:
-    few, _ = _lowered(name, shape.replace(n_layers=FEW_LAYERS), decoded)
-    lowered, lowering = _lowered(name, shape, decoded)
+def _compiled_loop(
+    name: str, shape: ModelConfig, sampler: lj.SamplerConfig, prompt: list[int]
+) -> list[ResultRow]:
+    few, _ = _lowered(shape.replace(n_layers=FEW_LAYERS), sampler, prompt)
+    lowered, lowering = _lowered(shape, sampler, prompt)
     _, compiling = best_of(lambda: lowered.compile())
     lines, fewer = (program.as_text().count("\n") for program in (lowered, few))
     return [
@@ -59,14 +65,12 @@ def _compiled_loop(name: str, shape: ModelConfig, decoded: HotPathsConfig) -> li
 
 
 def _lowered(
-    name: str, shape: ModelConfig, decoded: HotPathsConfig
+    shape: ModelConfig, sampler: lj.SamplerConfig, prompt: list[int]
 ) -> tuple[jax.stages.Lowered, float]:
     """Lowers a loop for bfloat16 weights that need not be there; returns the seconds as well."""
-    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
-    config = with_ids(lj.SamplerConfig(**lengths, **WINDOWS[name]), shape)
     weights = jax.eval_shape(partial(init_params, shape, dtype="bfloat16"), jax.random.key(0))
-    denoiser = denoiser_for(shape, score_rules(config))
-    run = checked_run(denoiser, weights, shape, [[0] * decoded.prompt_length], config)
+    denoiser = denoiser_for(shape, score_rules(sampler))
+    run = checked_run(denoiser, weights, shape, [prompt], sampler)
     return best_of(run.lowered)
 
 
