@@ -55,7 +55,7 @@ class Canvas(NamedTuple):
     accepted: Int[Array, " B"]  # tokens that the last step committed, of the current block
     settled: Int[Array, " B"]  # positions before it have keys and values in the cache
     nfe: Int[Array, " B"]
-    latest: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
+    latest: Scores | None  # the last scores of each position, [B, L], for rules that need drafts
     hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
@@ -106,8 +106,10 @@ def new_canvas(
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
     counters = ("block_step", "steady_steps", "accepted", "settled", "nfe")
-    no_scores = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
-    hypothesis = history = None
+    hypothesis = history = latest = None
+    if "drafts" in getattr(config.rule, "needs", ()):
+        none = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
+        latest = Scores(np.full_like(tokens, -1), *none)  # pyright: ignore
     if config.rule.branches:
         hypothesis = Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
     if config.rule.keeps_history:
@@ -122,7 +124,7 @@ def new_canvas(
         origin=origin,
         block=block.astype(np.int32),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
-        latest=Scores(np.full_like(tokens, -1), *no_scores),  # pyright: ignore
+        latest=latest,
         hypothesis=hypothesis,
         history=history,
         done=~masked.any(axis=1),

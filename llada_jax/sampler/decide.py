@@ -1,5 +1,7 @@
 """The decision of a step: commit and revise, go on to the next block, stop."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
@@ -25,7 +27,9 @@ def decide(
     """Returns the canvas after a step's decision, and the record of the step."""
     before, rescored, grammar = canvas, plan.query.rescored, setup.grammar
     said, scores = scores, step_constrained(setup, canvas, scores)
-    canvas = canvas._replace(latest=scores.over(canvas.latest))
+    if canvas.latest is not None:
+        found = partial(jnp.where, scores.here.token >= 0)
+        canvas = canvas._replace(latest=jax.tree.map(found, scores.here, canvas.latest))
     candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
     if setup.own_rule is not None:
         revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)

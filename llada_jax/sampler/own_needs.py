@@ -85,7 +85,9 @@ def seen_of(
     positions = block_positions(setup, canvas)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
-    ahead = (take(each, positions) for each in (scores.ahead.token, scores.ahead.confidence))
+    tried = scores.ahead and Tried(
+        take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)
+    )
     return Seen(
         position=positions,
         token=tokens,
@@ -101,7 +103,7 @@ def seen_of(
         margin=said.margin if setup.needs("margin") else None,
         hidden=scores.hidden if setup.needs("hidden") else None,
         drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        tried=Tried(*ahead) if setup.rule.branches else None,
+        tried=tried,
         **_measured(setup, canvas, scores),
     )
 
@@ -130,4 +132,5 @@ def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
     blocks = blocks_of(canvas, setup.config.block_length)
     masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
     latest = canvas.latest
+    assert latest is not None
     return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)

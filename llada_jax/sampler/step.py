@@ -21,7 +21,7 @@ from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.standing import standing_probability
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
+from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
 
 
 class Denoised(NamedTuple):
@@ -92,18 +92,21 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     # A head that rounds its inputs to integers may make numbers of a NaN.
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
     confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
-    whole = spread(at, head.scores._replace(confidence=confidence), 2 * length)
+    said = head.scores._replace(confidence=confidence)
+    ahead = None
+    if setup.rule.branches:
+        ahead = spread(jnp.where(at < length, length, at - length), said, length)
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
-    standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None
+    standing = put(at, standing_probability(head), length) if setup.doubts else None
     classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
-        Scores(*(array[:, :length] for array in whole)),
-        Scores(*(array[:, length:] for array in whole)),
+        spread(at, said, length),
+        ahead,
         None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
         jax.tree.map(block, hidden),
-        None if standing is None else standing[:, :length],
+        standing,
         classes,
     )
 
