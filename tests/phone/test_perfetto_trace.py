@@ -1,70 +1,103 @@
-"""The Chrome trace: the fields that its format asks of each event."""
+"""The trace for Perfetto: tracks, slices, arrows and counters, read back from its protobuf."""
 
-import json
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
 
-from llada_jax.phone.chrome_trace import chrome_trace, write_chrome_trace
 from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.simulate import simulate
+from llada_jax.phone.perfetto_trace import Counters, perfetto_trace, write_perfetto_trace
+from llada_jax.phone.simulate import energy_of, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.timeline import LaneTask, run
 from llada_jax.phone.workload import Forward, Workload
 from tests.phone.small import GRAPHS, PHONE
 
+pytest.importorskip("perfetto", reason="needs the extra plots")
+
 WORKLOAD = Workload((Forward(40, 0, 32), Forward(32, 32, 16, 2, 1)), 32, 8, "a test")
+COUNTERS = Counters(PHONE.power, 300.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def timeline():
     return simulate(WORKLOAD, ForwardTimer(GRAPHS, PHONE, System())).timeline()
 
 
-def check(trace: dict) -> None:
-    """The JSON object format of the trace event format: metadata and complete events."""
-    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert trace["displayTimeUnit"] in ("ms", "ns")
-    for event in trace["traceEvents"]:
-        assert isinstance(event["name"], str) and event["name"]
-        assert type(event["pid"]) is int and type(event["tid"]) is int
-        assert isinstance(event["args"], dict)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
-            assert set(event["args"]) <= {"name", "sort_index"}
+def read(content: bytes):
+    """The names of tracks, with those of their processes, and the events of each, in order."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    tracks, events = {}, defaultdict(list)
+    for packet in Trace.FromString(content).packet:
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            tracks[track.uuid] = track
         else:
-            assert event["ph"] == "X"
-            assert event["ts"] >= 0 and event["dur"] >= 0
+            assert packet.track_event.track_uuid in tracks, "a track is described before it is used"
+            events[packet.track_event.track_uuid].append((packet.timestamp, packet.track_event))
+    return tracks, {tracks[uuid].name: of for uuid, of in events.items()}
 
 
-def test_the_trace_keeps_to_the_format(timeline):
-    trace = chrome_trace(timeline, "a phone")
-    check(json.loads(json.dumps(trace, allow_nan=False)))
-    assert trace["otherData"] == {"kind": "modelled"}
+def slices(events):
+    """Start, end and the first event of each slice; none lies in another."""
+    assert [event.type for _, event in events] == [1, 2] * (len(events) // 2)
+    pairs = list(zip(events[::2], events[1::2], strict=True))
+    return [(start, end, event) for (start, event), (end, _) in pairs]
 
 
-def test_every_lane_is_named_and_every_event_lies_on_one(timeline):
-    events = chrome_trace(timeline, "a phone")["traceEvents"]
-    named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert set(named.values()) == {"NPU", "Staging", "CPU (head, revision)"}
-    assert {e["tid"] for e in events if e["ph"] == "X"} <= set(named)
+def test_every_task_lies_on_the_track_of_its_lane(timeline):
+    tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS))
+    assert {t.process.process_name for t in tracks.values() if t.process.pid} == {"a phone"}
+    lasting = [event for event in timeline.events if event.end > event.start]
+    for lane, name in (("npu", "NPU"), ("staging", "Staging"), ("cpu", "CPU (head, revision)")):
+        mine = [event for event in lasting if event.task.lane == lane]
+        found = slices(events.get(name, []))
+        assert [event.name for *_, event in found] == [event.task.name for event in mine]
+        assert all(a[1] <= b[0] for a, b in pairwise(found))
+        for (start, end, _), event in zip(found, mine, strict=True):
+            assert (start, end) == (round(event.start * 1e9), round(event.end * 1e9))
 
 
-def test_complete_events_of_a_lane_do_not_overlap_and_end_with_the_run(timeline):
-    events = [e for e in chrome_trace(timeline, "a phone")["traceEvents"] if e["ph"] == "X"]
-    for lane in {event["tid"] for event in events}:
-        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == lane)
-        assert all(a[1] <= b[0] + 0.01 for a, b in pairwise(mine))
-    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(timeline.seconds * 1e6, abs=0.1)
+def test_arrows_lead_from_transfers_to_what_waits_for_them():
+    tasks = [
+        LaneTask("weights", "staging", 0.2, 1e9),
+        LaneTask("first", "npu", 0.1),
+        LaneTask("second", "npu", 0.1, needs=("weights", "first")),
+    ]
+    _, events = read(perfetto_trace(run(tasks, 50), "a phone", COUNTERS))
+    ((*_, weights),) = slices(events["Staging"])
+    (*_, first), (*_, second) = slices(events["NPU"])
+    assert list(weights.flow_ids) == list(second.terminating_flow_ids) != []
+    assert not first.flow_ids and not first.terminating_flow_ids
+    notes = {note.name: note.double_value for note in second.debug_annotations}
+    assert notes["waited, ms"] == pytest.approx(100)
 
 
-def test_times_are_microseconds():
-    trace = chrome_trace(run([LaneTask("a", "npu", 0.25)], 50), "one")
-    (event,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    assert (event["ts"], event["dur"]) == (0, 250_000)
+def test_counters_add_up_to_what_the_run_takes(timeline):
+    tracks, events = read(perfetto_trace(timeline, "a phone", COUNTERS))
+    units = {track.name: track.counter.unit_name for track in tracks.values()}
+    assert (units["memory"], units["power"]) == ("GB/s", "W")
+
+    def total(name):
+        pairs = pairwise(events[name])
+        return sum((b - a) / 1e9 * event.double_counter_value for (a, event), (b, _) in pairs)
+
+    assert total("power") == pytest.approx(energy_of(timeline, PHONE.power).joules, rel=1e-4)
+    moved = sum(e.task.dram_bytes for e in timeline.events if e.end > e.start)
+    assert total("memory") == pytest.approx(moved / 1e9, rel=1e-4)
+    assert {event.double_counter_value for _, event in events["mapped, at the most"]} == {300.0}
+
+
+def test_what_was_measured_lies_below(timeline):
+    content = perfetto_trace(timeline, "a phone", COUNTERS, [0.5, 0.25])
+    _, events = read(content)
+    found = [(start, end, event.name) for start, end, event in slices(events["forwards"])]
+    assert found == [(0, 5e8, "forward 0"), (5e8, 7.5e8, "forward 1")]
 
 
 def test_the_file_is_whole_or_not_there(timeline, tmp_path):
-    write_chrome_trace(timeline, "a phone", tmp_path / "trace.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-    check(json.loads((tmp_path / "trace.json").read_text()))
+    path = tmp_path / "a.perfetto-trace"
+    write_perfetto_trace(path, timeline, "a phone", COUNTERS)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == perfetto_trace(timeline, "a phone", COUNTERS)
