@@ -23,8 +23,9 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
+from llada_jax.training.objectives import Objective
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import create_state, make_train_step
+from llada_jax.training.state import MASKED, create_state, make_train_step
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -40,6 +41,7 @@ def train(
     evaluate: Evaluate | None = None,
     progress: bool = True,
     parent: ModelParams | None = None,
+    objective: Objective = MASKED,
 ) -> TrainState:
     """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
 
@@ -47,6 +49,7 @@ def train(
       source: examples by index, a pure function.
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
       parent: float32 parameters to begin with, in place of what `config.start` says.
+      objective: what is learnt; LLaDA's loss by default.
 
     Raises:
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
@@ -67,7 +70,7 @@ def train(
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         metrics = MetricsFile(folder / METRICS_FILE, start)
-        train_step = make_train_step(model, config)
+        train_step = make_train_step(model, config, objective)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)

@@ -12,9 +12,11 @@ from llada_jax.model.forward import LayerHooks, forward
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
-from llada_jax.training.loss import corrupt, masked_diffusion_loss
+from llada_jax.training.objectives import Masked, Objective, Reader
 from llada_jax.training.optimizer import make_optimizer
 from llada_jax.training.routers import RouterLosses
+
+MASKED = Masked()
 
 
 def create_state(
@@ -40,23 +42,27 @@ def create_state(
     ).replace(step=jnp.zeros((), jnp.int32))
 
 
-def make_train_step(model: ModelConfig, config: TrainConfig) -> Any:
+def make_train_step(model: ModelConfig, config: TrainConfig, objective: Objective = MASKED) -> Any:
     """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
-    The masks are a pure function of the seed and the state's step.
+    What is masked, or corrupted otherwise, is a pure function of the seed, the state's step and, as
+    the objective may be, its parameters.
     """
 
     def loss_of(params: ModelParams, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
         # `batch` is a TrainingBatch whose arrays are JAX's
-        assert model.mask_id is not None
-        corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
         routers = RouterLosses(batch.live)
         hooks = LayerHooks(feed_forward_of=routers)
-        logits = forward(narrowed, model, corruption.tokens, batch.live, hooks=hooks)
-        result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
-        total = result.loss
-        metrics = result._asdict()
+
+        def predict(tokens: jax.Array) -> jax.Array:
+            return forward(narrowed, model, tokens, batch.live, hooks=hooks)
+
+        def look(tokens: jax.Array, live: jax.Array) -> jax.Array:
+            return forward(jax.lax.stop_gradient(narrowed), model, tokens, live)
+
+        reader = Reader(model, predict, look, config.min_mask_probability)
+        total, metrics = objective(reader, batch, key)
         if model.moe is not None:
             balance = routers.mean()
             total += config.balance_weight * balance.balance + config.router_z_weight * balance.z
