@@ -77,7 +77,7 @@ def _lowered(
 def _generate(model: str, repeats: int, environment: dict[str, str]) -> Iterator[ResultRow]:
     """Yields the CPU-seconds of a process that starts, loads, and decodes with what it compiles."""
     command = [sys.executable, "-m", "experiments.generate", f"model={model}", "loop=compiled"]
-    command += ["plain_sampler=false"]
+    command += ["plain_sampler=false", "phones=[]"]
     with TemporaryDirectory() as folder:
         runs = [
             _cpu_seconds([*command, f"hydra.run.dir={folder}/{turn}"], environment)

@@ -192,7 +192,7 @@ def test_programs_do_not_grow_with_depth_and_processes_start_faster_again(tmp_pa
 
 @pytest.mark.slow
 def test_a_budget_of_experts_beside_all_of_them(tmp_path):
-    told = ["dtypes=[int4]", "shares=[0.25]", "policies=[denoising]", f"scratch={tmp_path}"]
+    told = ["dtypes=[int4]", "shares=[0.25]", "policies=[hybrimoe]", f"scratch={tmp_path}"]
     shape = ["width=64", "n_layers=2", "n_heads=2", "n_kv_heads=2", "head_dim=32", "vocab_size=512"]
     moe = ["n_experts=8", "experts_per_token=2", "expert_width=32"]
     config = composed(
@@ -203,7 +203,7 @@ def test_a_budget_of_experts_beside_all_of_them(tmp_path):
     )
     timed = timed_rows(read_config(BenchConfig, config), Run(tmp_path, config))
     rows = {row.name.removeprefix("experts_budget/int4/"): row.value for row in timed}
-    assert rows["25/denoising/equal_tokens"] == 1
-    assert 0 < rows["25/denoising/hit_rate"] < 1 and rows["25/denoising/read"] > 0
-    assert rows["25/denoising/weights"] < rows["memory/weights"]
+    assert rows["25/hybrimoe/equal_tokens"] == 1
+    assert 0 < rows["25/hybrimoe/hit_rate"] < 1 and rows["25/hybrimoe/read"] > 0
+    assert rows["25/hybrimoe/weights"] < rows["memory/weights"]
     assert [path.name for path in tmp_path.iterdir()] == []

@@ -68,7 +68,7 @@ def test_a_plan_is_made_for_what_was_measured():
     [
         ("shares=[]", "shares is empty; allowed: at least one"),
         ("shares=[0.5,2]", "share is 2.0; allowed: 0 to 1"),
-        ("planner=best", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
+        ("planner=best", "planner is 'best'; allowed: 'greedy', 'steady'"),
     ],
 )
 def test_bad_input_leaves_no_files(override, message, tmp_path):
