@@ -22,7 +22,7 @@ from llada_jax.config.export_settings import (
     Soc,
 )
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
-from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
+from llada_jax.config.parity import HOUSE, FloatDtype, Parity
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
 from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
@@ -48,7 +48,6 @@ __all__ = [
     "SamplerConfig",
     "Soc",
     "Start",
-    "TieBreak",
     "TrainConfig",
     "ascending_counts",
     "require",
