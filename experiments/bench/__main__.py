@@ -5,8 +5,8 @@
     python -m experiments.bench suite=rivals
     python -m experiments.bench suite=released_mixture
 
-Other suites are `start`, `sampling`, `revision`, `experts`, `experts_budget`, `constraint`,
-`continuous` and `packed`; each file of `conf/suite` says what its one takes.
+Other suites are `start`, `loading`, `sampling`, `revision`, `experts`, `experts_budget`,
+`constraint`, `continuous` and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -24,6 +24,7 @@ from experiments.bench.continuous_bench import ContinuousBenchConfig, time_conti
 from experiments.bench.experts_bench import time_experts
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
+from experiments.bench.loading_bench import time_loading
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.revision_bench import time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
@@ -36,9 +37,16 @@ from llada_jax.model.params import init_params
 
 OfAnyModel = Literal["hot_paths", "continuous", "experts"]
 OfAShape = Literal[
-    "rivals", "sampling", "revision", "packed", "experts_budget", "start", "constraint"
+    "rivals",
+    "sampling",
+    "revision",
+    "packed",
+    "experts_budget",
+    "start",
+    "constraint",
+    "loading",
 ]
-_USUAL_SHAPES = {"sampling": "medium", "experts_budget": "mixture_1b"}
+_USUAL_SHAPES = {"loading": "medium", "sampling": "medium", "experts_budget": "mixture_1b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,7 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
         "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
         "sampling": lambda shape: time_sampling(random_model(shape, seed), repeats, seed),
         "revision": lambda shape: time_revision(shape, repeats, seed),
+        "loading": lambda shape: time_loading(random_model(shape, seed), repeats),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
         "start": lambda shape: time_start(config.model, shape, config),

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from experiments.bench.__main__ import BenchConfig, bench, timed_rows
 from experiments.bench.__main__ import random_model as model_of
 from experiments.bench.experts_bench import time_experts
+from experiments.bench.loading_bench import time_loading
 from experiments.bench.revision_bench import time_revision
 from experiments.bench.sampling_bench import (
     compiled,
@@ -176,6 +177,13 @@ def test_a_stream_beside_batches(random_model, tmp_path):
 def test_experts_beside_other_products():
     rows = {row.name: row.value for row in time_experts(1, 0, experts=[4], width=32)}
     assert rows["experts/4/speed/ragged_dot"] > 0 and len(rows) == 7
+
+
+def test_loading_beside_loading_unseen():
+    rows = {row.name: row.value for row in time_loading(lj.load("tiny"), 2)}
+    assert rows["loading/checked"] > 0 and rows["loading/checked vs unchecked"] > 0
+    with pytest.raises(ValueError, match="repeats is 1; allowed: 2 or more"):
+        time_loading(lj.load("tiny"), 1)
 
 
 @pytest.mark.slow
