@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
+import llada_jax as lj
 from experiments.bench.__main__ import BenchConfig, bench, timed_rows
 from experiments.bench.__main__ import random_model as model_of
 from experiments.bench.experts_bench import time_experts
