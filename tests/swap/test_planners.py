@@ -87,7 +87,7 @@ def test_no_planner_needs_nothing_where_everything_fits():
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_budget_smaller_than_the_largest_operator(name: str):
     budget = one_buffer(39, kv_bytes_per_token=2, tokens=5)
-    message = r"operator 'A' needs 30 bytes at once; the budget leaves 29 \(of 39, keys and values"
+    message = r"operator 'A' needs 30 bytes at once; the budget leaves 29 \(of 39, keys, values and"
     with pytest.raises(PlanError, match=message):
         planner(name)(FIGURE_10, budget)
 
