@@ -46,6 +46,20 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
             raise
 
 
+def write_first(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text as UTF-8 unless there is a file: of several writers at once, the first does."""
+    target = Path(path)
+    part = _temporary(target)
+    try:
+        part.write_bytes(text.encode())
+        sync(part)
+        with suppress(FileExistsError):
+            os.link(part, target)
+        _sync(target.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 @contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives the path of a file to write, which replaces `path` where the body succeeds."""

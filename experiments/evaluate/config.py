@@ -12,6 +12,7 @@ from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.harness import PLACES, Trial, lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 
@@ -90,6 +91,7 @@ class EvaluateConfig:
     phones: tuple[str, ...] = ()
     suite: SuiteConfig | None = None
     chosen: str | None = None
+    worker: Worker = ALONE
 
     def __post_init__(self) -> None:
         require_counts(self, "batch_size", "places")

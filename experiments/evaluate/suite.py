@@ -17,6 +17,7 @@ from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
+from experiments.evaluate.shared_stores import filled
 from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, read_config, stored_settings
 from experiments.harness.tiled import check_tiles
@@ -33,8 +34,8 @@ SuiteResult = tuple[list[ResultRow], str]
 
 def evaluate_suite(
     suite: SuiteConfig, config: EvaluateConfig, run: Run, difficulty: int | None
-) -> SuiteResult:
-    """Finds each decoder's score over all tasks, then its score on each.
+) -> SuiteResult | None:
+    """Finds each decoder's score over all tasks, then its score on each; of a worker, none.
 
     Args:
       config: everything else; its task and its sampler give way to the suite's.
@@ -63,6 +64,10 @@ def evaluate_suite(
         for name, items in asked.items()
     }
     stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
+    if not config.worker.is_alone:
+        run.join()
+        filled(config.worker, [(trials[key], stores[key]) for key in trials])
+        return None
     run.begin()
     if chosen is not None:
         run.write(CHOSEN, chosen.as_json())

@@ -39,6 +39,7 @@ from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
+from llada_jax.training.state import trained
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 from llada_jax.training.upcycling import dense_shape, upcycled
 
@@ -128,7 +129,7 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
     state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
-    model = Model(model_config, state.params, tokenizer)
+    model = Model(model_config, trained(state.params, config.train, parent), tokenizer)
     finish(config, run, model, folder, training.commands)
 
 

@@ -96,7 +96,7 @@ def generate_stream(
     config: SamplerConfig | None = None,
     *,
     places: int = 8,
-    together: int = 1,
+    together: int | Sequence[int] = 1,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
@@ -111,14 +111,14 @@ def generate_stream(
 
     Args:
       places: how many prompts are decoded at a time. It changes no token.
-      together: how many prompts, one after the other, a result is of.
+      together: how many prompts, one after the other, a result is of; or of each result so many.
       The others: as in `generate`.
 
     Raises:
       ValueError: as `generate`, when it is called.
       FloatingPointError: as `generate`, in place of the first bad canvas's result.
     """
-    for name, count in (("places", places), ("together", together)):
+    for name, count in (("places", places), ("together", np.min(together))):
         require(count > 0, f"{name} is {count}; allowed: 1 or more")
     opened = ExitStack()
     with ExitStack() as threads:

@@ -25,7 +25,14 @@ from llada_jax.config.model import ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
-from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
+from llada_jax.config.training import (
+    LoraConfig,
+    MatmulDtype,
+    Objective,
+    Optimizer,
+    Start,
+    TrainConfig,
+)
 
 __all__ = [
     "HOUSE",
@@ -34,6 +41,7 @@ __all__ = [
     "FloatDtype",
     "LatencyTable",
     "Loop",
+    "LoraConfig",
     "MatmulDtype",
     "MoEConfig",
     "ModelConfig",

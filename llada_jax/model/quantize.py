@@ -25,7 +25,15 @@ class QuantArray(NamedTuple):
     scale: Float[Array, "*out G"]
 
 
-Weight = Float[Array, "..."] | QuantArray
+class AdaptedWeight(NamedTuple):
+    """A weight that is not trained, and an addition of low rank that is: base + up @ down."""
+
+    base: Float[Array, "Out In"] | QuantArray
+    down: Float[Array, "rank In"]
+    up: Float[Array, "Out rank"]
+
+
+Weight = Float[Array, "..."] | QuantArray | AdaptedWeight
 
 
 def is_quantized(leaf: object) -> bool:
@@ -75,6 +83,8 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
     mixed-precision training.
     """
+    if isinstance(weight, AdaptedWeight):
+        return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight)
     if isinstance(weight, QuantArray):

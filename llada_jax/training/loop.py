@@ -24,7 +24,7 @@ from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import create_state, make_train_step
+from llada_jax.training.state import create_state, make_train_step, trained
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -46,7 +46,10 @@ def train(
     Args:
       source: examples by index, a pure function.
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
-      parent: float32 parameters to begin with, in place of what `config.start` says.
+      parent: float32 parameters to begin with, in place of what `config.start` says; with
+        `config.lora` in any dtype or quantized, since they are adapted and stay as they are.
+
+    Returns the state, whose parameters are adapters with `config.lora` (`state.trained`).
 
     Raises:
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
@@ -67,7 +70,7 @@ def train(
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         metrics = MetricsFile(folder / METRICS_FILE, start)
-        train_step = make_train_step(model, config)
+        train_step = make_train_step(model, config, parent=parent)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
@@ -88,7 +91,7 @@ def train(
                 row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(state.params)
+                    row |= evaluate(trained(state.params, config, parent))
                     began = time.perf_counter()
                 metrics.append(row)
                 recent.clear()

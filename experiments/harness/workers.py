@@ -1,0 +1,41 @@
+"""Workers of a run: processes that fill one folder together, each under a rank of its own.
+
+They send no messages: the folder, which all of them reach, is all that they share.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llada_jax.config import require
+from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.locked import locked
+
+_FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=")
+
+
+def worker_of(settings: object) -> Worker:
+    """Returns the worker that a verb's settings name; of a verb without workers, the only one."""
+    return getattr(settings, "worker", ALONE)
+
+
+@contextmanager
+def writing(folder: Path, worker: Worker, overrides: Sequence[str]) -> Iterator[None]:
+    """Holds the folder of a run: alone, or beside the workers of other ranks.
+
+    Args:
+      overrides: of Hydra's own settings, which must name a folder that workers share.
+
+    Raises ValueError that names who holds the folder or the rank, and for workers without a folder.
+    """
+    if worker.is_alone:
+        with locked(folder):
+            yield
+        return
+    require(
+        any(each.startswith(_FOLDERS) for each in overrides),
+        f"worker.count is {worker.count} without a folder that its workers share; allowed: "
+        "hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> of a sweep",
+    )
+    with locked(folder, shared=True), locked(folder, folder / f".worker-{worker.rank}"):
+        yield
