@@ -12,14 +12,16 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
 The tasks are the files of conf/lm_eval, each of which says what its data holds; `task_folder` names
 another folder of such files, one's own. The run folder
 gets, besides what every run writes, `samples_<task>.jsonl` (every item, request, response and
-score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings).
+score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings). Answers are
+kept in `answers/`, from which an interrupted run goes on; workers fill it together, and the same
+command without `worker` scores (docs/scale.md).
 """
 
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,13 +32,19 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, entry_point
+from experiments.harness.workers import told
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.worker import ALONE, Worker
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
 TASKS = REPOSITORY / "conf" / "lm_eval"
+ANSWERS = "answers"
+"""The folder, in that of a run, where answers are stored."""
+_DECIDING = ("limit", "chat", "seed", "backend", "mc_num")
+"""Settings that answers depend on, beside the tasks, the sampler and the model."""
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
 
 
@@ -56,6 +64,7 @@ class LmEvalConfig:
     backend: str = "xla"
     batch_size: int = 16
     mc_num: int = 128
+    worker: Worker = ALONE
 
     def __post_init__(self) -> None:
         known = sorted(path.stem for path in self.folder.glob("*.yaml"))
@@ -74,7 +83,8 @@ class LmEvalConfig:
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
-    from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
+    from llada_jax.evaluation.lm_eval_answers import StoredAnswers  # needs the extra
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel
 
     files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
     model = run.of(lj.load(config.model, config.dtype))
@@ -86,10 +96,20 @@ def score(config: LmEvalConfig, run: Run) -> None:
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    run.begin()
-    found = evaluate(
-        harness_model, files, limit=config.limit, chat=config.chat, folder=config.folder
+    if config.worker.is_alone:
+        run.begin()
+    else:
+        run.join()
+    settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
+    settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
+    settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
+    kept = StoredAnswers(
+        harness_model, run.folder / ANSWERS, settings, config.batch_size, config.worker
     )
+    found = evaluate(kept, files, limit=config.limit, chat=config.chat, folder=config.folder)
+    if not config.worker.is_alone:
+        print(told(config.worker, kept.answered, "requests"))
+        return
     rows: list[ResultRow] = []
     for task in config.tasks:
         samples = found["samples"][task]

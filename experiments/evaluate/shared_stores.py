@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from experiments.harness.workers import told
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.harness import Trial
 from llada_jax.evaluation.worker import Worker
@@ -17,7 +18,4 @@ def filled(worker: Worker, stores: Sequence[tuple[Trial, GenerationStore]]) -> N
     for trial, store in shared:
         items += trial.fill(store, worker.after(batches))
         batches += -(-trial.items.count // trial.batch_size)
-    print(
-        f"worker {worker.rank} of {worker.count} decoded {items} items; the same command without "
-        "worker.rank and worker.count judges what all of them decoded"
-    )
+    print(told(worker, items, "items"))

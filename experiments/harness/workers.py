@@ -19,6 +19,14 @@ def worker_of(settings: object) -> Worker:
     return getattr(settings, "worker", ALONE)
 
 
+def told(worker: Worker, count: int, what: str) -> str:
+    """Returns what a worker says at its end."""
+    return (
+        f"worker {worker.rank} of {worker.count} decoded {count} {what}; the same command without "
+        "worker.rank and worker.count judges what all of them decoded"
+    )
+
+
 @contextmanager
 def writing(folder: Path, worker: Worker, overrides: Sequence[str]) -> Iterator[None]:
     """Holds the folder of a run: alone, or beside the workers of other ranks.
@@ -30,6 +38,8 @@ def writing(folder: Path, worker: Worker, overrides: Sequence[str]) -> Iterator[
     """
     if worker.is_alone:
         with locked(folder):
+            for left in folder.glob(".worker-*"):  # by workers that were killed
+                left.unlink()
             yield
         return
     require(

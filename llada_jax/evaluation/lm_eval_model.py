@@ -8,7 +8,9 @@ come from the sampler. No torch is needed or imported.
 """
 
 import hashlib
-from collections.abc import Iterable
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -48,7 +50,7 @@ class LmEvalModel(LM):
       backend: where texts are decoded, as in `llada_jax.generate`.
       mc_num: forwards for each likelihood; see `log_likelihoods`.
       batch_size: prompts that are decoded together, and canvases of a forward of likelihoods.
-      seed: of the mask patterns, and of sampling: a prompt's own is this plus its place.
+      seed: of the mask patterns, and of sampling (`seeds`).
       progress: show progress bars.
 
     Raises ValueError that names what is wrong with the model or, before it computes, a request.
@@ -111,6 +113,21 @@ class LmEvalModel(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Returns what the sampler writes after each context, up to the first stop string."""
+        return self.texts(requests, self.seeds(requests))
+
+    def seeds(self, requests: Sequence[Instance]) -> list[int]:
+        """Returns the seed of each request's sampling: by its task, its item and how often that was
+        asked before, whatever else is asked."""
+        before: Counter[str] = Counter()
+        found = []
+        for request in requests:
+            name = f"{request.task_name} {request.doc_id}"
+            found.append((self._seed + zlib.crc32(f"{name} {before[name]}".encode())) % 2**31)
+            before[name] += 1
+        return found
+
+    def texts(self, requests: Sequence[Instance], seeds_of: Sequence[int]) -> list[str]:
+        """Returns what the sampler writes after each context with its seed."""
         asked = [self._request(*request.args) for request in requests]
         longest_first = sorted(range(len(asked)), key=lambda place: -len(asked[place].prompt))
         size = min(self._batch_size, len(asked))
@@ -121,7 +138,7 @@ class LmEvalModel(LM):
                 # A smaller batch would be compiled anew.
                 filled = chosen + chosen[-1:] * (size - len(chosen))
                 prompts = [asked[place].prompt for place in filled]
-                seeds = [self._seed + place for place in filled]
+                seeds = [seeds_of[place] for place in filled]
                 decoded = build.generate(
                     self._model, prompts, self._sampler, backend=self._backend, seed=seeds
                 )

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.training.train_state import TrainState
+from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
@@ -23,6 +24,7 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
+from llada_jax.training.on_mesh import batch_on, on_mesh
 from llada_jax.training.optimizer import learning_rate
 from llada_jax.training.state import create_state, make_train_step, trained
 
@@ -40,6 +42,7 @@ def train(
     evaluate: Evaluate | None = None,
     progress: bool = True,
     parent: ModelParams | None = None,
+    mesh: Mesh | None = None,
 ) -> TrainState:
     """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
 
@@ -48,6 +51,8 @@ def train(
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
       parent: float32 parameters to begin with, in place of what `config.start` says; with
         `config.lora` in any dtype or quantized, since they are adapted and stay as they are.
+      mesh: devices with axes `data` and `model` that share the work, all processes' together; each
+        process calls this. A checkpoint goes on on any other mesh.
 
     Returns the state, whose parameters are adapters with `config.lora` (`state.trained`).
 
@@ -66,11 +71,15 @@ def train(
         str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
     ) as checkpointer:
         state = create_state(model, config, parent)
+        if mesh is not None:
+            state = on_mesh(state, model, config, mesh)
+        places = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
-        metrics = MetricsFile(folder / METRICS_FILE, start)
-        train_step = make_train_step(model, config, parent=parent)
+        is_first = jax.process_index() == 0
+        metrics = MetricsFile(folder / METRICS_FILE, start) if is_first else None
+        train_step = make_train_step(model, config, parent=parent, places=places)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
@@ -79,7 +88,8 @@ def train(
         for step, batch in enumerate(
             tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
         ):
-            state, of_step = train_step(state, batch)
+            placed = batch if mesh is None else batch_on(mesh, batch)
+            state, of_step = train_step(state, placed)
             recent.append(of_step)
             logged = _due(step, config.log_every, config.steps)
             saved = _due(step, config.checkpoint_every, config.steps)
@@ -93,7 +103,8 @@ def train(
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
                     row |= evaluate(trained(state.params, config, parent))
                     began = time.perf_counter()
-                metrics.append(row)
+                if metrics is not None:
+                    metrics.append(row)
                 recent.clear()
             if saved:
                 require_finite_tree(f"after step {step}", state.params)

@@ -62,7 +62,10 @@ def trained(params: Any, config: TrainConfig, parent: ModelParams | None) -> Mod
 
 
 def make_train_step(
-    model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
+    model: ModelConfig,
+    config: TrainConfig,
+    parent: ModelParams | None = None,
+    places: Any = None,
 ) -> Any:
     """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
@@ -71,6 +74,7 @@ def make_train_step(
     Args:
       parent: of adapters; parameters in any dtype, or quantized ones, which the products take as
         the floats that they stand for: rounded activations would have no gradient.
+      places: the shardings of a state on a mesh, which it keeps.
     """
     base = parent if config.lora is not None else None
     run = _run_twice if config.remat else None
@@ -105,7 +109,8 @@ def make_train_step(
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         return state.apply_gradients(grads=gradient), metrics
 
-    compiled = jax.jit(train_step, donate_argnums=0)
+    kept: dict[str, Any] = {} if places is None else {"out_shardings": (places, None)}
+    compiled = jax.jit(train_step, donate_argnums=0, **kept)
     return lambda state, batch: compiled(state, batch, base)
 
 

@@ -1,0 +1,66 @@
+"""Training on a mesh of devices: a batch on its axis `data`, matrices and their moments on `model`.
+
+XLA puts in what devices must tell each other (automatic axes). A batch is a pure function of seed
+and step, whatever the mesh: each process makes all of it and keeps the rows of its own devices.
+"""
+
+from typing import Any
+
+import jax
+import optax
+from flax.training.train_state import TrainState
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.model.params import partition_specs
+from llada_jax.training.data import TrainingBatch
+
+DATA = "data"
+
+
+def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Mesh) -> TrainState:
+    """Returns a state whose arrays lie on the mesh: matrices and their moments in parts, adapters
+    and numbers whole on each device.
+
+    Raises ValueError for a batch that does not fill the axis `data`, and for a matrix that `model`
+    does not divide.
+    """
+    groups = mesh.shape[DATA]
+    require(
+        config.batch_size % groups == 0,
+        f"batch_size is {config.batch_size} on a mesh of data={groups}; allowed: a multiple of "
+        f"{groups}",
+    )
+
+    def sharding(spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, spec)
+
+    whole = sharding(PartitionSpec())
+    if config.lora is None:
+        axes = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), "model")
+        specs: Any = partition_specs(model, axes)  # pyright: ignore
+        of_params = jax.tree.map(sharding, specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
+    else:
+        of_params = jax.tree.map(lambda _: whole, state.params)
+    moments = optax.tree_map_params(
+        state.tx,
+        jax.device_put,
+        state.opt_state,
+        of_params,
+        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
+    )
+    return state.replace(
+        step=jax.device_put(state.step, whole),
+        params=jax.device_put(state.params, of_params),
+        opt_state=moments,
+    )
+
+
+def batch_on(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:
+    """Returns a batch in parts of its rows, one for each group of the axis `data`."""
+    place = NamedSharding(mesh, PartitionSpec(DATA))
+
+    def put(rows: Any) -> Any:
+        return jax.make_array_from_callback(rows.shape, place, lambda part: rows[part])
+
+    return TrainingBatch(*map(put, batch))
