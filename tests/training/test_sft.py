@@ -83,7 +83,7 @@ def test_all_examples_come_once_in_each_round_in_another_order(read):
             r"line 2, has an answer of 37 tokens; allowed: up to 32 \(max_gen_length\)",
         ),
         (
-            {"prompt": "1 " * 200, "completion": "b"},
+            {"prompt": "1 " * 900, "completion": "b"},
             r"line 2, has a prompt of \d+ tokens; allowed: up to \d+ \(the model's max_length",
         ),
     ],
