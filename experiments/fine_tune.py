@@ -14,17 +14,14 @@ for word.
 """
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from experiments.harness.run import Run, entry_point
+from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import FREE, TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
 from llada_jax.config import SamplerConfig, TrainConfig, require, require_counts
@@ -90,10 +87,7 @@ def _training(config: FineTuneConfig) -> Training:
         "file": sha256(Path(config.file).read_bytes()).hexdigest(),
         "train": fixed,
     }
-    overrides = HydraConfig.get().overrides
-    folder = [each for each in overrides.hydra if each.startswith("hydra.run.dir=")]
-    command = ["python", "-m", "experiments.fine_tune", *overrides.task, *folder]
-    return Training(json.loads(json.dumps(content)), [shlex.join(command)])
+    return Training(json.loads(json.dumps(content)), [command_that_goes_on("fine_tune")])
 
 
 def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConfig) -> ResultRow:

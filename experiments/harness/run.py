@@ -77,7 +77,7 @@ def entry_point(
     """
 
     def resume() -> str:
-        return _command_that_goes_on(verb)
+        return command_that_goes_on(verb)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
@@ -132,7 +132,7 @@ def entry_point(
     return main
 
 
-def _command_that_goes_on(verb: str) -> str:
+def command_that_goes_on(verb: str) -> str:
     """Returns the command line, with the folder of the run or the sweep that is under way."""
     arguments = sys.argv[1:]
     if HydraConfig.initialized():
