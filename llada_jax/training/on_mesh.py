@@ -7,12 +7,11 @@ and step, whatever the mesh: each process makes all of it and keeps the rows of 
 from typing import Any
 
 import jax
-import optax
 from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.params import partition_specs
+from llada_jax.model.params import parameter_name, partition_specs
 from llada_jax.training.data import TrainingBatch
 
 DATA = "data"
@@ -36,24 +35,19 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
         return NamedSharding(mesh, spec)
 
     whole = sharding(PartitionSpec())
+    places: dict[str, NamedSharding] = {}
     if config.lora is None:
         axes = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), "model")
         specs: Any = partition_specs(model, axes)  # pyright: ignore
-        of_params = jax.tree.map(sharding, specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
-    else:
-        of_params = jax.tree.map(lambda _: whole, state.params)
-    moments = optax.tree_map_params(
-        state.tx,
-        jax.device_put,
-        state.opt_state,
-        of_params,
-        transform_non_params=lambda leaf: jax.device_put(leaf, whole),
-    )
-    return state.replace(
-        step=jax.device_put(state.step, whole),
-        params=jax.device_put(state.params, of_params),
-        opt_state=moments,
-    )
+        found = jax.tree.leaves_with_path(specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
+        places = {f".{parameter_name(path)}": sharding(spec) for path, spec in found}
+
+    def put(path: Any, leaf: Any) -> Any:
+        """Puts a parameter, or a moment of it, whose path ends with its name."""
+        name = f".{parameter_name(path)}"
+        return jax.device_put(leaf, next((places[e] for e in places if name.endswith(e)), whole))
+
+    return jax.tree.map_with_path(put, state)
 
 
 def batch_on(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:

@@ -111,9 +111,9 @@ def test_a_product_adds_that_of_the_narrow_matrices():
 @pytest.mark.parametrize(
     ("dtype", "changes"),
     [
-        ("float32", {}),
+        pytest.param("float32", {}, marks=pytest.mark.slow),
         ("int8", {"matmul_dtype": "bfloat16", "activation_dtype": "bfloat16"}),
-        ("int4", {"remat": True}),
+        pytest.param("int4", {"remat": True}, marks=pytest.mark.slow),
     ],
 )
 def test_the_loss_falls_and_the_base_stays(dtype, changes):
@@ -131,6 +131,7 @@ def test_the_loss_falls_and_the_base_stays(dtype, changes):
     assert all(np.abs(each.up).max() > 0 for each in state.params.values())
 
 
+@pytest.mark.slow
 def test_a_run_of_adapters_resumes_and_exports_a_plain_model(tmp_path):
     config = CONFIG.replace(steps=4, log_every=2, checkpoint_every=2)
     whole = train(tmp_path / "whole", MODEL, config, copy_task, progress=False, parent=base("int8"))

@@ -93,6 +93,7 @@ def test_narrow_products_leave_parameters_and_gradients_in_float32():
     np.testing.assert_allclose(norms["bfloat16"], norms["float32"], rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"remat": True}, {"activation_dtype": "bfloat16"}])
 def test_what_saves_memory_changes_rounding_alone(changes):
     batch = batch_at(copy_task, CONFIG, 1, 0)

@@ -94,6 +94,7 @@ def test_a_killed_worker_goes_on_and_then_nothing_is_left_to_decode(run, alone, 
     assert stored(tmp_path / "run") == stored(alone)
 
 
+@pytest.mark.slow
 def test_a_suite_is_shared_so_that_every_rank_has_work(random_model, tmp_path):
     decoder = "{name: hasty, sampler: {threshold: 0.0001, cache: blockwise}}"
     suite = ["suite=decoding", "suite.tasks=[countdown,yes_no]", f"suite.decoders=[{decoder}]"]
@@ -159,8 +160,7 @@ def test_a_sweep_ends_with_a_table_and_a_picture_of_its_jobs(random_model, tmp_p
     printed = run_experiment(entry.main, ["-m", *job])
     page = (folder / "report.md").read_text()
     assert page in printed
-    (header,) = re.findall(r"^\| decoder .*", page, re.MULTILINE)
-    assert "exact match" in header
+    assert re.search(r"^\| decoder .* exact match", page, re.MULTILINE)
     assert "threshold@" in page and "threshold:0.3" in page and "threshold:0.9" in page
     pictures = re.findall(r"\(([\w-]+\.png)\)", page)
     assert len(pictures) == 2 and all((folder / each).stat().st_size > 5000 for each in pictures)
