@@ -108,6 +108,10 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
     files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
     model = run.of(lj.load(config.model, config.dtype))
+    settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
+    settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
+    settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
+    kept = StoredAnswers(run.folder / ANSWERS, settings, config.batch_size, config.worker)
     harness_model = LmEvalModel(
         model,
         config.sampler,
@@ -115,19 +119,14 @@ def score(config: LmEvalConfig, run: Run) -> None:
         mc_num=config.mc_num,
         batch_size=config.batch_size,
         seed=config.seed,
+        kept=kept,
     )
     if config.worker.is_alone:
         run.begin()
     else:
         run.join()
-    settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
-    settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
-    settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
-    kept = StoredAnswers(
-        harness_model, run.folder / ANSWERS, settings, config.batch_size, config.worker
-    )
     found = evaluate(
-        kept,
+        harness_model,
         files,
         limit=config.limit,
         chat=config.chat,

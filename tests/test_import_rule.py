@@ -111,7 +111,6 @@ ROOM_OF_MODULE = {
     # They lower steps, which takes JAX.
     **{f"llada_jax.phone.{name}": "build" for name in ("calibration", "graphs", "phone")},
     **{f"llada_jax.evaluation.{name}": "build" for name in ("harness", "lm_eval_model")},  # decode
-    "llada_jax.evaluation.lm_eval_answers": "build",
 }
 """Files and folders of one room that belong to another one."""
 

@@ -30,10 +30,10 @@ from hydra.core.hydra_config import HydraConfig
 import llada_jax as lj
 from experiments.evaluate.config import CELLS, EvaluateConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
-from experiments.evaluate.shared_stores import filled
 from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
 from experiments.evaluate.sweep_page import sweep_page
 from experiments.harness.run import Run, entry_point
+from experiments.harness.workers import filled
 from llada_jax.config import require
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
 

@@ -17,10 +17,10 @@ from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
-from experiments.evaluate.shared_stores import filled
 from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, read_config, stored_settings
 from experiments.harness.tiled import check_tiles
+from experiments.harness.workers import filled
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import fingerprint, lengthened

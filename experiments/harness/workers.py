@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llada_jax.config import require
+from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.harness import Trial
 from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.locked import locked
 
@@ -17,6 +19,19 @@ _FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=")
 def worker_of(settings: object) -> Worker:
     """Returns the worker that a verb's settings name; of a verb without workers, the only one."""
     return getattr(settings, "worker", ALONE)
+
+
+def filled(worker: Worker, stores: Sequence[tuple[Trial, GenerationStore]]) -> None:
+    """Decodes a worker's batches of each store, and says how many items were left to it.
+
+    Raises ValueError where another worker began a store with other settings.
+    """
+    shared = [(trial, store.shared(trial.batch_size)) for trial, store in stores]
+    items = batches = 0
+    for trial, store in shared:
+        items += trial.fill(store, worker.after(batches))
+        batches += -(-trial.items.count // trial.batch_size)
+    print(told(worker, items, "items"))
 
 
 def told(worker: Worker, count: int, what: str) -> str:

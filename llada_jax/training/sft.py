@@ -10,10 +10,9 @@ turn, or a text, and the canvas behind it is padded with EOS, which is learnt as
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +25,7 @@ FORMATS = (
     '{"messages": [{"role": "user", "content": "..."}, ...]} or '
     '{"prompt": "...", "completion": "..."}'
 )
+KEYS = {"messages", "prompt", "completion"}
 ROLES = ("system", "user", "assistant")
 
 
@@ -48,9 +48,16 @@ def read_examples(
     examples = []
     for number, line in enumerate(tqdm(lines, desc=path.name, mininterval=1, leave=False), 1):
         where = f"{path}, line {number},"
-        for example in _examples(_parsed(line, where), tokenizer, model, where):
-            _check(example, model, longest, where)
-            examples.append(example)
+        for prompt, answer, end in _pairs(line, tokenizer, model, where):
+            require(bool(answer), f"{where} has an empty answer; allowed: a character or more")
+            require(end is not None, "the model has no eos_id; allowed: one that ends texts")
+            examples.append(Example(prompt, [*tokenizer.encode(answer), end]))
+            shown, room = len(examples[-1].answer), model.max_length - longest
+            require(
+                shown <= longest and len(prompt) <= room,
+                f"{where} has a prompt of {len(prompt)} tokens and an answer of {shown}; allowed: "
+                f"up to {room} and {longest} (the model's max_length, max_gen_length)",
+            )
     require(len(examples) > 0, f"{path} is empty; allowed: lines of {FORMATS}")
     return examples
 
@@ -69,25 +76,20 @@ def shuffled(examples: Sequence[Example], seed: int) -> ExampleSource:
     return source
 
 
-def _parsed(line: str, where: str) -> Mapping[str, Any]:
+def _pairs(
+    line: str, tokenizer: Tokenizer, model: ModelConfig, where: str
+) -> Iterator[tuple[list[int], str, int | None]]:
+    """Yields each answer of a line, what comes before it, and the token that ends it."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is no JSON: {error}; allowed: {FORMATS}") from error
-    is_chat = isinstance(found, dict) and isinstance(found.get("messages"), list)
-    is_pair = isinstance(found, dict) and all(
-        isinstance(found.get(key), str) for key in ("prompt", "completion")
-    )
-    require(is_chat != is_pair, f"{where} is {line:.80}; allowed: {FORMATS}")
-    return found
-
-
-def _examples(
-    found: Mapping[str, Any], tokenizer: Tokenizer, model: ModelConfig, where: str
-) -> Iterator[Example]:
-    if "completion" in found:
+    kinds = {key: type(found[key]) for key in KEYS & found.keys()} if type(found) is dict else {}
+    is_pair, is_chat = kinds == {"prompt": str, "completion": str}, kinds == {"messages": list}
+    require(is_chat or is_pair, f"{where} is {line:.80}; allowed: {FORMATS}")
+    if is_pair:
         prompt = tokenizer.encode(found["prompt"], add_special_tokens=True)
-        yield _example(prompt, found["completion"], tokenizer, model.eos_id, where)
+        yield prompt, found["completion"], model.eos_id
         return
     messages = found["messages"]
     for place, message in enumerate(messages, 1):
@@ -97,34 +99,13 @@ def _examples(
             f"{where} has message {place} {message!s:.80}; allowed: a role of "
             f"{', '.join(ROLES)}, and content that is text",
         )
-    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    roles = [each["role"] for each in messages]
     require(
-        len(answers) > 0 and answers[-1] == len(messages) - 1 and answers[0] > 0,
-        f"{where} has the roles {[each['role'] for each in messages]}; allowed: a chat that begins "
-        "with another and ends with the assistant",
+        len(roles) > 1 and roles[-1] == "assistant" != roles[0],
+        f"{where} has the roles {roles}; allowed: a chat that begins with another and ends with "
+        "the assistant",
     )
-    end = model.eos_id if model.eot_id is None else model.eot_id
-    for place in answers:
+    for place in (place for place, role in enumerate(roles) if role == "assistant"):
         prompt = tokenizer.encode_chat(messages[:place])
-        yield _example(prompt, messages[place]["content"], tokenizer, end, where)
-
-
-def _example(
-    prompt: Sequence[int], answer: str, tokenizer: Tokenizer, end: int | None, where: str
-) -> Example:
-    require(bool(answer), f"{where} has an empty answer; allowed: a character or more")
-    require(end is not None, "the model has no token that ends a text; allowed: one with eos_id")
-    return Example(prompt, [*tokenizer.encode(answer), end])
-
-
-def _check(example: Example, model: ModelConfig, longest: int, where: str) -> None:
-    prompt, answer = map(len, example[:2])
-    require(
-        answer <= longest,
-        f"{where} has an answer of {answer} tokens; allowed: up to {longest} (max_gen_length)",
-    )
-    require(
-        prompt + longest <= model.max_length,
-        f"{where} has a prompt of {prompt} tokens; allowed: up to {model.max_length - longest} "
-        f"(the model's max_length of {model.max_length} less max_gen_length)",
-    )
+        end = model.eos_id if model.eot_id is None else model.eot_id
+        yield prompt, messages[place]["content"], end

@@ -77,7 +77,7 @@ def test_another_file_or_model_does_not_go_on(run, files, tmp_path):
         (["train.lora=null", "dtype=int8"], "dtype is 'int8' without train.lora; allowed: float32"),
         (
             ["train.max_gen_length=1", "train.block_length=1", "sampler.block_length=1"],
-            "has an answer of 2 tokens; allowed",
+            "and an answer of 2; allowed",
         ),
         (["model=nowhere"], "no model at 'nowhere'"),
     ],

@@ -331,11 +331,9 @@ def test_a_task_of_the_harness_without_data_is_named():
         data_files("mmlu", Path("nowhere"), Path(HARNESS))
 
 
-@pytest.mark.parametrize(
-    "path", (REPOSITORY / "conf/protocol").glob("*.yaml"), ids=lambda p: p.stem
-)
-def test_a_published_protocol_composes(path):
-    config = config_of(f"+protocol={path.stem}")
+@pytest.mark.parametrize("name", [each.stem for each in REPOSITORY.glob("conf/protocol/*.yaml")])
+def test_a_published_protocol_composes(name):
+    config = config_of(f"+protocol={name}")
     assert config.task_folder == HARNESS and config.limit is None
     assert config.sampler.gen_length % config.sampler.block_length == 0
     assert all(config.tasks[0] in each.row and 0 < each.score < 1 for each in config.published)

@@ -80,11 +80,11 @@ def test_all_examples_come_once_in_each_round_in_another_order(read):
         ({"messages": [{"role": "user", "content": 3}]}, r"message 1 .*; allowed: .*that is text"),
         (
             {"prompt": "a", "completion": "123456789" * 4},
-            r"line 2, has an answer of 37 tokens; allowed: up to 32 \(max_gen_length\)",
+            r"line 2, has a prompt of \d tokens and an answer of 37; allowed: up to \d+ and 32",
         ),
         (
             {"prompt": "1 " * 900, "completion": "b"},
-            r"line 2, has a prompt of \d+ tokens; allowed: up to \d+ \(the model's max_length",
+            r"line 2, has a prompt of \d{3,} tokens and an answer of 2; allowed: up to \d+ and 32",
         ),
     ],
 )
