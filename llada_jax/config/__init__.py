@@ -21,6 +21,7 @@ from llada_jax.config.export_settings import (
     Quant,
     Soc,
 )
+from llada_jax.config.mesh import ONE_DEVICE, MeshConfig
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
@@ -29,12 +30,14 @@ from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, 
 
 __all__ = [
     "HOUSE",
+    "ONE_DEVICE",
     "STATIC_PRECISIONS",
     "ExportConfig",
     "FloatDtype",
     "LatencyTable",
     "Loop",
     "MatmulDtype",
+    "MeshConfig",
     "MoEConfig",
     "ModelConfig",
     "Objective",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
@@ -110,10 +111,31 @@ def _run_whole(
     return canvas, records, rows, step
 
 
+def _run_all(
+    setup: Setup,
+    denoiser: Denoiser,
+    params: Params,
+    canvas: Canvas,
+    buckets: tuple[int, ...],
+    limit: int,
+    until: Int[Array, ""],
+    most: Int[Array, ""],
+) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
+    """Runs the loop, on a mesh once for each group of rows."""
+
+    def run(*given: Any) -> Any:
+        *of_group, until, most = given
+        return _run_whole(*of_group, buckets, limit, until, most)
+
+    if denoiser.on_mesh is None:
+        return run(setup, denoiser, params, canvas, until, most)
+    return loop_on_all(denoiser.on_mesh, run, setup, params, canvas, until, most)
+
+
 @kept
 def _compiled(*shape: Any) -> Callable[..., Any]:
     static = ("denoiser", "buckets", "limit")
-    return own_jit(_run_whole, static_argnames=static, donate_argnames="canvas")
+    return own_jit(_run_all, static_argnames=static, donate_argnames="canvas")
 
 
 def compiled_loop(
