@@ -95,7 +95,9 @@ def loop_on_all(
     groups = mesh.shape[DATA] if axis else 1
 
     def in_group(setup: Any, params: Params, canvas: Any, until: Any, most: Any) -> Any:
-        canvas, records, rows, steps = loop(setup, place.part, params, canvas, until, most)
+        canvas, records, rows, steps = loop(
+            setup, place.part, params, canvas, until=until, most=most
+        )
         return canvas, records, rows[None], steps[None]
 
     of_canvas = places(canvas, axis)

@@ -116,6 +116,7 @@ def _divisors(number: int) -> str:
 
 def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, int]]:
     """Yields what the axis `model` must divide, and how many there are of it."""
+    yield _COUNTED["vocab"], config.vocab_size  # of which the head may be the embedding
     for spec in named_specs(config).values():
         for place, (axis, size) in enumerate(zip(spec.axes, spec.shape, strict=True)):
             if axis not in PLACES:
@@ -179,16 +180,18 @@ def mesh_denoiser(
 
 
 def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
-    """Marks what is a part of a sum: matrices cut along their inputs, and matrices of experts."""
+    """Marks the layers' matrices that the mesh cuts, with the axes over which sums are completed:
+    those of their inputs, and of experts."""
 
     def marked(place: Any, leaf: Any) -> Any:
         where = place.values if isinstance(place, QuantArray) else place
-        cut = where[0] if len(where) == 3 else where[-1] if len(where) == 2 else None
-        if cut is None:
+        if len(where) < 2 or not any(where):
             return leaf
-        return Shard(leaf, cut if isinstance(cut, tuple) else (cut,))
+        cut = where[0] if len(where) == 3 else where[-1]
+        return Shard(leaf, cut if isinstance(cut, tuple) else (cut,) if cut else ())
 
     def is_place(leaf: Any) -> bool:
         return is_quantized(leaf) or _is_partition(leaf)
 
-    return jax.tree.map(marked, specs, params, is_leaf=is_place)
+    layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_place)
+    return params._replace(layers=layers)

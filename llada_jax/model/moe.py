@@ -66,6 +66,8 @@ def moe_feed_forward(
 ) -> Float[Array, "B R D"]:
     """Adds up each row's experts by their weights, and the shared expert."""
     flat = x.reshape(-1, x.shape[-1])
+    if isinstance(experts.gate, Shard):
+        flat = jax.lax.optimization_barrier(flat)  # as `linear` does
     total = weighted_experts(flat, route(flat, experts, config), experts)
     if experts.shared is not None:
         total = total + feed_forward(flat, experts.shared)

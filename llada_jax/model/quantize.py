@@ -30,8 +30,8 @@ class QuantArray(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Shard:
-    """A device's part of a matrix on a mesh: of its inputs, or some of all experts' matrices. What
-    is made of it is a part of a sum over the mesh's axes."""
+    """A device's part of a matrix on a mesh. What is made of a part of its inputs, or of some of
+    all experts' matrices, is a part of a sum over `axes`; without them, it is outputs."""
 
     weight: "Float[Array, '...'] | QuantArray"
     axes: tuple[str, ...] = field(metadata={"static": True})
@@ -86,11 +86,18 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
     mixed-precision training. Of a `Shard` of the inputs, sums are completed over the mesh before
-    they are scaled or rounded: those of int8 are as without a mesh, to the bit.
+    they are scaled or rounded: those of int8 are as without a mesh, to the bit. What XLA fuses on
+    either side of a `Shard` is kept apart, or its rounding would depend on the mesh.
     """
-    axes: tuple[str, ...] = ()
     if isinstance(weight, Shard):
-        weight, axes = weight.weight, weight.axes
+        x = jax.lax.optimization_barrier(x)
+        return jax.lax.optimization_barrier(_linear(x, weight.weight, weight.axes))
+    return _linear(x, weight)
+
+
+def _linear(
+    x: Float[Array, "*rows In"], weight: Float[Array, "Out In"] | QuantArray, axes: tuple = ()
+) -> Float[Array, "*rows Out"]:
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight, axes)
     if isinstance(weight, QuantArray):

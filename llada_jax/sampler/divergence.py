@@ -11,8 +11,6 @@ from llada_jax.sampler.event import Event
 if TYPE_CHECKING:
     from llada_jax.sampler.trace import Trace
 
-_KEPT = (Event.SCORE, Event.MARGIN)
-
 
 class Divergence(NamedTuple):
     """The first event that only one of two runs has. Steps and positions count from 0."""
@@ -46,38 +44,31 @@ def first_divergence(one: "Trace", other: "Trace") -> Divergence | None:
     differing = sorted(done[0] ^ done[1])
     if not differing:
         return None
-    step, row, position, _, _ = differing[0]
-    place = (step, row, position)
-    tokens, confidences = zip(*(_predicted(each, *place) for each in (one, other)), strict=True)
+    place = step, row, position = differing[0][:3]
+    found = [_predicted(each, *place) for each in (one, other)]
+    tokens, sure = (found[0][0], found[1][0]), found[0][1]
     if tokens[0] != tokens[1]:
-        return Divergence(*place, tokens, _margin(one, *place))
-    rivals = [each[2] for each in differing if each[:2] == place[:2] and each[2] != position]
-    bounds = [_predicted(one, step, row, each)[1] for each in rivals] or [confidences[1]]
-    return Divergence(*place, tokens, min(abs(confidences[0] - each) for each in bounds))
+        return Divergence(*place, tokens, _predicted(one, *place, margin=True)[1])
+    rivals = [each[2] for each in differing if each[:2] == (step, row) and each[2] != position]
+    bounds = [_predicted(one, step, row, each)[1] for each in rivals] or [found[1][1]]
+    return Divergence(*place, tokens, min(abs(sure - each) for each in bounds))
 
 
 def _events(trace: "Trace") -> set[tuple[int, ...]]:
     """Returns step, row, position, kind and token of what changed the canvas."""
-    changed = ~np.isin(trace.event_kind, _KEPT)
+    changed = ~np.isin(trace.event_kind, (Event.SCORE, Event.MARGIN))
     names = ("step", "row", "position", "kind", "token")
     columns = (getattr(trace, f"event_{name}")[changed].tolist() for name in names)
     return set(zip(*columns, strict=True))
 
 
-def _predicted(trace: "Trace", step: int, row: int, position: int) -> tuple[int, float]:
-    """Returns the token that a forward predicted, or left, and its confidence; -1 for none."""
-    at = _at(trace, step, row, position) & (trace.event_kind != Event.MARGIN)
-    if not at.any():
-        return -1, 0.0
-    last = np.flatnonzero(at)[-1]
-    return int(trace.event_token[last]), float(trace.event_confidence[last])
-
-
-def _margin(trace: "Trace", step: int, row: int, position: int) -> float:
-    at = _at(trace, step, row, position) & (trace.event_kind == Event.MARGIN)
-    return float(trace.event_confidence[at].min(initial=np.inf))
-
-
-def _at(trace: "Trace", step: int, row: int, position: int) -> np.ndarray:
+def _predicted(
+    trace: "Trace", step: int, row: int, position: int, margin: bool = False
+) -> tuple[int, float]:
+    """Returns the token that a forward predicted, or left, and its confidence, or margin; -1 for
+    none."""
     here = (trace.event_row == row) & (trace.event_position == position)
-    return here & (trace.event_step == step)
+    here &= (trace.event_step == step) & ((trace.event_kind == Event.MARGIN) == margin)
+    last = np.flatnonzero(here)[-1:]
+    told = zip(trace.event_token[last].tolist(), trace.event_confidence[last].tolist(), strict=True)
+    return next(told, (-1, 0.0))

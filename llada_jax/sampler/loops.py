@@ -67,6 +67,9 @@ def _run_whole(
     until: Int[Array, ""],
     most: Int[Array, ""],
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
+    if denoiser.on_mesh is not None:
+        run = partial(_run_whole, buckets=buckets, limit=limit)
+        return loop_on_all(denoiser.on_mesh, run, setup, params, canvas, until, most)
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
     sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (buckets, head_buckets))
@@ -111,31 +114,10 @@ def _run_whole(
     return canvas, records, rows, step
 
 
-def _run_all(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    buckets: tuple[int, ...],
-    limit: int,
-    until: Int[Array, ""],
-    most: Int[Array, ""],
-) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
-    """Runs the loop, on a mesh once for each group of rows."""
-
-    def run(*given: Any) -> Any:
-        *of_group, until, most = given
-        return _run_whole(*of_group, buckets, limit, until, most)
-
-    if denoiser.on_mesh is None:
-        return run(setup, denoiser, params, canvas, until, most)
-    return loop_on_all(denoiser.on_mesh, run, setup, params, canvas, until, most)
-
-
 @kept
 def _compiled(*shape: Any) -> Callable[..., Any]:
     static = ("denoiser", "buckets", "limit")
-    return own_jit(_run_all, static_argnames=static, donate_argnames="canvas")
+    return own_jit(_run_whole, static_argnames=static, donate_argnames="canvas")
 
 
 def compiled_loop(
