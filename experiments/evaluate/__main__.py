@@ -27,7 +27,6 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-import llada_jax as lj
 from experiments.evaluate.config import CELLS, EvaluateConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
@@ -75,7 +74,7 @@ def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult | None:
 
 def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> Evaluation | None:
     """Returns the graded answers; of a worker, which judges nothing, None."""
-    model, items = lj.load(config.model, config.dtype), config.task.asked
+    model, items = config.load(), config.task.asked
     trial = config.trial(model, items, config.sampler, sampler_name())
     if baseline:
         require_same_items(baseline, items.settings, items.count)

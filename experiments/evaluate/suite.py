@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-import llada_jax as lj
 from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
@@ -53,7 +52,7 @@ def evaluate_suite(
     }
     for decoder in suite.decoders:
         check_tiles(config.tiles, config.backend, decoder.sampler)
-    model = run.of(lj.load(config.model, config.dtype))
+    model = run.of(config.load())
     if chosen is not None:
         chosen.require_for(fingerprint(model), seed, count)
     trials = {

@@ -49,7 +49,8 @@ def generate(
         host's threads, for a model of `tiled`; a `Backend`, for example an `EmulatedNpu` of
         another SoC; or a `StreamedProgram`, whose layers need not be in memory, nor in the model.
       seed: one for the batch, or one for each row.
-      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too.
+      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
+        and `"margins"` how far each was from the second one.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:

@@ -27,6 +27,7 @@ from llada_jax.model.forward import PLAIN, LayerHooks
 from llada_jax.model.fused_attention import fused_attend_to_cache
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
+from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
@@ -89,7 +90,14 @@ def backend_denoiser(
     if backend == "tiles":
         multiply = threads.enter_context(TileMultiplier(available_cores()))
         return tiled_denoiser(model.config, rules, multiply)
+    mesh = mesh_of(model.params)
+    require(
+        mesh is None or backend in XLA,
+        f"backend is {backend!r}, and the model is on a mesh; allowed: {', '.join(map(repr, XLA))}",
+    )
     if isinstance(backend, str) and backend in XLA:
+        if mesh is not None:
+            return mesh_denoiser(model.config, rules, XLA[backend], mesh, specs_of(model.params))
         return denoiser_for(model.config, rules, XLA[backend])
     if model.artifact:
         manifest = (model.artifact / MANIFEST).read_bytes()

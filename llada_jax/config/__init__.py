@@ -21,6 +21,7 @@ from llada_jax.config.export_settings import (
     Quant,
     Soc,
 )
+from llada_jax.config.mesh import ONE_DEVICE, MeshConfig
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
@@ -36,6 +37,7 @@ from llada_jax.config.training import (
 
 __all__ = [
     "HOUSE",
+    "ONE_DEVICE",
     "STATIC_PRECISIONS",
     "ExportConfig",
     "FloatDtype",
@@ -43,6 +45,7 @@ __all__ = [
     "Loop",
     "LoraConfig",
     "MatmulDtype",
+    "MeshConfig",
     "MoEConfig",
     "ModelConfig",
     "Objective",

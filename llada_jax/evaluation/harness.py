@@ -34,6 +34,7 @@ from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.model.mesh import mesh_of
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.trace import Trace
@@ -142,7 +143,9 @@ class Trial:
     @property
     def settings(self) -> dict[str, Any]:
         """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
-        return {
+        mesh = mesh_of(self.model.params)
+        on_mesh = {} if mesh is None else {"mesh": dict(mesh.shape)}
+        return on_mesh | {
             "model": self.model_name,
             "model_config": asdict(self.model.config),
             "dtype": self.dtype or self.model.stored_as,

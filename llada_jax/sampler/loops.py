@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
@@ -66,6 +67,9 @@ def _run_whole(
     until: Int[Array, ""],
     most: Int[Array, ""],
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
+    if denoiser.on_mesh is not None:
+        run = partial(_run_whole, buckets=buckets, limit=limit)
+        return loop_on_all(denoiser.on_mesh, run, setup, params, canvas, until, most)
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
     sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (buckets, head_buckets))
