@@ -24,8 +24,16 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, command_that_goes_on, entry_point
 from experiments.train.resume import FREE, TRAINING, Training
 from llada_jax.checkpoint import fingerprint, load_params
-from llada_jax.config import SamplerConfig, TrainConfig, require, require_counts
+from llada_jax.config import (
+    ONE_DEVICE,
+    MeshConfig,
+    SamplerConfig,
+    TrainConfig,
+    require,
+    require_counts,
+)
 from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.model.mesh import mesh_for
 from llada_jax.text import Tokenizer
 from llada_jax.training.data import Example
 from llada_jax.training.loop import read_metrics, require_steps, train
@@ -43,6 +51,7 @@ class FineTuneConfig:
     file: str
     test_file: str | None = None
     train: TrainConfig
+    mesh: MeshConfig = ONE_DEVICE
     sampler: SamplerConfig
     batch_size: int = 16
 
@@ -57,7 +66,8 @@ class FineTuneConfig:
 
 def fine_tune(config: FineTuneConfig, run: Run) -> None:
     """Checks all that is given, trains from the last checkpoint of the folder, and exports."""
-    model, parent, folder = load_params(config.model, config.dtype)
+    mesh = mesh_for(config.mesh)
+    model, parent, folder = load_params(config.model, config.dtype, mesh=mesh)
     if folder is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
     tokenizer, longest = Tokenizer.from_folder(folder), config.train.max_gen_length
@@ -68,7 +78,7 @@ def fine_tune(config: FineTuneConfig, run: Run) -> None:
     run.begin()
     run.write(TRAINING, training.as_json())
     source = shuffled(examples, config.train.seed)
-    state = train(run.folder, model, config.train, source, parent=parent)
+    state = train(run.folder, model, config.train, source, parent=parent, mesh=mesh)
     params = trained(state.params, config.train, parent)
     card = _card(config, len(examples), training.commands)
     metrics = read_metrics(run.folder)

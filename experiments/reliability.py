@@ -6,8 +6,9 @@
 
 Test items stand on canvases as in training, whole ones and ones cut at the block that is decoded,
 and are masked as LLaDA's loss masks them. A prediction counts where an answer's own token was
-masked, its end among them; the padding after it is too easy to count. The run folder gets
-`reliability.png` beside what every run writes.
+masked, its end among them; the padding after it is too easy to count. Where the number of bins is a
+multiple of 10, bands of confidence are told, too. The run folder gets `reliability.png` beside what
+every run writes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,9 @@ from llada_jax.training.data import Example, TrainingBatch, batch_at
 from llada_jax.training.loss import corrupt
 
 CANVASES = {"whole": 0.0, "block": 1.0}  # share of canvases that are cut at a block
+
+BANDS = (0.5, 0.7), (0.7, 0.9), (0.9, 1.0)
+"""Of confidence: revision can only mend what was committed in the lower ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,20 @@ def measure(config: ReliabilityConfig, run: Run) -> None:
     for name, found in diagrams.items():
         error, n = 100 * found.expected_calibration_error, int(found.counts.sum())
         rows.append(ResultRow(f"{name}/expected_calibration_error", error, "points", n=n))
+        rows += _band_rows(name, found)
     run.finish(rows)
+
+
+def _band_rows(name: str, found: Reliability) -> Iterator[ResultRow]:
+    """Yields mean confidence and share right by band, where the bins have its bounds."""
+    if len(found.counts) % 10:
+        return
+    for low, high in BANDS:
+        count, confidence, right = found.between(low, high)
+        if count:
+            band = f"{name}/{low}_to_{high}"
+            yield ResultRow(f"{band}/confidence", confidence, "mean", n=count)
+            yield ResultRow(f"{band}/right", right, "of tokens", n=count)
 
 
 def reliability_by_task(model: lj.Model, config: ReliabilityConfig) -> dict[str, Reliability]:

@@ -3,13 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.harness.on_phones import as_if_llada_8b, mean_latency
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
+from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
 from llada_jax.evaluation.tally import Tally, joined
 from llada_jax.phone.workload import Workload
+
+REGIME = "regime"
+"""In the names of the rows that say how a model decodes."""
 
 
 def decoder_rows(
@@ -18,6 +24,7 @@ def decoder_rows(
     """Gives quality and latency on phones over all questions of all parts; speed over all items."""
     return [
         *tally_rows(name, joined([part.tally for part in parts])),
+        *_regime_rows(f"{name}/{REGIME}", parts),
         *_speed_rows(name, parts),
         *_phone_rows(name, parts, socs),
     ]
@@ -41,6 +48,25 @@ def tally_rows(name: str, found: Tally) -> list[ResultRow]:
             if value is not None
         ),
     ]
+
+
+def _regime_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
+    """Yields the regime card, beside what LLaDA-8B has; nothing where a model's blocks do not begin
+    at the prompt, or a trace was not kept."""
+    block_causal = any(
+        trace.settings["model"]["block_length"]
+        for part in parts
+        for _, trace in part.store.traces()
+    )
+    if block_causal or not all(part.rows for part in parts):
+        return
+    found = regime(each for part in parts for each in part.trajectories())
+    for what, value in found._asdict().items():
+        reference, source = PUBLISHED.get(what, (None, None))
+        if np.isfinite(value):
+            yield ResultRow(
+                f"{name}/{what}", value, UNITS[what], reference=reference, source=source
+            )
 
 
 def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:

@@ -1,11 +1,13 @@
 """Scores as text, from result rows alone: a line for each way of decoding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
+from experiments.evaluate.result_rows import REGIME
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.regime import PUBLISHED, UNITS
 
 MATCH = "exact match (95 %)"
 SPEED = {
@@ -90,7 +92,22 @@ def suite_tables(
         found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in found.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
+    parts += ["", *_regime_table(suite, list(decoders), rows)]
     return "\n".join([*parts, *traces(results)])
+
+
+def _regime_table(
+    suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
+) -> Iterator[str]:
+    """Yields the regime card: a line for each decoder, and one for LLaDA-8B."""
+    own = {d: {what: rows.get(f"{suite}/{d}/{REGIME}/{what}") for what in UNITS} for d in decoders}
+    if not any(any(card.values()) for card in own.values()):
+        return
+    lines = {d: {k: f"{r.value:.2f}" if r else "" for k, r in c.items()} for d, c in own.items()}
+    paper = {what: f"{PUBLISHED[what][0]:.2f}" if what in PUBLISHED else "" for what in UNITS}
+    yield "regime (docs/quality.md says what each column is)"
+    table = [{"decoder": name, **card} for name, card in {**lines, "LLaDA-8B": paper}.items()]
+    yield aligned(table, tuple(UNITS))
 
 
 def _points(row: ResultRow | None) -> str:

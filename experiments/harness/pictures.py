@@ -117,6 +117,18 @@ def forwards_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "
     return drawn
 
 
+def blanks_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
+    """Draws exact match by empty cells: a line an order."""
+    drawn = figure(7.6, 4.6)
+    axes = drawn.subplots()
+    for name, points in curves.items():
+        _line(axes, sorted(points), marker="o", capsize=3, label=name)
+    axes.set(title=title, xlabel="empty cells", ylabel="exact match, 95 % interval", ylim=(0, 1.02))
+    axes.grid(**GRID)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    return drawn
+
+
 def _line(axes: "Axes", points: Sequence[ScorePoint], **style: Any) -> None:
     at, values = [point.at for point in points], [point.value for point in points]
     axes.errorbar(at, values, yerr=_errors(points), markersize=4, **style)

@@ -3,6 +3,7 @@
     python -m experiments.train hydra.run.dir=outputs/small
     python -m experiments.train train.steps=200 hydra.run.dir=outputs/short
     python -m experiments.train --config-name train_moe hydra.run.dir=outputs/tiny_moe
+    python -m experiments.train --config-name train_self_fill hydra.run.dir=outputs/revising
 
 The same command resumes a run that was stopped, from its last checkpoint; with more steps it is
 prolonged, and other settings are refused. The run folder gets `config.yaml`, `env.json`,
@@ -30,16 +31,18 @@ from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import fingerprint, load_params, model_path
-from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.families.config_json import config_to_hf
+from llada_jax.model.mesh import mesh_for
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
-from llada_jax.training.state import trained
+from llada_jax.training.objectives import Objective
+from llada_jax.training.state import MASKED, trained
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 from llada_jax.training.upcycling import dense_shape, upcycled
 
@@ -62,8 +65,11 @@ class RunConfig:
     train: TrainConfig
     data: MixtureConfig
     score: ScoreConfig
+    mesh: MeshConfig = ONE_DEVICE
     parent: str | None = None
     """A bundled model or a model's folder: training begins with its parameters and tokenizer."""
+    objective: Objective = MASKED
+    """By its name: masked, edit, self_fill or uniform (`llada_jax.training.objectives`)."""
 
     def __post_init__(self) -> None:
         _ = config_to_hf(self.model)  # which checks that the model can be exported
@@ -114,7 +120,8 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     Raises ValueError, before anything is written, where the folder's training is another one, or
     has gone further than is asked.
     """
-    training = Training.of(asdict(config), config.data, _command()).resumed(run.folder)
+    settings = {**asdict(config), "objective": repr(config.objective)}
+    training = Training.of(settings, config.data, _command()).resumed(run.folder)
     require_steps(run.folder, config.train)
     parent = (
         None
@@ -128,7 +135,16 @@ def train_and_export(config: RunConfig, run: Run) -> None:
     model_config = with_special_tokens(config.model, tokenizer)
     source = example_source(tokenizer, config.data, config.train.batch_size)
     evaluate = probe(config.tasks, config.score, model_config, tokenizer)
-    state = train(run.folder, model_config, config.train, source, evaluate, parent=parent)
+    state = train(
+        run.folder,
+        model_config,
+        config.train,
+        source,
+        evaluate,
+        parent=parent,
+        mesh=mesh_for(config.mesh),
+        objective=config.objective,
+    )
     model = Model(model_config, trained(state.params, config.train, parent), tokenizer)
     finish(config, run, model, folder, training.commands)
 
@@ -169,6 +185,7 @@ def finish(
         commands=commands,
         model=model.config,
         train=config.train,
+        objective=config.objective,
         data=config.data,
         environment=json.loads((run.folder / "env.json").read_text()),
         metrics=metrics,

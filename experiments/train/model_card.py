@@ -14,6 +14,7 @@ from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.evaluation.reliability_diagram import Reliability
 from llada_jax.model.params import param_count
 from llada_jax.training.model_folder import CARD_FILE, read_log, thinned
+from llada_jax.training.objectives import Objective
 
 CURVE_ROWS = 16
 EXACT_MATCH = "/exact_match"
@@ -47,6 +48,7 @@ def model_card(
     commands: Sequence[str],
     model: ModelConfig,
     train: TrainConfig,
+    objective: Objective,
     data: MixtureConfig,
     environment: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
@@ -68,6 +70,7 @@ def model_card(
         model=model,
         parameters=param_count(model),
         train=train,
+        objective=objective,
         data=data,
         environment=environment,
         metrics=rows,

@@ -132,9 +132,11 @@ class Evaluation:
         return f"Evaluation({shown})"
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yields how each batch was decoded, where its trace was kept. Raises as `Trajectory`."""
+        """Yields how each batch was decoded, where its trace was kept: of an empty answer its first
+        place. Raises as `Trajectory`."""
         for batch, trace in self.store.traces():
-            yield Trajectory(trace, np.array([each.length for each in batch.generations]))
+            lengths = np.array([max(each.length, 1) for each in batch.generations])
+            yield Trajectory(trace, lengths)
 
     def compared_with(self, baseline: "Evaluation") -> "Evaluation":
         """Returns this evaluation with its difference to a baseline, question by question. Raises

@@ -27,6 +27,24 @@ class Reliability(NamedTuple):
         distance = np.abs(self.confidence - self.accuracy)[filled]
         return float(np.average(distance, weights=self.counts[filled]))
 
+    def between(self, low: float, high: float) -> tuple[int, float, float]:
+        """Returns of the predictions in (low, high] their number, mean confidence and the share of
+        them that is right; NaN for none. Raises ValueError where a bin crosses a bound."""
+        for bound in (low, high):
+            require(
+                bool(np.isclose(self.edges, bound).any()),
+                f"a bound is {bound}; allowed: an edge of the {len(self.counts)} bins",
+            )
+        centers = (self.edges[1:] + self.edges[:-1]) / 2
+        chosen = (centers > low) & (centers < high) & (self.counts > 0)
+        counts = self.counts[chosen]
+        if not counts.size:
+            return 0, float("nan"), float("nan")
+        means = (
+            float(np.average(x[chosen], weights=counts)) for x in (self.confidence, self.accuracy)
+        )
+        return int(counts.sum()), *means
+
 
 def reliability(
     confidence: Float[np.ndarray, " P"], right: Bool[np.ndarray, " P"], bins: int = 15

@@ -88,16 +88,21 @@ class Trajectory:
     def commit_frontier(self) -> Float[np.ndarray, " C"]:
         """Returns the mean forward of its block, from 1, that first commits each position of a
         block (Figure 8); 0 for a draft taken over. NaN where no answer has the position."""
+        place, taken = self.first_commits()
+        count = np.bincount(place, minlength=self.block_length)
+        total = np.bincount(place, weights=taken, minlength=self.block_length)
+        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+
+    def first_commits(self) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+        """Returns of each token of an answer its place in its block, and the forward of the block,
+        from 1, that first committed it; 0 for a draft taken over."""
         row, position, step, _ = self._events(Event.COMMIT)
         _, first = np.unique(row * (position.max(initial=0) + 1) + position, return_index=True)
         row, position, step = row[first], position[first], step[first]
         block, place = np.divmod(position, self.block_length)
         in_block = (self.trace.block[:, row] == block) & self.forwards[:, row]
         until = np.arange(len(self.trace.rows))[:, None] <= step
-        taken = (in_block & until).sum(axis=0)
-        count = np.bincount(place, minlength=self.block_length)
-        total = np.bincount(place, weights=taken, minlength=self.block_length)
-        return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        return place, (in_block & until).sum(axis=0)
 
     def _events(self, *kinds: Event) -> tuple[np.ndarray, ...]:
         """Returns row, place in the answer, forward and confidence of the answers' events."""

@@ -1,6 +1,7 @@
 """Words that generated texts of several tasks have in common."""
 
 from collections.abc import Sequence
+from random import Random
 
 from llada_jax.evaluation.task import Item
 
@@ -33,3 +34,17 @@ def lettered_item(told: str, choices: Sequence[str], right: str, reasons: str) -
     letter = LETTERS[choices.index(right)]
     answer = f"{reasons}\n{letter}) {right}\n#### {letter}"
     return Item(f"{told}{listed}", answer, letter, tuple(choices))
+
+
+def all_lettered(rng: Random, item: Item | None) -> Item | None:
+    """Asks a lettered item for the letters of its other choices too, in random order: many small
+    decisions in place of one. None stays None."""
+    if item is None:
+        return None
+    letters = [item.target, *rng.sample([name for name in LETTERS if name != item.target], 3)]
+    texts = [item.choices[LETTERS.index(letter)] for letter in letters]
+    reason, _, _ = item.answer.partition("\n")
+    named = "".join(f"\n{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
+    target = " ".join(letters)
+    question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
+    return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)

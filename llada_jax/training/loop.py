@@ -24,9 +24,10 @@ from llada_jax.config import ModelConfig, TrainConfig, require
 from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
-from llada_jax.training.on_mesh import batch_on, on_mesh
+from llada_jax.training.objectives import Objective
+from llada_jax.training.on_mesh import batch_on, on_mesh, parent_on
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import create_state, make_train_step, trained
+from llada_jax.training.state import MASKED, create_state, make_train_step, trained
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -42,6 +43,7 @@ def train(
     evaluate: Evaluate | None = None,
     progress: bool = True,
     parent: ModelParams | None = None,
+    objective: Objective = MASKED,
     mesh: Mesh | None = None,
 ) -> TrainState:
     """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
@@ -51,6 +53,7 @@ def train(
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
       parent: float32 parameters to begin with, in place of what `config.start` says; with
         `config.lora` in any dtype or quantized, since they are adapted and stay as they are.
+      objective: what is learnt; LLaDA's loss by default.
       mesh: devices with axes `data` and `model` that share the work, all processes' together; each
         process calls this. A checkpoint goes on on any other mesh.
 
@@ -72,14 +75,14 @@ def train(
     ) as checkpointer:
         state = create_state(model, config, parent)
         if mesh is not None:
-            state = on_mesh(state, model, config, mesh)
+            state, parent = on_mesh(state, model, config, mesh), parent_on(mesh, parent)
         places = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
         is_first = jax.process_index() == 0
         metrics = MetricsFile(folder / METRICS_FILE, start) if is_first else None
-        train_step = make_train_step(model, config, parent=parent, places=places)
+        train_step = make_train_step(model, config, objective, parent, places)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)

@@ -63,13 +63,22 @@ def masked_diffusion_loss(
       tokens: what was there before masking.
       target: tokens that could have been masked; at least one in each canvas.
     """
-    cross_entropy = jax.nn.logsumexp(logits, axis=-1) - _pick(logits, tokens)
     masked = corruption.masked
-    summed = jnp.where(masked, cross_entropy, 0).sum(axis=-1)
+    summed = jnp.where(masked, cross_entropy(logits, tokens), 0).sum(axis=-1)
     per_token = summed / (corruption.probability * target.sum(axis=-1))
-    # A comparison with the maximum: XLA's argmax costs more on CPUs than the whole head.
-    right = (_pick(logits, tokens) >= logits.max(axis=-1)) & masked
+    right = ranked_first(logits, tokens) & masked
     return Loss(per_token.mean(), right.sum() / jnp.maximum(masked.sum(), 1))
+
+
+def cross_entropy(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Float[Array, "B L"]:
+    """Returns the negative log-probability of each token, in nats."""
+    return jax.nn.logsumexp(logits, axis=-1) - _pick(logits, tokens)
+
+
+def ranked_first(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Bool[Array, "B L"]:
+    """Tells where no token has a higher logit."""
+    # A comparison with the maximum: XLA's argmax costs more on CPUs than the whole head.
+    return _pick(logits, tokens) >= logits.max(axis=-1)
 
 
 def _pick(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Float[Array, "B L"]:

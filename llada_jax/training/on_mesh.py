@@ -11,7 +11,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.params import parameter_name, partition_specs
+from llada_jax.model.mesh import PLACES, mesh_of, require_divides
+from llada_jax.model.params import ModelParams, parameter_name, partition_specs
 from llada_jax.training.data import TrainingBatch
 
 DATA = "data"
@@ -21,8 +22,8 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
     """Returns a state whose arrays lie on the mesh: matrices and their moments in parts, adapters
     and numbers whole on each device.
 
-    Raises ValueError for a batch that does not fill the axis `data`, and for a matrix that `model`
-    does not divide.
+    Raises ValueError for a batch that does not fill the axis `data`, and for what the other axes do
+    not divide.
     """
     groups = mesh.shape[DATA]
     require(
@@ -37,8 +38,8 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
     whole = sharding(PartitionSpec())
     places: dict[str, NamedSharding] = {}
     if config.lora is None:
-        axes = dict.fromkeys(("heads", "kv_heads", "ffn", "vocab"), "model")
-        specs: Any = partition_specs(model, axes)  # pyright: ignore
+        require_divides(model, mesh, None)
+        specs = partition_specs(model, PLACES)
         found = jax.tree.leaves_with_path(specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
         places = {f".{parameter_name(path)}": sharding(spec) for path, spec in found}
 
@@ -48,6 +49,13 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
         return jax.device_put(leaf, next((places[e] for e in places if name.endswith(e)), whole))
 
     return jax.tree.map_with_path(put, state)
+
+
+def parent_on(mesh: Mesh, parent: ModelParams | None) -> ModelParams | None:
+    """Returns parameters that stay as they are, whole on each device unless they lie on a mesh."""
+    if parent is None or mesh_of(parent) is not None:
+        return parent
+    return jax.device_put(parent, NamedSharding(mesh, PartitionSpec()))
 
 
 def batch_on(mesh: Mesh, batch: TrainingBatch) -> TrainingBatch:

@@ -16,9 +16,11 @@ from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
 from llada_jax.training.lora import init_adapters, merged, with_adapters
-from llada_jax.training.loss import corrupt, masked_diffusion_loss
+from llada_jax.training.objectives import Masked, Objective, Reader
 from llada_jax.training.optimizer import make_optimizer
 from llada_jax.training.routers import RouterLosses
+
+MASKED = Masked()
 
 
 def create_state(
@@ -64,12 +66,14 @@ def trained(params: Any, config: TrainConfig, parent: ModelParams | None) -> Mod
 def make_train_step(
     model: ModelConfig,
     config: TrainConfig,
+    objective: Objective = MASKED,
     parent: ModelParams | None = None,
     places: Any = None,
 ) -> Any:
     """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
-    The masks are a pure function of the seed and the state's step.
+    What is masked, or corrupted otherwise, is a pure function of the seed, the state's step and, as
+    the objective may be, its parameters.
 
     Args:
       parent: of adapters; parameters in any dtype, or quantized ones, which the products take as
@@ -83,17 +87,20 @@ def make_train_step(
         params: Any, base: ModelParams | None, batch: Any, key: jax.Array
     ) -> tuple[jax.Array, dict]:
         # `batch` is a TrainingBatch whose arrays are JAX's
-        assert model.mask_id is not None
-        corruption = corrupt(key, batch, model.mask_id, config.min_mask_probability)
         if config.lora is not None and base is not None:
             params = with_adapters(base, params, config.lora)
         narrowed = _narrowed(params, config)
         routers = RouterLosses(batch.live)
         hooks = LayerHooks(feed_forward_of=routers)
-        logits = forward(narrowed, model, corruption.tokens, batch.live, hooks=hooks, run=run)
-        result = masked_diffusion_loss(logits, batch.tokens, batch.target, corruption)
-        total = result.loss
-        metrics = result._asdict()
+
+        def predict(tokens: jax.Array) -> jax.Array:
+            return forward(narrowed, model, tokens, batch.live, hooks=hooks, run=run)
+
+        def look(tokens: jax.Array, live: jax.Array) -> jax.Array:
+            return forward(jax.lax.stop_gradient(narrowed), model, tokens, live)
+
+        reader = Reader(model, predict, look, config.min_mask_probability)
+        total, metrics = objective(reader, batch, key)
         if model.moe is not None:
             balance = routers.mean()
             total += config.balance_weight * balance.balance + config.router_z_weight * balance.z

@@ -52,3 +52,14 @@ def test_every_prediction_is_in_the_bin_of_its_confidence(predictions, bins):
 def test_bad_input_is_named(confidence, right, message):
     with pytest.raises(ValueError, match=message):
         reliability(np.array(confidence), np.array(right))
+
+
+def test_a_band_joins_its_bins():
+    confidence = np.array([0.72, 0.78, 0.88, 0.95, 0.4])
+    found = reliability(confidence, np.array([True, False, True, True, False]), bins=20)
+    count, mean, right = found.between(0.7, 0.9)
+    assert count == 3
+    np.testing.assert_allclose([mean, right], [confidence[:3].mean(), 2 / 3])
+    assert found.between(0.5, 0.7)[0] == 0
+    with pytest.raises(ValueError, match=r"a bound is 0\.7; allowed: an edge of the 15 bins"):
+        reliability(confidence, confidence > 0.5).between(0.7, 0.9)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
 from llada_jax.evaluation.trajectory import Trajectory
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
@@ -130,3 +131,23 @@ def test_a_trace_agrees_with_its_own_counts(config, salt, lengths):
 def test_lengths_that_do_not_fit_are_named(lengths):
     with pytest.raises(ValueError, match=r"lengths are .*; allowed: one a row, 1 to 6"):
         Trajectory(told(), np.array(lengths))
+
+
+def test_the_regime_of_a_story_that_can_be_counted_by_hand():
+    """Forwards begin with 3, 1, 3, 2 and 1 of 3 masks, and commit 2, 1, 1, 1 and 1 tokens."""
+    found = regime([Trajectory(told(), np.array([6]))])
+    assert found.forwards_per_block == 5 / 2
+    assert found.late_share == 0
+    assert found.tokens_early == 3 / 2
+    assert found.tokens_midway == 1
+    assert np.isnan(found.tokens_late)
+    np.testing.assert_allclose(found.frontier_slope, 0.5)
+    assert found.rows_per_forward == 3
+    assert set(PUBLISHED) < set(UNITS) == set(found._fields)
+
+
+def test_several_batches_are_one_regime():
+    one = Trajectory(told(), np.array([6]))
+    assert regime([one, one])[:4] == regime([one])[:4]
+    with pytest.raises(ValueError, match="there are no traces; allowed: answers whose traces were"):
+        regime([])

@@ -61,4 +61,12 @@ def again(model: Path, config: RunConfig, last: int, folder: Path) -> None:
     source = example_source(tokenizer, config.data, settings.batch_size)
     shape = with_special_tokens(config.model, tokenizer)
     parent = None if config.parent is None else parent_params(config.parent, config.model)
-    train(folder, shape, settings, source, progress=False, parent=parent)
+    train(
+        folder,
+        shape,
+        settings,
+        source,
+        progress=False,
+        parent=parent,
+        objective=config.objective,
+    )

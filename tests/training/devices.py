@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
 
 from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.model.mesh import mesh as mesh_of
 from llada_jax.training import loop
 from llada_jax.training.data import Example
 
@@ -64,9 +64,7 @@ def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes)
         return placed
 
     loop.batch_on = watched
-    kinds = (AxisType.Auto,) * 2
-    devices = jax.devices()[: int(np.prod(mesh))] if mesh else None
-    on = jax.make_mesh(mesh, ("data", "model"), axis_types=kinds, devices=devices) if mesh else None
+    on = mesh_of(data=mesh[0], model=mesh[1]) if mesh else None
     config = CONFIG.replace(steps=steps, **changes)
     state = loop.train(Path(folder), MODEL, config, source, progress=False, mesh=on)
     up = state.params.layers[0].ffn.up

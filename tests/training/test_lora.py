@@ -120,7 +120,7 @@ def test_the_loss_falls_and_the_base_stays(dtype, changes):
     config = CONFIG.replace(**changes)
     parent = base(dtype)
     before = jax.device_get(parent)
-    state, step = create_state(MODEL, config, parent), make_train_step(MODEL, config, parent)
+    state, step = create_state(MODEL, config, parent), make_train_step(MODEL, config, parent=parent)
     losses = []
     for number in range(config.steps):
         state, metrics = step(state, batch_at(copy_task, config, 1, number))

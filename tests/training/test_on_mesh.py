@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
+from llada_jax.model.mesh import mesh
 from llada_jax.training.on_mesh import on_mesh
 from llada_jax.training.state import create_state
 from tests.training.devices import CONFIG, MODEL
@@ -56,12 +56,11 @@ def test_batches_are_the_same_on_every_mesh(tmp_path):
 
 
 def test_a_batch_that_does_not_fill_the_groups_is_an_error():
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
-    state = create_state(MODEL, CONFIG)
-    assert on_mesh(state, MODEL, CONFIG, mesh).params.embedding.sharding.mesh == mesh
-
-    class Three:
-        shape = {"data": 3, "model": 1}  # noqa: RUF012
-
-    with pytest.raises(ValueError, match="batch_size is 4 on a mesh of data=3; allowed: a multi"):
-        on_mesh(state, MODEL, CONFIG, Three())
+    one, state = mesh(), create_state(MODEL, CONFIG)
+    assert on_mesh(state, MODEL, CONFIG, one).params.embedding.sharding.mesh == one
+    for axes, message in [
+        ({"data": 3, "model": 1, "expert": 1}, "batch_size is 4 on a mesh of data=3; allowed: a m"),
+        ({"data": 1, "model": 8, "expert": 1}, r"mesh\.model is 8; allowed: 1, 2, 4"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            on_mesh(state, MODEL, CONFIG, SimpleNamespace(shape=axes))

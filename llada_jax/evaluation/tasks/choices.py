@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import DAYS, LETTERS, PEOPLE, lettered_item, sentence, sentences
+from llada_jax.evaluation.wording import (
+    DAYS,
+    PEOPLE,
+    all_lettered,
+    lettered_item,
+    sentence,
+    sentences,
+)
 
 LARGEST_VALUE = {0: 9, 1: 20, 2: 99}  # by difficulty
 SMALLEST_OF_SEQUENCES, LARGEST_OF_SEQUENCES = 6, {0: 24, 1: 50, 2: 99}
@@ -185,16 +192,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
 
 def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     """Asks for the letters of the other choices too, in random order."""
-    item = draw(rng, difficulty, owns)
-    if item is None:
-        return None
-    letters = [item.target, *rng.sample([name for name in LETTERS if name != item.target], 3)]
-    texts = [item.choices[LETTERS.index(letter)] for letter in letters]
-    reason, _, _ = item.answer.partition("\n")
-    named = "".join(f"\n{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
-    target = " ".join(letters)
-    question = f"{item.question}\nThen name: {', '.join(texts[1:])}."
-    return Item(question, f"{reason}{named}\n#### {target}", target, item.choices)
+    return all_lettered(rng, draw(rng, difficulty, owns))
 
 
 TASK = Task(

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 
 from llada_jax.config_files import read_yaml
 from llada_jax.evaluation.task import Item, OwnsKey, Task
-from llada_jax.evaluation.wording import DAYS, PEOPLE, PLACES, lettered_item, pronoun, sentences
+from llada_jax.evaluation.wording import (
+    DAYS,
+    PEOPLE,
+    PLACES,
+    all_lettered,
+    lettered_item,
+    pronoun,
+    sentences,
+)
 
 IDLE_SENTENCES = {0: 0, 1: 1, 2: 3}  # by difficulty
 _FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
@@ -118,6 +126,11 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     return lettered_item(told, choices, story.endings[0], sentences(story.reasons))
 
 
+def drill(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
+    """Asks for the letters of the other endings too, in random order."""
+    return all_lettered(rng, draw(rng, difficulty, owns))
+
+
 TASK = Task(
     name="endings",
     about="four endings of a story, one of which is consistent with it",
@@ -125,5 +138,6 @@ TASK = Task(
     difficulties={level: f"{count} idle sentences" for level, count in IDLE_SENTENCES.items()},
     default_difficulty=0,
     gen_length=64,
+    drill=drill,
     version=2,
 )

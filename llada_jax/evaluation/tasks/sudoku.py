@@ -54,7 +54,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         if puzzle.count(0) == empty:
             break
         puzzle[place] = 0
-        if _count_solutions(puzzle.copy(), size, 2) > 1:
+        if count_solutions(puzzle.copy(), size, 2) > 1:
             puzzle[place] = solution[place]
     if not by_solution and not owns(_without_names(puzzle)):
         return None
@@ -100,7 +100,7 @@ def _pattern(row: int, column: int, box: int) -> int:
     return (box * (row % box) + row // box + column) % (box * box)
 
 
-def _count_solutions(grid: Grid, size: int, limit: int) -> int:
+def count_solutions(grid: Grid, size: int, limit: int) -> int:
     """Counts the ways to fill the empty cells, counted up to a limit; fills the tightest first."""
     tightest, options = -1, list(range(size + 1))
     for place, digit in enumerate(grid):
@@ -117,7 +117,7 @@ def _count_solutions(grid: Grid, size: int, limit: int) -> int:
     count = 0
     for digit in options:
         grid[tightest] = digit
-        count += _count_solutions(grid, size, limit - count)
+        count += count_solutions(grid, size, limit - count)
         if count >= limit:
             break
     grid[tightest] = 0

@@ -13,6 +13,7 @@ from experiments.report import __main__ as report
 from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
+from llada_jax.evaluation.regime import PUBLISHED
 from llada_jax.evaluation.tasks import load_task
 from tests.experiments.in_process import run_experiment
 
@@ -64,6 +65,16 @@ def test_a_decoder_that_reads_no_tiles_ends_a_suite_that_has_them(tmp_path):
     with pytest.raises(SystemExit, match="tiles is 'q4_0', backend is 'xla' and the sampler has"):
         run(tmp_path / "run", "tiles=q4_0")
     assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_decoders_regime_stands_beside_the_papers(finished):
+    _, rows = finished
+    for name in ("llada", "hasty"):
+        card = {what: rows[f"decoding/{name}/regime/{what}"] for what in PUBLISHED}
+        blocks = rows[f"decoding/{name}/nfe_per_block"]["value"]
+        assert card["forwards_per_block"]["value"] == pytest.approx(blocks)
+        assert all(card[what]["reference"] == PUBLISHED[what][0] for what in card)
+    assert rows["decoding/hasty/regime/rows_per_forward"]["value"] == 32
 
 
 def test_a_decoders_score_is_over_the_items_of_all_tasks(finished):

@@ -15,6 +15,7 @@ from experiments.train import __main__ as entry
 from experiments.train.curriculum import TaskShare
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.training.loop import read_metrics
+from llada_jax.training.objectives import Edit, Masked
 from tests.experiments.in_process import run_experiment
 from tests.experiments.retraining import recipe, stated_logs
 from tests.model_cards import outdated_tasks, stated_scores, stated_trainings
@@ -66,10 +67,20 @@ def test_the_shipped_configuration_is_valid():
         assert run.train.max_gen_length >= task.gen_length
 
 
-@pytest.mark.parametrize(("name", "start"), [("train", "copying"), ("train_moe", "random")])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("train", "copying"), ("train_moe", "random"), ("train_self_fill", "copying")],
+)
 def test_every_recipe_is_valid(name, start):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
         assert read_config(entry.RunConfig, compose(name)).train.start == start
+
+
+def test_an_objective_is_named():
+    assert read_config(entry.RunConfig, composed()).objective == Masked()
+    assert read_config(entry.RunConfig, composed("objective=edit")).objective == Edit()
+    with pytest.raises(ValueError, match="objective is 'rl'; allowed: masked, edit, uniform"):
+        read_config(entry.RunConfig, composed("objective=rl"))
 
 
 def test_a_shape_without_room_for_copying_heads_is_refused_before_the_run():
@@ -165,11 +176,14 @@ def test_the_card_tells_how_to_repeat_it(finished):
 def test_a_run_goes_on_in_a_child(finished, tmp_path):
     """Whose tokenizer is its parent's, and whose card says how both were trained."""
     parent, folder = finished[0] / "model", tmp_path / "child"
-    run_experiment(entry.main, [*TINY, f"parent={parent}", f"hydra.run.dir={folder}"])
+    own = f"parent={parent}", "objective=self_fill", f"hydra.run.dir={folder}"
+    run_experiment(entry.main, [*TINY, *own])
+    assert 0 <= read_metrics(folder)[-1]["repaired"] <= 1
     tokenizer = (folder / "model" / "tokenizer.json").read_bytes()
     assert tokenizer == (parent / "tokenizer.json").read_bytes()
     card = (folder / "model" / "README.md").read_text()
     assert f"Start: the parameters of `{parent}`" in card
+    assert "half of each batch with what the model itself puts in place of masks" in card
     assert card.count("python -m experiments.train") == 2
     assert card.count("Start: random weights") == 1
     own, before = stated_logs(folder / "model")

@@ -1,0 +1,62 @@
+"""What an objective is, and how it reads the model that is trained."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llada_jax.config import ModelConfig, require
+
+Metrics = dict[str, Float[Array, ""]]
+
+
+class Reader(NamedTuple):
+    """A model in training, as an objective reads it."""
+
+    model: ModelConfig
+    predict: Callable[[Int[Array, "B L"]], Float[Array, "B L V"]]
+    """Logits of the batch's canvases, of which the gradient is taken; called once."""
+    look: Callable[[Int[Array, "N L"], Bool[Array, "N L"]], Float[Array, "N L V"]]
+    """Logits of canvases and their live positions, without gradient."""
+    smallest: float
+    """Masking probability."""
+
+    @property
+    def mask_id(self) -> int:
+        assert self.model.mask_id is not None
+        return self.model.mask_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A loss of a batch; a value with its own numbers, found by `name`."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            OBJECTIVES[cls.name] = cls
+
+    @classmethod
+    def named(cls, name: str) -> "Objective":
+        """Returns the objective of a name, with its default numbers."""
+        require(name in OBJECTIVES, f"objective is {name!r}; allowed: {', '.join(OBJECTIVES)}")
+        return OBJECTIVES[name]()
+
+    def __call__(
+        self, reader: Reader, batch: Any, key: Key[Array, ""]
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of a `TrainingBatch` in nats per target token, and scalars to log, the
+        loss among them."""
+        raise NotImplementedError
+
+    @property
+    def summary(self) -> str:
+        """Says in half a sentence what counts, for a model's card."""
+        raise NotImplementedError
+
+
+OBJECTIVES: dict[str, type[Objective]] = {}
+"""By name."""

@@ -1,0 +1,87 @@
+"""Objectives that teach to revise: half a batch is masked, half shows tokens that may be wrong."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from llada_jax.config import require
+from llada_jax.training.data import TrainingBatch
+from llada_jax.training.loss import corrupt, cross_entropy, masked_diffusion_loss, ranked_first
+from llada_jax.training.objectives.objective import Metrics, Objective, Reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision(Objective):
+    """A loss of two halves: of the first one as `masked` has it; of the second one the mean
+    cross-entropy of all targets, seen or masked.
+
+    That every target counts, and that half of a batch stays as it was, is of ProSeCo
+    (arXiv 2602.11590) and of DMax (arXiv 2604.08302).
+    """
+
+    def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
+        """Returns what the model reads of the second half's canvases."""
+        raise NotImplementedError
+
+    def __call__(
+        self, reader: Reader, batch: Any, key: Key[Array, ""]
+    ) -> tuple[jax.Array, Metrics]:
+        size = len(batch.tokens)
+        require(size > 1, f"batch_size is {size}; allowed with {self.name}: 2 or more")
+        half = size // 2
+        plain, own = (TrainingBatch(*(x[rows] for x in batch)) for rows in _halves(half))
+        plain_key, own_key = jax.random.split(key)
+        masked = corrupt(plain_key, plain, reader.mask_id, reader.smallest)
+        seen = self.corrupted(reader, own, own_key)
+        logits = reader.predict(jnp.concatenate([masked.tokens, seen]))
+        first = masked_diffusion_loss(logits[:half], plain.tokens, plain.target, masked)
+        second, metrics = revision_loss(logits[half:], own, seen, reader.mask_id)
+        loss = (half * first.loss + (size - half) * second) / size
+        return loss, {"loss": loss, "accuracy": first.accuracy, "revision_loss": second, **metrics}
+
+
+def _halves(half: int) -> tuple[slice, slice]:
+    return slice(None, half), slice(half, None)
+
+
+def revision_loss(
+    logits: Float[Array, "B L V"], batch: Any, seen: Int[Array, "B L"], mask_id: int
+) -> tuple[Float[Array, ""], Metrics]:
+    """Averages the cross-entropy of all targets of each canvas, then over canvases, in nats.
+
+    The metrics are shares: of seen targets those that are wrong (`own_errors`), of these those that
+    the model would repair, and of right ones those that it would break.
+    """
+    tokens, target = batch.tokens, batch.target
+    counted = jnp.where(target, cross_entropy(logits, tokens), 0)
+    shown = target & (seen != mask_id)
+    wrong, right = shown & (seen != tokens), shown & (seen == tokens)
+    first = ranked_first(logits, tokens)
+    return (counted.sum(axis=1) / target.sum(axis=1)).mean(), {
+        "own_errors": _share(wrong, shown),
+        "repaired": _share(wrong & first, wrong),
+        "broken": _share(right & ~first, right),
+    }
+
+
+def _share(some: Bool[Array, "B L"], of: Bool[Array, "B L"]) -> Float[Array, ""]:
+    return some.sum() / jnp.maximum(of.sum(), 1)
+
+
+def some_masked(
+    key: Key[Array, ""], tokens: Int[Array, "B L"], where: Bool[Array, "B L"], mask_id: int
+) -> Int[Array, "B L"]:
+    """Masks up to half of what stands at `where`, in half of the canvases: so that a model learns
+    to judge one token by others that may be wrong, as a shadow does."""
+    row_key, rate_key, token_key = jax.random.split(key, 3)
+    rows = len(tokens)
+    rate = (
+        0.5
+        * jax.random.uniform(rate_key, (rows, 1))
+        * jax.random.bernoulli(row_key, 0.5, (rows, 1))
+    )
+    drawn = jax.random.uniform(token_key, tokens.shape) < rate
+    return jnp.where(where & drawn, mask_id, tokens)

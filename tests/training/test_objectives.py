@@ -1,0 +1,187 @@
+"""Each objective against plain numpy on a small model: its loss, its gradient, what it shows."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.config import TrainConfig
+from llada_jax.model.forward import forward
+from llada_jax.training.data import TrainingBatch, batch_at
+from llada_jax.training.loss import corrupt
+from llada_jax.training.objectives import OBJECTIVES, Masked, Objective, Reader, SelfFill
+from llada_jax.training.objectives.revision import revision_loss
+from llada_jax.training.objectives.self_fill import guesses, swapped
+from llada_jax.training.state import create_state, make_train_step
+from tests.training.test_state import CONFIG, MODEL, copy_task
+
+SMALLEST = 1e-3
+MASK = MODEL.mask_id
+BATCH = jax.tree.map(jnp.asarray, batch_at(copy_task, CONFIG, MODEL.eos_id, 0))
+REVISING = [name for name in OBJECTIVES if name != "masked"]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return create_state(MODEL, CONFIG.replace(seed=3)).params
+
+
+@pytest.fixture(scope="module")
+def logits_of(params):
+    return jax.jit(lambda tokens, live: forward(params, MODEL, tokens, live))
+
+
+class Recorded:
+    """A reader that keeps what was read."""
+
+    def __init__(self, logits_of):
+        self.predicted, self.looked = [], []
+
+        def predict(tokens):
+            self.predicted.append(tokens)
+            return logits_of(tokens, BATCH.live)
+
+        def look(tokens, live):
+            self.looked.append(tokens)
+            return logits_of(tokens, live)
+
+        self.reader = Reader(MODEL, predict, look, SMALLEST)
+
+
+def cross_entropies(logits, tokens):
+    logits = np.asarray(logits, np.float64)
+    log_total = np.log(np.exp(logits).sum(-1))
+    return log_total - np.take_along_axis(logits, np.asarray(tokens)[..., None], -1)[..., 0]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_loss_equals_a_loop_over_canvases(name, logits_of):
+    recorded, key = Recorded(logits_of), jax.random.key(5)
+    loss, metrics = Objective.named(name)(recorded.reader, BATCH, key)
+    (seen,) = recorded.predicted
+    entropies = cross_entropies(logits_of(seen, BATCH.live), BATCH.tokens)
+    half = len(seen) if name == "masked" else len(seen) // 2
+    plain = TrainingBatch(*(each[:half] for each in BATCH))
+    plain_key = key if name == "masked" else jax.random.split(key)[0]
+    masked = corrupt(plain_key, plain, MASK, SMALLEST)
+    np.testing.assert_array_equal(seen[:half], masked.tokens)
+    total = 0.0
+    for row in range(len(seen)):
+        target = np.asarray(BATCH.target[row])
+        if row < half:
+            counted, scale = np.asarray(masked.masked[row]), float(masked.probability[row])
+        else:
+            counted, scale = target, 1.0
+        total += entropies[row][counted].sum() / (scale * target.sum())
+    np.testing.assert_allclose(loss, total / len(seen), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], loss)
+
+
+@pytest.mark.parametrize("name", REVISING)
+def test_what_is_shown_differs_from_the_truth_at_targets_alone(name, logits_of):
+    recorded, half = Recorded(logits_of), len(BATCH.tokens) // 2
+    for seed in range(8):
+        Objective.named(name)(recorded.reader, BATCH, jax.random.key(seed))
+    own = jax.tree.map(lambda each: np.asarray(each)[half:], BATCH)
+    given = ~own.target & ~own.hidden
+    shown = [np.asarray(each)[half:] for each in recorded.predicted]
+    for seen in shown:
+        np.testing.assert_array_equal(seen[given], own.tokens[given])
+        assert (seen[own.hidden] == MASK).all()
+    assert any(((seen != own.tokens) & (seen != MASK))[own.target].any() for seen in shown)
+
+
+@pytest.mark.parametrize("name", ["edit", "self_fill"])
+def test_a_step_is_finite_and_follows_from_the_seed(name):
+    config = CONFIG.replace(optimizer="adamw")
+    step = make_train_step(MODEL, config, Objective.named(name))
+    found = [step(create_state(MODEL, config), BATCH) for _ in range(2)]
+    assert all(np.isfinite(value) for value in found[0][1].values())
+    assert found[0][1]["gradient_norm"] > 0
+    jax.tree.map(np.testing.assert_array_equal, found[0][1], found[1][1])
+    jax.tree.map(np.testing.assert_array_equal, found[0][0].params, found[1][0].params)
+
+
+def test_self_fill_shows_what_the_model_prefers_where_it_is_sure_enough(logits_of):
+    objective = SelfFill(least=0.0, most=0.0, all_filled=1.0, swapped=0.0)
+    recorded = Recorded(logits_of)
+    objective(recorded.reader, BATCH, jax.random.key(2))
+    first, second = (np.asarray(each) for each in recorded.looked)
+    target = np.asarray(BATCH.target[len(first) :])
+    best = np.array(logits_of(first, BATCH.live[len(first) :]))
+    best[..., MASK] = -np.inf
+    filled = target & (first == MASK)
+    np.testing.assert_array_equal(second[filled], best.argmax(-1)[filled])
+    np.testing.assert_array_equal(second[~filled], first[~filled])
+
+
+def test_a_bound_that_nothing_reaches_shows_nothing_of_the_model(logits_of):
+    recorded = Recorded(logits_of)
+    SelfFill(least=1, most=1, all_filled=0, swapped=0)(recorded.reader, BATCH, jax.random.key(2))
+    seen, half = np.asarray(recorded.predicted[0]), len(BATCH.tokens) // 2
+    shown = seen[half:] != MASK
+    np.testing.assert_array_equal(seen[half:][shown], np.asarray(BATCH.tokens[half:])[shown])
+
+
+def test_guesses_name_the_best_token_and_the_best_wrong_one():
+    logits = jnp.asarray([[[9.0, 1.0, 3.0, 2.0], [0.0, 5.0, 1.0, 4.0]]])
+    found = guesses(logits, jnp.asarray([[2, 3]]), mask_id=0)
+    np.testing.assert_array_equal(found.token, [[2, 1]])
+    np.testing.assert_array_equal(found.wrong, [[3, 1]])
+    exponentials = np.exp(np.asarray(logits, np.float64)[0, :, 1:])
+    shares = exponentials / exponentials.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.confidence[0], shares.max(-1), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(found.wrong_log_probability[0]), [shares[0, 2], shares[1, 0]], rtol=1e-6
+    )
+
+
+def test_a_swap_puts_one_token_in_place_of_another_wherever_it_is_shown():
+    tokens = jnp.asarray([[5, 7, 8, 7, 9, 7]])
+    target = jnp.asarray([[False, True, True, True, True, True]])
+    batch = TrainingBatch(tokens, jnp.ones_like(target), target, ~jnp.ones_like(target))
+    logits = jnp.full((1, 6, 12), -50.0).at[0, 1, 11].set(0.0).at[0, 1, 7].set(1.0)
+    seen = tokens.at[0, 5].set(0)
+    found = swapped(jax.random.key(0), seen, guesses(logits, tokens, 0), batch, 0)
+    np.testing.assert_array_equal(found, [[5, 11, 8, 11, 9, 0]])
+
+
+def test_shares_of_errors_are_counted_where_tokens_are_shown():
+    tokens = jnp.asarray([[1, 2, 3, 4]])
+    target = jnp.ones((1, 4), bool)
+    batch = TrainingBatch(tokens, target, target, ~target)
+    seen = jnp.asarray([[1, 9, 9, 0]])
+    logits = jax.nn.one_hot(jnp.asarray([[5, 2, 9, 4]]), 10) * 20
+    loss, found = revision_loss(logits, batch, seen, mask_id=0)
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {"own_errors": 2 / 3, "repaired": 0.5, "broken": 1.0}
+    )
+    np.testing.assert_allclose(loss, cross_entropies(logits, tokens).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (partial(Objective.named, "rl"), "objective is 'rl'; allowed: masked, "),
+        (partial(SelfFill, least=0.8, most=0.7), "least is 0.8; allowed: up to most"),
+        (partial(SelfFill, swapped=2.0), "swapped is 2.0; allowed: 0 or more, up to 1"),
+        (partial(OBJECTIVES["edit"], rate=0.0), "rate is 0.0; allowed: above 0"),
+    ],
+)
+def test_what_is_no_objective_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_batch_that_has_no_halves_is_refused(logits_of):
+    one = jax.tree.map(lambda each: each[:1], BATCH)
+    with pytest.raises(ValueError, match="batch_size is 1; allowed with self_fill: 2 or more"):
+        SelfFill()(Recorded(logits_of).reader, one, jax.random.key(0))
+
+
+def test_every_objective_says_what_counts():
+    assert Masked().summary == "no other term"
+    assert all(Objective.named(name).summary for name in REVISING)
+    assert TrainConfig(steps=2000).batch_size > 1
