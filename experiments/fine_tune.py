@@ -113,14 +113,10 @@ def _exact_match(model: lj.Model, asked: Sequence[Example], config: FineTuneConf
 
 
 def _card(config: FineTuneConfig, examples: int, commands: Sequence[str]) -> str:
-    lora = config.train.lora
-    how = (
-        "all of its parameters" if lora is None else f"adapters of rank {lora.rank} (LoRA), merged"
-    )
-    told = f"`{config.model}`, fine-tuned on {examples:,} examples of `{Path(config.file).name}`"
-    lines = "".join(f"    {command}\n" for command in commands)
-    name = Path(config.model).name
-    return f"# {name}, fine-tuned\n\n{told}: {how}. `training_log.jsonl` has the curve.\n\n{lines}"
+    lora, lines = config.train.lora, "".join(f"    {command}\n" for command in commands)
+    how = f"adapters of rank {lora.rank} (LoRA), merged" if lora else "all of its parameters"
+    told = f"{Path(config.model).name}, fine-tuned on {examples:,} examples of"
+    return f"# A model\n\n{told} `{Path(config.file).name}`: {how}.\n\n{lines}"
 
 
 main = entry_point("fine_tune", fine_tune, FineTuneConfig)

@@ -121,10 +121,7 @@ def score(config: LmEvalConfig, run: Run) -> None:
         seed=config.seed,
         kept=kept,
     )
-    if config.worker.is_alone:
-        run.begin()
-    else:
-        run.join()
+    run.begin()
     found = evaluate(
         harness_model,
         files,

@@ -79,12 +79,10 @@ def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> E
     if baseline:
         require_same_items(baseline, items.settings, items.count)
     store = trial.store(run.folder)
-    if not config.worker.is_alone:
-        run.join()
-        filled(config.worker, [(trial, store)])
-        return None
     run.begin()
-    return trial.run(store)
+    if config.worker.is_alone:
+        return trial.run(store)
+    return filled(config.worker, [(trial, store)])
 
 
 def require_no_other_answers(config: EvaluateConfig, folder: Path) -> None:

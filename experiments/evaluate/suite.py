@@ -63,11 +63,9 @@ def evaluate_suite(
         for name, items in asked.items()
     }
     stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
-    if not config.worker.is_alone:
-        run.join()
-        filled(config.worker, [(trials[key], stores[key]) for key in trials])
-        return None
     run.begin()
+    if not config.worker.is_alone:
+        return filled(config.worker, [(trials[key], stores[key]) for key in trials])
     if chosen is not None:
         run.write(CHOSEN, chosen.as_json())
     found = {

@@ -35,13 +35,14 @@ from experiments.harness.compiled_programs import keep_compiled_programs
 from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
-from experiments.harness.workers import worker_of, writing
+from experiments.harness.workers import writing
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.config.sampler import PRESETS
 from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
+from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG, RESULTS = "config.yaml", "results.json"
@@ -85,8 +86,8 @@ def entry_point(
             logging.getLogger(name).setLevel(logging.WARNING)
         with told_in_a_line(resume):
             settings = read_config(schema, config)
-            run = Run(Path(HydraConfig.get().runtime.output_dir), config)
-            worker = worker_of(settings)
+            worker: Worker = getattr(settings, "worker", ALONE)
+            run = Run(Path(HydraConfig.get().runtime.output_dir), config, worker)
             with writing(run.folder, worker, HydraConfig.get().overrides.hydra):
                 run.require_own_folder()
                 experiment(settings, run)
@@ -191,8 +192,8 @@ def read_config(schema: type[T], config: DictConfig) -> T:
 class Run:
     """The folder of one run. It stays empty until `begin`, so that bad input leaves no files."""
 
-    def __init__(self, folder: Path, config: DictConfig) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, config: DictConfig, worker: Worker = ALONE) -> None:
+        self.folder, self.worker = folder, worker
         self._config = config
         self._recorded = 0
         self.fingerprint: str | None = None
@@ -220,17 +221,14 @@ class Run:
 
     def begin(self) -> None:
         """Writes `config.yaml` and `env.json`; takes away the results of an earlier run, and what
-        it left half-written."""
+        it left half-written. One of several workers touches no file that another may write."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.remove_temporaries(self.folder)
         (self.folder / RESULTS).unlink(missing_ok=True)
+        if not self.worker.is_alone:
+            return
+        atomic.remove_temporaries(self.folder)
         self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))
-
-    def join(self) -> None:
-        """Begins beside other workers: no file of theirs is touched, and there are no results."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / RESULTS).unlink(missing_ok=True)
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Adds a line to `metrics.jsonl`; the first one replaces those of an earlier run."""

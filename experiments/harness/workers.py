@@ -10,15 +10,10 @@ from pathlib import Path
 from llada_jax.config import require
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.harness import Trial
-from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.evaluation.worker import Worker
 from llada_jax.locked import locked
 
 _FOLDERS = ("hydra.run.dir=", "hydra.sweep.dir=")
-
-
-def worker_of(settings: object) -> Worker:
-    """Returns the worker that a verb's settings name; of a verb without workers, the only one."""
-    return getattr(settings, "worker", ALONE)
 
 
 def filled(worker: Worker, stores: Sequence[tuple[Trial, GenerationStore]]) -> None:
