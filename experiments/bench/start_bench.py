@@ -61,8 +61,13 @@ def time_start(
     model: str, shape: ModelConfig, config: StartBenchConfig, decoded: HotPathsConfig
 ) -> Iterator[ResultRow]:
     """Yields lines and seconds of programs, CPU-seconds of processes, and seconds of openings."""
-    for name in WINDOWS:
-        yield from _in_a_new_process(_compiled_loop, name, shape, config.few_layers, decoded)
+    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
+    prompt = [0] * decoded.prompt_length
+    for name, window in WINDOWS.items():
+        sampler = with_ids(lj.SamplerConfig(**lengths, **window), shape)
+        yield from _in_a_new_process(
+            _compiled_loop, name, shape, config.few_layers, sampler, prompt
+        )
     with TemporaryDirectory() as cache:
         environment = {**os.environ, "XDG_CACHE_HOME": cache}
         environment.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -79,9 +84,11 @@ def _in_a_new_process(work: Callable[..., Rows], *args: Any) -> Rows:
         return child.submit(work, *args).result()
 
 
-def _compiled_loop(name: str, shape: ModelConfig, few_layers: int, decoded: HotPathsConfig) -> Rows:
-    few, _ = _lowered(name, shape.replace(n_layers=few_layers), decoded)
-    lowered, lowering = _lowered(name, shape, decoded)
+def _compiled_loop(
+    name: str, shape: ModelConfig, few_layers: int, sampler: lj.SamplerConfig, prompt: list[int]
+) -> Rows:
+    few, _ = _lowered(shape.replace(n_layers=few_layers), sampler, prompt)
+    lowered, lowering = _lowered(shape, sampler, prompt)
     _, compiling = best_of(lambda: lowered.compile())
     lines, fewer = (program.as_text().count("\n") for program in (lowered, few))
     return [
@@ -93,14 +100,12 @@ def _compiled_loop(name: str, shape: ModelConfig, few_layers: int, decoded: HotP
 
 
 def _lowered(
-    name: str, shape: ModelConfig, decoded: HotPathsConfig
+    shape: ModelConfig, sampler: lj.SamplerConfig, prompt: list[int]
 ) -> tuple[jax.stages.Lowered, float]:
     """Lowers a loop for bfloat16 weights that need not be there; returns the seconds as well."""
-    lengths = {"gen_length": decoded.gen_length, "block_length": decoded.block_length}
-    config = with_ids(lj.SamplerConfig(**lengths, **WINDOWS[name]), shape)
     weights = jax.eval_shape(partial(init_params, shape, dtype="bfloat16"), jax.random.key(0))
-    denoiser = denoiser_for(shape, score_rules(config))
-    run = checked_run(denoiser, weights, shape, [[0] * decoded.prompt_length], config)
+    denoiser = denoiser_for(shape, score_rules(sampler))
+    run = checked_run(denoiser, weights, shape, [prompt], sampler)
     return best_of(run.lowered)
 
 
