@@ -13,7 +13,7 @@ goes on from the last checkpoint. The run folder gets `metrics.jsonl`, `checkpoi
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,7 +87,6 @@ class SudokuConfig:
 class CellsOf(Objective):
     """Another objective, for which only cells count; markers always stand."""
 
-    name: ClassVar[str] = "cells"
     inner: Objective
 
     def __call__(self, reader: Reader, batch: Any, key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -170,10 +169,9 @@ def _decoded(
         batch = puzzles[first : first + config.batch_size]
         canvases = [canvas(cells) for cells, _ in batch]
         result = lj.infill(model, canvases, sampler, seed=config.seed + first)
-        found = np.asarray(result.tokens)[:, :LENGTH]
         right += [
             cells_of(tokens).tolist() == solution
-            for tokens, (_, solution) in zip(found, batch, strict=True)
+            for tokens, (_, solution) in zip(result.generated, batch, strict=True)
         ]
         forwards += np.asarray(result.nfe).tolist()
     return right, forwards
