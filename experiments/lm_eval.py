@@ -37,6 +37,7 @@ from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, entry_point
 from experiments.harness.workers import told
 from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.evaluation.lm_eval_answers import StoredAnswers
 from llada_jax.evaluation.metrics import wilson_interval
 from llada_jax.evaluation.worker import ALONE, Worker
 
@@ -103,8 +104,7 @@ class LmEvalConfig:
 
 def score(config: LmEvalConfig, run: Run) -> None:
     """Checks the data, loads the model, and lets the harness score it."""
-    from llada_jax.evaluation.lm_eval_answers import StoredAnswers  # needs the extra
-    from llada_jax.evaluation.lm_eval_model import LmEvalModel
+    from llada_jax.evaluation.lm_eval_model import LmEvalModel  # needs the extra
 
     files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
     model = run.of(lj.load(config.model, config.dtype))
@@ -161,6 +161,9 @@ def evaluate(
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    manager = TaskManager(include_path=own, include_defaults=own is None)
+    unknown = sorted(files.keys() - set(manager.all_tasks))
+    require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")
     with TemporaryDirectory() as cache:
         found = simple_evaluate(
             harness_model,
@@ -172,7 +175,7 @@ def evaluate(
                 }
                 for task, paths in files.items()
             ],
-            task_manager=TaskManager(include_path=own, include_defaults=own is None),
+            task_manager=manager,
             fewshot_as_multiturn=multiturn,
             limit=limit,
             apply_chat_template=chat,

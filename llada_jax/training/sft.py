@@ -3,10 +3,9 @@
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"prompt": "...", "completion": "..."}
 
-Of a chat, every turn of the assistant is an example, whose prompt is all that came before it in the
-tokenizer's template. A pair is plain text, as it stands. An answer ends with the token that ends a
-turn, or a text, and the canvas behind it is padded with EOS, which is learnt as well (LLaDA, arXiv
-2502.09992, section 2.3).
+Of a chat, every turn of the assistant is an example, behind all before it in the template. A pair is
+plain text, as it stands. The canvas behind an answer and the token that ends it is padded with EOS,
+which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
 import json
@@ -15,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.text import Tokenizer
@@ -44,9 +42,8 @@ def read_examples(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; allowed: lines of {FORMATS}")
-    lines = path.read_text(encoding="utf-8").splitlines()
     examples = []
-    for number, line in enumerate(tqdm(lines, desc=path.name, mininterval=1, leave=False), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         where = f"{path}, line {number},"
         for prompt, answer, end in _pairs(line, tokenizer, model, where):
             require(bool(answer), f"{where} has an empty answer; allowed: a character or more")
