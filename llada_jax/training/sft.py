@@ -3,9 +3,9 @@
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"prompt": "...", "completion": "..."}
 
-Of a chat, every turn of the assistant is an example, behind all before it in the template. A pair is
-plain text, as it stands. The canvas behind an answer and the token that ends it is padded with EOS,
-which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
+Of a chat, every turn of the assistant is an example, behind all before it in the template. A pair
+is plain text, as it stands. The canvas behind an answer and the token that ends it is padded with
+EOS, which is learnt as well (LLaDA, arXiv 2502.09992, section 2.3).
 """
 
 import json
