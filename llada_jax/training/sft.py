@@ -47,7 +47,8 @@ def read_examples(
         where = f"{path}, line {number},"
         for prompt, answer, end in _pairs(line, tokenizer, model, where):
             require(bool(answer), f"{where} has an empty answer; allowed: a character or more")
-            require(end is not None, "the model has no eos_id; allowed: one that ends texts")
+            if end is None:
+                raise ValueError("the model has no eos_id; allowed: one that ends texts")
             examples.append(Example(prompt, [*tokenizer.encode(answer), end]))
             shown, room = len(examples[-1].answer), model.max_length - longest
             require(
