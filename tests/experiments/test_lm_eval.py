@@ -308,7 +308,7 @@ class ChatOracle(Oracle):
         return "".join(f"<{each['role']}>{each['content']}" for each in chat_history)
 
 
-@pytest.mark.parametrize("multiturn", [False, True])
+@pytest.mark.parametrize("multiturn", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_task_of_the_harness_shows_its_examples_offline(tmp_path, multiturn):
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
