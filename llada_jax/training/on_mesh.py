@@ -31,18 +31,13 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
         f"batch_size is {config.batch_size} on a mesh of data={groups}; allowed: a multiple of "
         f"{groups}",
     )
-    if config.lora is None:
-        require_divides(model, mesh, None)
-
-    def sharding(spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, spec)
-
-    whole = sharding(PartitionSpec())
     places: dict[str, NamedSharding] = {}
     if config.lora is None:
+        require_divides(model, mesh, None)
         specs = partition_specs(model, PLACES)
         found = jax.tree.leaves_with_path(specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
-        places = {f".{parameter_name(path)}": sharding(spec) for path, spec in found}
+        places = {f".{parameter_name(path)}": NamedSharding(mesh, spec) for path, spec in found}
+    whole = NamedSharding(mesh, PartitionSpec())
 
     def put(path: Any, leaf: Any) -> Any:
         """Puts a parameter, or a moment of it, whose path ends with its name."""
