@@ -38,11 +38,6 @@ class LoraConfig:
             f"lora.targets is {list(self.targets)}; allowed: one or more of {', '.join(allowed)}",
         )
 
-    @property
-    def scale(self) -> float:
-        """Returns what the product of the two matrices is multiplied by."""
-        return self.alpha / self.rank
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

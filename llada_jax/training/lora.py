@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Key
+from jaxtyping import Array, Float, Key
 
 from llada_jax.config import LoraConfig, ModelConfig, require
 from llada_jax.model.params import ModelParams, abstract_params, parameter_name
@@ -17,7 +17,7 @@ from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized
 
 
 class Adapter(NamedTuple):
-    """What is added to a matrix [Out, In]: scale * up @ down."""
+    """What is added to a matrix [Out, In]: alpha / rank * up @ down."""
 
     down: Float[Array, "rank In"]
     up: Float[Array, "Out rank"]
@@ -59,21 +59,19 @@ def with_adapters(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> Mo
         adapter = adapters.get(parameter_name(path))
         if adapter is None:
             return leaf
-        return AdaptedWeight(leaf, adapter.down, lora.scale * adapter.up)
+        return AdaptedWeight(leaf, adapter.down, lora.alpha / lora.rank * adapter.up)
 
     return jax.tree.map_with_path(adapted, base, is_leaf=is_quantized)
 
 
-def merged(
-    base: ModelParams, adapters: Adapters, lora: LoraConfig, dtype: DTypeLike = jnp.float32
-) -> ModelParams:
-    """Returns plain parameters in `dtype` that do what base and adapters do, up to rounding; one
-    matrix after the other, so that it never holds a second base."""
+def merged(base: ModelParams, adapters: Adapters, lora: LoraConfig) -> ModelParams:
+    """Returns plain float32 parameters that do what base and adapters do, up to rounding."""
 
     def plain(path: tuple[Any, ...], leaf: Any) -> Any:
         whole = dequantize(leaf, jnp.float32) if is_quantized(leaf) else leaf
         if (adapter := adapters.get(parameter_name(path))) is not None:
-            whole = whole.astype(jnp.float32) + lora.scale * adapter.up @ adapter.down
-        return jax.block_until_ready(whole.astype(dtype))
+            added = lora.alpha / lora.rank * adapter.up @ adapter.down
+            whole = whole.astype(jnp.float32) + added
+        return jax.block_until_ready(whole.astype(jnp.float32))
 
     return jax.tree.map_with_path(plain, base, is_leaf=is_quantized)
