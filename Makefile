@@ -26,7 +26,7 @@ FIND_PYTHON = python="$(PYTHON)"; test -n "$$python" || { \
   echo "no Python of $(PYTHON_VERSIONS) with venv and pip here; set PYTHON=/path/to/python" >&2; \
   exit 1; }
 
-.PHONY: demo test test-quick test-slow fuzz lint format typecheck bench which-python clean
+.PHONY: demo test test-quick test-slow fuzz docs lint format typecheck bench which-python clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m experiments.generate $(ARGS)
@@ -54,6 +54,10 @@ format: $(VENV)/.lint
 typecheck: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs outputs/site
+	@echo outputs/site/index.html
+
 bench: $(VENV)/.core
 	$(BIN)/python -m experiments.bench $(ARGS)
 
@@ -77,6 +81,10 @@ $(VENV)/.core: $(VENV)/.pip pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) --group test
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) --group docs
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.pip pyproject.toml constraints.txt

@@ -77,38 +77,32 @@ def on_all(
 
 
 def loop_on_all(
-    place: OnMesh,
-    loop: Callable[..., tuple[Any, ...]],
-    setup: Any,
-    params: Params,
-    canvas: Any,
-    until: Any,
-    most: Any,
+    place: OnMesh, loop: Callable[..., tuple[Any, ...]], decoding: Any, canvas: Any, *bounds: Any
 ) -> tuple[Any, ...]:
-    """Runs a decoding loop once in each group of `data`, for the group's own rows of the canvas.
+    """Runs a decoding loop, until so many rows are done or for so many steps, once in each group of
+    `data`, for the group's own rows of the canvas.
 
     Groups take as many steps as their rows need, in buckets of their own. The steps of all count
     as if they had begun together: the rows of a forward are those of the group that had most.
     """
-    mesh = place.mesh
+    mesh, (until, most) = place.mesh, bounds
     axis = batch_axis(mesh, canvas.tokens.shape[0])
     groups = mesh.shape[DATA] if axis else 1
 
-    def in_group(setup: Any, params: Params, canvas: Any, until: Any, most: Any) -> Any:
-        canvas, records, rows, steps = loop(
-            setup, place.part, params, canvas, until=until, most=most
-        )
+    def in_group(decoding: Any, *given: Any) -> Any:
+        own = replace(decoding, denoiser=place.part)
+        canvas, records, rows, steps = loop(own, *given)
         return canvas, records, rows[None], steps[None]
 
     of_canvas = places(canvas, axis)
     run = jax.shard_map(
         in_group,
         mesh=mesh,
-        in_specs=(P(), place.params, of_canvas, P(), P()),
+        in_specs=(replace(decoding, setup=P(), params=place.params), of_canvas, P(), P()),
         out_specs=(of_canvas, P(None, axis), P(DATA), P(DATA)),
         check_vma=False,
     )
-    found = run(setup, params, canvas, -(-until // groups), most)
+    found = run(decoding, canvas, -(-until // groups), most)
     canvas, records, rows, steps = everywhere(mesh, found)
     return canvas, records, rows.max(axis=0), steps.max()
 

@@ -7,8 +7,9 @@ Shape letters, used in every signature of this package:
     V vocabulary            N layers  E experts           S steps
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -126,33 +127,12 @@ class HeadOut(NamedTuple):
     measured: Measured | None
 
 
-class ForwardRows(Protocol):
-    def __call__(self, params: Params, rows: Rows, cache: KVCache, /) -> RowsOut: ...
-
-
-class ScoreRows(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        hidden: Float[Array, "B C D"],
-        noise_keys: Key[Array, "B C"] | None,
-        /,
-    ) -> Scores: ...
-
-
-class MeasureRows(Protocol):
-    def __call__(
-        self,
-        params: Params,
-        hidden: Float[Array, "B C D"],
-        noise_keys: Key[Array, "B C"] | None,
-        asked: Asked,
-        /,
-    ) -> HeadOut: ...
-
-
-class EmptyCache(Protocol):
-    def __call__(self, params: Params, batch: int, length: int, /) -> KVCache: ...
+ForwardRows = Callable[[Params, Rows, KVCache], RowsOut]
+Hidden, NoiseKeys = Float[Array, "B C D"], Key[Array, "B C"] | None
+ScoreRows = Callable[[Params, Hidden, NoiseKeys], Scores]
+MeasureRows = Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut]
+EmptyCache = Callable[[Params, int, int], KVCache]
+"""Of the parameters, the batch, and the length of its canvases."""
 
 
 class Denoiser(NamedTuple):

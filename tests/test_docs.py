@@ -11,10 +11,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+import llada_jax as lj
 from experiments.generate.__main__ import verbatim_prompt
 from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, commands_in, precise_figures
 
 MOST_WORDS, MOST_TERMS, MOST_WORDS_A_SENTENCE = 700, 40, 35
+INDEX = Page(ROOT / "docs/index.md")
 PLACEHOLDER = "<verb>"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,7 +58,12 @@ def test_files_that_are_named_exist(page):
 
 def test_every_page_is_linked_from_the_readme():
     linked = {(README.path.parent / link.partition("#")[0]).resolve() for link in README.links}
-    assert {page.path for page in PAGES} - linked == {README.path}
+    assert {page.path for page in PAGES} - linked == {README.path, INDEX.path}
+
+
+def test_every_page_is_on_the_site():
+    pages = {page.path.stem for page in PAGES if page.path.parent == INDEX.path.parent}
+    assert pages - {INDEX.path.stem} == set(re.findall(r"^(\w+)$", INDEX.text, re.MULTILINE))
 
 
 def test_no_statement_stands_on_two_pages():
@@ -143,6 +150,24 @@ def test_the_readme_s_lines_of_python_run():
     (code,) = [code for language, code in FENCE.findall(README.text) if language == "python"]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) > 2
+
+
+def program_of(page: Page) -> str:
+    return "\n".join(code for language, code in FENCE.findall(page.text) if language == "python")
+
+
+def test_every_public_name_has_an_example():
+    examples = program_of(Page(ROOT / "docs/api.md"))
+    assert {name for name in lj.__all__ if not re.search(rf"lj\.{name}\b", examples)} == set()
+
+
+@pytest.mark.slow
+def test_the_examples_of_public_names_run(tmp_path):
+    code = program_of(Page(ROOT / "docs/api.md"))
+    command = [sys.executable, "-W", "error::SyntaxWarning", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "exported").is_dir()
 
 
 def test_the_map_names_every_room():

@@ -3,78 +3,53 @@
     python -m experiments.bench
     python -m experiments.bench architecture=medium steps=32
     python -m experiments.bench suite=rivals
-    python -m experiments.bench suite=sampling
-    python -m experiments.bench suite=revision
-    python -m experiments.bench suite=experts
-    python -m experiments.bench suite=constraint
-    python -m experiments.bench suite=experts_budget
     python -m experiments.bench suite=released_mixture
-    python -m experiments.bench suite=beside
-    python -m experiments.bench suite=start start.export=path/to/an/export
-    python -m experiments.bench suite=continuous
-    python -m experiments.bench suite=packed
-    python -m experiments.bench suite=checkouts checkouts.against=../another_checkout
+
+Other suites are `start`, `sampling`, `revision`, `experts`, `experts_budget`, `constraint`,
+`continuous` and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import jax
 
 import llada_jax as lj
-from experiments.bench.beside_bench import BesideBenchConfig, time_beside
-from experiments.bench.checkouts_bench import CheckoutsBenchConfig, time_checkouts
-from experiments.bench.constraint_bench import ConstraintBenchConfig, time_constraints
+from experiments.bench.constraint_bench import time_constraints
 from experiments.bench.continuous_bench import ContinuousBenchConfig, time_continuous
-from experiments.bench.experts_bench import ExpertsBenchConfig, time_experts
+from experiments.bench.experts_bench import time_experts
 from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_experts_budget
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
-from experiments.bench.revision_bench import RevisionBenchConfig, time_revision
+from experiments.bench.revision_bench import time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
-from experiments.bench.sampling_bench import SamplingBenchConfig, time_sampling
-from experiments.bench.start_bench import StartBenchConfig, time_start
+from experiments.bench.sampling_bench import time_sampling
+from experiments.bench.start_bench import time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import ModelConfig, require
 from llada_jax.model.params import init_params
 
-Suite = Literal[
-    "hot_paths",
-    "rivals",
-    "sampling",
-    "revision",
-    "checkouts",
-    "beside",
-    "continuous",
-    "packed",
-    "experts",
-    "experts_budget",
-    "start",
-    "constraint",
+OfAnyModel = Literal["hot_paths", "continuous", "experts"]
+OfAShape = Literal[
+    "rivals", "sampling", "revision", "packed", "experts_budget", "start", "constraint"
 ]
+_USUAL_SHAPES = {"sampling": "medium", "experts_budget": "mixture_1b"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(HotPathsConfig):
     """What to time. The comments are in conf/bench.yaml."""
 
-    suite: Suite = "hot_paths"
+    suite: Literal[OfAnyModel, OfAShape] = "hot_paths"
     model: str = "tiny"
     architecture: ModelConfig | None = None
     rivals: RivalsBenchConfig = field(default_factory=RivalsBenchConfig)
-    sampling: SamplingBenchConfig = field(default_factory=SamplingBenchConfig)
-    revision: RevisionBenchConfig = field(default_factory=RevisionBenchConfig)
-    checkouts: CheckoutsBenchConfig = field(default_factory=CheckoutsBenchConfig)
-    beside: BesideBenchConfig = field(default_factory=BesideBenchConfig)
     continuous: ContinuousBenchConfig = field(default_factory=ContinuousBenchConfig)
-    experts: ExpertsBenchConfig = field(default_factory=ExpertsBenchConfig)
-    start: StartBenchConfig = field(default_factory=StartBenchConfig)
-    constraint: ConstraintBenchConfig = field(default_factory=ConstraintBenchConfig)
     packed: PackedBenchConfig = field(default_factory=PackedBenchConfig)
     experts_budget: ExpertsBudgetConfig = field(default_factory=ExpertsBudgetConfig)
 
@@ -89,42 +64,38 @@ def bench(config: BenchConfig, run: Run) -> None:
 def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     """Returns the rows of the suite, which times each when it is asked for. Raises ValueError,
     before any work, where the suite needs another model."""
-    shape = config.architecture
-    if config.suite == "checkouts":
-        return time_checkouts(config.model, config.checkouts)
-    if config.suite == "beside":
-        return time_beside(config.model, config.beside)
-    if config.suite == "continuous":
-        return time_continuous(run.of(lj.load(config.model)), config.continuous)
-    if config.suite == "experts":
-        return time_experts(config.experts, config.repeats, config.seed)
-    if config.suite == "hot_paths":
-        model = run.of(lj.load(config.model)) if shape is None else random_model(shape, config.seed)
-        longest = model.config.max_length
-        require(
-            config.length <= longest,
-            f"prompt_length + gen_length is {config.length}; allowed: up to {longest}",
-        )
-        return time_hot_paths(model, config)
+    shape, repeats, seed = config.architecture, config.repeats, config.seed
+    of_any_model: Mapping[str, Callable[[], Iterator[ResultRow]]] = {
+        "hot_paths": lambda: time_hot_paths(_model_of_hot_paths(config, run), config),
+        "continuous": lambda: time_continuous(run.of(lj.load(config.model)), config.continuous),
+        "experts": lambda: time_experts(repeats, seed),
+    }
+    of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
+        "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
+        "sampling": lambda shape: time_sampling(random_model(shape, seed), repeats, seed),
+        "revision": lambda shape: time_revision(shape, repeats, seed),
+        "packed": lambda shape: time_packed(shape, config.packed, repeats),
+        "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),
+        "start": lambda shape: time_start(config.model, shape, config),
+        "constraint": lambda shape: time_constraints(shape, repeats, seed),
+    }
+    if config.suite in of_any_model:
+        return of_any_model[config.suite]()
     if shape is None:
-        needed = {"sampling": "medium", "experts_budget": "mixture_1b"}.get(
-            config.suite, "llada_8b"
-        )
-        raise ValueError(f"suite={config.suite} needs architecture={needed}")
-    if config.suite == "start":
-        return time_start(config.model, shape, config.start, config)
-    if config.suite == "sampling":
-        model = random_model(shape, config.seed)
-        return time_sampling(model, config.sampling, config.repeats, config.seed)
-    if config.suite == "constraint":
-        return time_constraints(shape, config.constraint, config.repeats, config.seed)
-    if config.suite == "packed":
-        return time_packed(shape, config.packed, config.repeats)
-    if config.suite == "experts_budget":
-        return time_experts_budget(shape, config.experts_budget, config.seed)
-    if config.suite == "revision":
-        return time_revision(shape, config.revision, config.repeats, config.seed)
-    return time_rivals(shape, config.rivals, config.repeats)
+        usual = _USUAL_SHAPES.get(config.suite, "llada_8b")
+        raise ValueError(f"suite={config.suite} needs architecture={usual}")
+    return of_a_shape[config.suite](shape)
+
+
+def _model_of_hot_paths(config: BenchConfig, run: Run) -> lj.Model:
+    shape = config.architecture
+    model = run.of(lj.load(config.model)) if shape is None else random_model(shape, config.seed)
+    longest = model.config.max_length
+    require(
+        config.length <= longest,
+        f"prompt_length + gen_length is {config.length}; allowed: up to {longest}",
+    )
+    return model
 
 
 def random_model(shape: ModelConfig, seed: int) -> lj.Model:

@@ -7,8 +7,7 @@ states. A step is one layer of the shape, scaled to its depth, and the head.
 
 import string
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import llada_jax as lj
 from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, best_times
-from llada_jax.config import ModelConfig, SamplerConfig, ascending_counts, require_counts
+from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.constraint.automaton import Automaton
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Grammar, Placed
@@ -36,48 +35,37 @@ from llada_jax.sampler.constrained import class_scores, constrained
 from llada_jax.sampler.record import spread
 from llada_jax.types import Asked, HeadOut
 
-PROMPT, EOS, MASK = 64, 0, 1
+PROMPT, ROWS, GEN_LENGTH = 64, 32, 128
+"""Rows of a forward are a block; behind it the canvas goes on to its end."""
+EOS, MASK = 0, 1
 SPECIAL = 2  # ids that spell nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConstraintBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
-
-    states: tuple[int, ...] = (10, 100, 1000)
-    rows: int = 32
-    gen_length: int = 128
-
-    def __post_init__(self) -> None:
-        ascending_counts("states", self.states, least=8)
-        require_counts(self, "rows", "gen_length")
-
-
 def time_constraints(
-    shape: ModelConfig, config: ConstraintBenchConfig, repeats: int, seed: int
+    shape: ModelConfig, repeats: int, seed: int, states: Sequence[int] = (10, 100, 1000)
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
     special = {"mask_id": MASK, "eos_id": EOS, "eot_id": None, "pad_id": EOS, "stop_ids": ()}
     one = shape.replace(n_layers=1, tied_embeddings=True, **special)
     params = init_params(one, jax.random.key(seed), jnp.bfloat16)
     model = lj.Model(one, params, None)
-    positions = jnp.arange(PROMPT, PROMPT + config.rows, dtype=jnp.int32)
-    layer = forward_of(model, positions, PROMPT + config.gen_length)
+    positions = jnp.arange(PROMPT, PROMPT + ROWS, dtype=jnp.int32)
+    layer = forward_of(model, positions, PROMPT + GEN_LENGTH)
     hidden = layer().hidden
     score = jax.jit(partial(score_rows, rules=ScoreRules()))
     plain = best_times({"layer": layer, "head": partial(score, params, hidden, None)}, repeats)
     step = plain["layer"] * shape.n_layers + plain["head"]
     yield ResultRow("constraint/step", step * 1e3, "ms")
     spelled = spellings(one.vocab_size, seed)
-    for states in config.states:
-        name, pattern = f"constraint/{states}", rf"\[[a-zA-Z ]{{0,{states - 5}}}\]"
+    for count in states:
+        name, pattern = f"constraint/{count}", rf"\[[a-zA-Z ]{{0,{count - 5}}}\]"
         make = partial(automaton_of, pattern, spelled, (EOS,), one.vocab_size)
         automaton, seconds = best_of(make)
         yield ResultRow(f"{name}/states", len(automaton.transitions), "states")
         yield ResultRow(f"{name}/classes", automaton.transitions.shape[1], "classes")
         yield ResultRow(f"{name}/build", seconds, "s")
         yield ResultRow(f"{name}/load", _load_seconds(automaton), "s")
-        yield from _of_a_step(name, model, automaton, config, hidden, score, step, repeats)
+        yield from _of_a_step(name, model, automaton, hidden, score, step, repeats)
 
 
 def spellings(vocab: int, seed: int) -> dict[int, bytes]:
@@ -102,7 +90,6 @@ def _of_a_step(
     name: str,
     model: lj.Model,
     automaton: Automaton,
-    config: ConstraintBenchConfig,
     hidden: Any,
     score: Any,
     step: float,
@@ -110,11 +97,11 @@ def _of_a_step(
 ) -> Iterator[ResultRow]:
     """Yields what the head and the automaton add to the step."""
     texts = Texts((Constraint(name),), (automaton,))
-    sampler = SamplerConfig(gen_length=config.gen_length, block_length=config.rows)
+    sampler = SamplerConfig(gen_length=GEN_LENGTH, block_length=ROWS)
     prompt = np.full(PROMPT, SPECIAL, np.int32)
-    placed = placed_texts(texts, [prompt], MASK, config.gen_length, infill=False)
+    placed = placed_texts(texts, [prompt], MASK, GEN_LENGTH, infill=False)
     grammar = jax.tree.map(jnp.asarray, grammar_of(texts, (EOS,)))
-    cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + config.gen_length
+    cache, length = cache_for(model.params, model.config, 1, 0), PROMPT + GEN_LENGTH
     sampler = sampler.replace(mask_id=MASK)
     keys = jax.random.split(jax.random.key(0), 1)
     canvas = new_canvas([prompt], sampler, model.config, keys, cache, length, infill=False)
@@ -125,8 +112,8 @@ def _of_a_step(
 
     @jax.jit
     def automaton_step(grammar: Grammar, canvas: Any, head: HeadOut) -> Any:
-        at = PROMPT + jnp.arange(config.rows, dtype=jnp.int32)[None]
-        classes, _ = class_scores(at, head, length)
+        at = PROMPT + jnp.arange(ROWS, dtype=jnp.int32)[None]
+        classes = class_scores(at, head, length)
         return constrained(grammar, canvas, spread(at, head.scores, length), classes)[0]
 
     work = partial(automaton_step, grammar, canvas, measured())

@@ -10,10 +10,12 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import eq
 from time import perf_counter, process_time
 from typing import NamedTuple
 
 import llada_jax as lj
+from experiments.bench.rivals.figures import spread
 from experiments.harness.results import ResultRow
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened
@@ -95,19 +97,14 @@ def _decoded(
 
 def _rows(name: str, way: str, turns: list[dict[str, Decoded]]) -> Iterator[ResultRow]:
     """Yields what one way came to, against the batches of the same turn."""
-    first = turns[0]
-    same = statistics.fmean(
-        ours == theirs
-        for ours, theirs in zip(first[way].answers, first["batches"].answers, strict=True)
-    )
-    yield ResultRow(f"{name}/useful", first[way].useful, "of forwards")
+    found, batches = turns[0][way], turns[0]["batches"]
+    yield ResultRow(f"{name}/useful", found.useful, "of forwards")
     seconds = statistics.median(turn[way].seconds for turn in turns)
-    yield ResultRow(f"{name}/speed", 60 * len(first[way].answers) / seconds, "items/min")
+    yield ResultRow(f"{name}/speed", 60 * len(found.answers) / seconds, "items/min")
     if way == "batches":
         return
+    same = statistics.fmean(map(eq, found.answers, batches.answers))
     yield ResultRow(f"{name}/same_answers", same, "of items")
     for what in ("seconds", "processor"):
         ratios = [getattr(turn["batches"], what) / getattr(turn[way], what) for turn in turns]
-        quartiles = statistics.quantiles(ratios, n=4)
-        for quartile, ratio in zip(("lower", "median", "upper"), quartiles, strict=True):
-            yield ResultRow(f"{name}/{what}/{quartile}", ratio, "x faster")
+        yield from spread(f"{name}/{what}", ratios, "x faster")

@@ -4,8 +4,7 @@ Beside XLA's `ragged_dot`, which on a CPU multiplies all rows by all experts, an
 loop over the experts that have rows, which reads the same matrices.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,30 +14,19 @@ from jaxtyping import Array, Float, Int
 
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import ascending_counts, require_counts
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.quantize import quantize
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
-
-    experts: tuple[int, ...] = (8, 32, 64, 256)
-    experts_per_token: int = 8
-    rows: int = 32
-    width: int = 1024
-    expert_width: int = 1024
-
-    def __post_init__(self) -> None:
-        ascending_counts("experts", self.experts)
-        require_counts(self, "experts_per_token", "rows", "width", "expert_width")
+EXPERTS, TAKEN, ROWS, WIDTH = (8, 32, 64, 256), 8, 32, 1024
+"""Numbers of experts; how many of them each row takes; rows; inputs and outputs of an expert."""
 
 
-def time_experts(config: ExpertsBenchConfig, repeats: int, seed: int) -> Iterator[ResultRow]:
+def time_experts(
+    repeats: int, seed: int, experts: Sequence[int] = EXPERTS, width: int = WIDTH
+) -> Iterator[ResultRow]:
     """Yields, for each number of experts, all times and how many times faster ours is."""
-    for count in config.experts:
-        calls = _contenders(config, count, np.random.default_rng(seed))
+    for count in experts:
+        calls = _contenders(count, width, np.random.default_rng(seed))
         times = best_times(calls, repeats)
         for name, seconds in times.items():
             yield ResultRow(f"experts/{count}/{name}", seconds * 1e3, "ms", n=repeats)
@@ -47,13 +35,11 @@ def time_experts(config: ExpertsBenchConfig, repeats: int, seed: int) -> Iterato
             yield ResultRow(f"experts/{count}/speed/{other}", ratio, "x its speed")
 
 
-def _contenders(
-    config: ExpertsBenchConfig, count: int, rng: np.random.Generator
-) -> dict[str, Callable[[], Any]]:
-    weights = rng.standard_normal((count, config.expert_width, config.width), np.float32)
-    taken = min(config.experts_per_token, count)
-    chosen = [rng.permutation(count)[:taken] for _ in range(config.rows)]
-    rows = rng.standard_normal((config.rows * taken, config.width), np.float32)
+def _contenders(count: int, width: int, rng: np.random.Generator) -> dict[str, Callable[[], Any]]:
+    weights = rng.standard_normal((count, width, width), np.float32)
+    taken = min(TAKEN, count)
+    chosen = [rng.permutation(count)[:taken] for _ in range(ROWS)]
+    rows = rng.standard_normal((ROWS * taken, width), np.float32)
     sizes = np.bincount(np.concatenate(chosen), minlength=count).astype(np.int32)
 
     def numpy_loop() -> list[np.ndarray]:

@@ -2,20 +2,21 @@
 memory, and with all of them there; each in a process of its own, whose peak memory is measured.
 
 The file of experts is written first and removed at the end. Reading bypasses the system's cache.
+The processes' allocator is as everybody's: to give memory back at once would cost more than an
+expert.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import llada_jax as lj
+from experiments.harness.own_process import in_own_process
 from experiments.harness.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from llada_jax.backend.resources import peak_memory
@@ -27,7 +28,6 @@ from llada_jax.experts.decoding.machine_profile import MachineProfile, measure_m
 from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.types import Params
 
-T = TypeVar("T")
 _QUANT: dict[str, Quant] = {"int8": "int8", "int4": "int4_block32"}
 
 
@@ -103,7 +103,7 @@ def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterato
     for dtype in config.dtypes:
         file = Path(config.scratch, f"experts_{dtype}")
         case = _Case(shape, dtype, seed, config, file)
-        _alone(_write, case)
+        in_own_process(_write, case)
         try:
             yield from _rows_of(case)
         finally:
@@ -112,7 +112,7 @@ def _rows(shape: ModelConfig, config: ExpertsBudgetConfig, seed: int) -> Iterato
 
 def _rows_of(case: _Case) -> Iterator[ResultRow]:
     name = f"experts_budget/{case.dtype}"
-    measured = _alone(_measure, case)
+    measured = in_own_process(_measure, case)
     yield ResultRow(f"{name}/file", case.file.stat().st_size / 1e9, "GB")
     yield ResultRow(f"{name}/read_expert", measured.read * 1e3, "ms")
     for rows, seconds in measured.run.items():
@@ -121,12 +121,12 @@ def _rows_of(case: _Case) -> Iterator[ResultRow]:
     costs = measured.costs(case.shape.moe.experts_per_token)
     plain = None
     if case.config.in_memory:
-        plain = _alone(_decode_in_memory, case)
+        plain = in_own_process(_decode_in_memory, case)
         yield from _common(f"{name}/memory", plain)
     for share in case.config.shares:
         slots = max(1, math.floor(share * case.shape.moe.n_experts))
         for policy in case.config.policies if share < 1 else case.config.policies[-1:]:
-            found = _alone(_decode_within, case, costs, policy, slots)
+            found = in_own_process(_decode_within, case, costs, policy, slots)
             each = f"{name}/{share * 100:g}/{policy}"
             yield from _common(each, found)
             yield ResultRow(f"{each}/hit_rate", found.hit_rate, "of activated experts")
@@ -144,13 +144,6 @@ def _common(name: str, found: _Decoded) -> Iterator[ResultRow]:
     yield ResultRow(f"{name}/peak_memory", found.peak / 1e9, "GB")
     yield ResultRow(f"{name}/weights", found.weights / 1e9, "GB")
     yield ResultRow(f"{name}/beside_weights", (found.peak - found.weights) / 1e9, "GB")
-
-
-def _alone(function: Callable[..., T], *arguments: object) -> T:
-    """Returns what a function gives in a new process, whose allocator is as everybody's: to give
-    memory back at once, as `in_own_process` does, would cost more than an expert."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
 
 
 def _write(case: _Case) -> None:

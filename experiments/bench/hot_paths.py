@@ -1,15 +1,10 @@
 """The suite `hot_paths`: each thing that is done often, against its baseline."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +14,10 @@ from tqdm import tqdm
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.checkpoint import load_params, save_huggingface, sources
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.rows import make_rows
 from llada_jax.types import RowsOut
-
-BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,49 +57,34 @@ class Comparison(NamedTuple):
 
 def time_hot_paths(model: lj.Model, config: HotPathsConfig) -> Iterator[ResultRow]:
     """Yields the milliseconds of each way, and how many times faster than the baseline it is."""
-    imports = {
-        name: partial(subprocess.run, [sys.executable, "-c", f"import {name}"], check=True)
-        for name in ("jax", "llada_jax")
-    }
     comparisons = [*decoding(model, config), forwards(model, config)]
-    comparisons.append(Comparison("import", "jax", imports))
-    with TemporaryDirectory() as folder:
-        comparisons.append(loading(model, Path(folder)))
-        for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
-            times = best_times(candidates, config.repeats)
-            for candidate, seconds in times.items():
-                yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
-                if candidate != baseline:
-                    ratio = times[baseline] / seconds
-                    yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
+    for name, baseline, candidates in tqdm(comparisons, desc="bench", unit="comparison"):
+        times = best_times(candidates, config.repeats)
+        for candidate, seconds in times.items():
+            yield ResultRow(f"{name}: {candidate}", seconds * 1e3, "ms")
+            if candidate != baseline:
+                ratio = times[baseline] / seconds
+                yield ResultRow(f"{name}: {candidate} vs {baseline}", ratio, "x faster")
 
 
 def decoding(model: lj.Model, config: HotPathsConfig) -> Iterator[Comparison]:
-    """Compares windows with equal forwards; and block-wise, many prompts at a time with one after
-    the other, both loops, and the backends that are installed."""
+    """Compares windows with equal forwards; and block-wise, both loops, and the backends that are
+    installed."""
     # Without the special ids at the vocabulary's ends.
     ids = min(16, model.config.vocab_size // 4), model.config.vocab_size // 2
     prompt = jax.random.randint(jax.random.key(config.seed), (1, config.prompt_length), *ids)
     blockwise = config.sampler.replace(cache="blockwise")
-    prompts = jnp.tile(prompt, (BATCH, 1))
     host = partial(lj.generate, model, prompt, blockwise, loop="host")
-    compiled = partial(lj.generate, model, loop="compiled")
-    windows = {
-        f"cache={cache}": partial(compiled, prompt, config.sampler.replace(cache=cache))
+    compiled = partial(lj.generate, model, prompt, loop="compiled")
+    yield Comparison("decode", "cache=none", {
+        f"cache={cache}": partial(compiled, config.sampler.replace(cache=cache))
         for cache in get_args(SamplerConfig.setting_types()["cache"])
-    }
-    batches = {
-        "one by one": lambda: [compiled(each[None], blockwise).tokens for each in prompts],
-        "one batch": partial(compiled, prompts, blockwise),
-    }
-    backends = {"xla backend": host}
-    if find_spec("ai_edge_litert"):
-        backends["litert backend"] = partial(host, backend="litert")
-    yield Comparison("decode", "cache=none", windows)
-    yield Comparison(f"{BATCH} prompts", "one by one", batches)
-    loops = {"host loop": host, "compiled loop": partial(compiled, prompt, blockwise)}
+    })  # fmt: skip
+    loops = {"host loop": host, "compiled loop": partial(compiled, blockwise)}
     yield Comparison("decode", "host loop", loops)
-    yield Comparison("decode", "xla backend", backends)
+    if find_spec("ai_edge_litert"):
+        backends = {"xla backend": host, "litert backend": partial(host, backend="litert")}
+        yield Comparison("decode", "xla backend", backends)
 
 
 def forwards(model: lj.Model, config: HotPathsConfig) -> Comparison:
@@ -120,18 +97,6 @@ def forwards(model: lj.Model, config: HotPathsConfig) -> Comparison:
         cached = 0 if size == length else length
         candidates[f"{size} rows"] = forward_of(model, positions, cached)
     return Comparison("forward", f"{length} rows", candidates)
-
-
-def loading(model: lj.Model, folder: Path) -> Comparison:
-    """Compares loading a bfloat16 checkpoint with doing so unseen, NaN and infinity included."""
-    save_huggingface(folder, model.config, model.params)
-    load = partial(load_params, folder)
-
-    def unseen() -> Any:
-        with patch.object(sources, "all_finite", lambda numbers: True):
-            return load()
-
-    return Comparison("load", "unchecked", {"unchecked": unseen, "checked": load})
 
 
 def forward_of(model: lj.Model, positions: Int[Array, " R"], cached: int) -> Callable[[], RowsOut]:

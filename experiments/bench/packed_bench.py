@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from experiments.bench.rivals.figures import instruction_sets, spread
-from experiments.bench.rivals.ours import random_params
-from experiments.harness.random_weights import RandomWeights
+from experiments.harness.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from llada_jax.backend.exported.contents import Export
 from llada_jax.backend.exported.opened import Exported
@@ -127,5 +126,5 @@ def _litert(model: ModelConfig, config: PackedBenchConfig) -> Decode:
 
 def _xla(model: ModelConfig, config: PackedBenchConfig) -> Decode:
     denoiser = denoiser_for(model, score_rules(with_ids(SamplerConfig(), model)))
-    run = partial(decode, denoiser, random_params(model, "int8"), model)
+    run = partial(decode, denoiser, random_params(model, "int8", dtype="bfloat16"), model)
     return lambda prompts, block: run(prompts, _sampler(config, block))

@@ -1,13 +1,12 @@
 """The suite `revision`: a few rows through one layer, over tiles and over float32 weights.
 
-Four forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
-weights, in float32; over tiles in Q4_0 and in float16; and `forward_rows` on int4 weights, which
-XLA dequantizes in the graph. Beside the times stand the bytes of each one's matrices, and how far
-the results are from the first one's.
+Three forwards of the same rows against the same cache take turns: `forward_rows` on the dequantized
+weights, in float32; over tiles; and `forward_rows` on int4 weights, which XLA dequantizes in the
+graph. Beside the times stand the bytes of each one's matrices, and how far the results are from the
+first one's.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
 from llada_jax.backend.resources import available_cores
-from llada_jax.config import ModelConfig, ascending_counts, require
+from llada_jax.config import ModelConfig
 from llada_jax.model.forward import cache_for, forward_rows
 from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
@@ -32,20 +31,12 @@ from llada_jax.types import KVCache, Rows
 BASELINE = "float32"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RevisionBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
-
-    rows: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    cached: int = 256
-
-    def __post_init__(self) -> None:
-        ascending_counts("rows", self.rows)
-        require(self.cached >= 0, f"cached is {self.cached}; allowed: 0 or more")
+CACHED = 256
+"""Positions in the cache."""
 
 
 def time_revision(
-    model: ModelConfig, config: RevisionBenchConfig, repeats: int, seed: int
+    model: ModelConfig, repeats: int, seed: int, n_rows: Sequence[int] = range(1, 9)
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
     one = one_layer_of(model)
@@ -57,8 +48,8 @@ def time_revision(
         if name != BASELINE:
             yield ResultRow(f"revision/{name}/memory", ratio, "x smaller")
     with TileMultiplier(available_cores()) as multiply:
-        for rows in config.rows:
-            yield from _compared(one, forms, rows, config.cached, multiply, repeats)
+        for count in n_rows:
+            yield from _compared(one, forms, count, multiply, repeats)
 
 
 def one_layer_of(model: ModelConfig) -> ModelConfig:
@@ -68,7 +59,7 @@ def one_layer_of(model: ModelConfig) -> ModelConfig:
 
 
 def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
-    """Makes the parameters of one layer, of the same numbers in all forms but float16."""
+    """Makes the parameters of one layer, of the same numbers in all forms."""
     tiles = pack_params(init_params(config, jax.random.key(seed)), config)
 
     def integers(leaf: Any) -> Any:
@@ -81,7 +72,6 @@ def _forms(config: ModelConfig, seed: int) -> dict[str, ModelParams]:
     return {
         BASELINE: wide,
         "q4_0_tiles": tiles,
-        "float16_tiles": pack_params(wide, config, "float16"),
         "int4_in_graph": jax.tree.map(integers, tiles),
     }
 
@@ -96,11 +86,10 @@ def _compared(
     config: ModelConfig,
     forms: dict[str, ModelParams],
     n_rows: int,
-    cached: int,
     multiply: TileMultiplier,
     repeats: int,
 ) -> Iterator[ResultRow]:
-    rows, cache = _rows(config, forms[BASELINE], n_rows, cached)
+    rows, cache = _rows(config, forms[BASELINE], n_rows)
     tiled = tiled_denoiser(config, ScoreRules(), multiply).forward_rows
     by_xla = partial(jax.jit(forward_rows, static_argnames="config"), config=config)
     calls = {
@@ -120,14 +109,12 @@ def _compared(
             yield ResultRow(f"{prefix}/error", error, "of the largest state")
 
 
-def _rows(
-    config: ModelConfig, params: ModelParams, n_rows: int, cached: int
-) -> tuple[Rows, KVCache]:
+def _rows(config: ModelConfig, params: ModelParams, n_rows: int) -> tuple[Rows, KVCache]:
     """Scatters rows over the cached positions, as tokens that the window left behind are."""
-    empty = cache_for(params, config, 1, cached)
+    empty = cache_for(params, config, 1, CACHED)
     keys = jax.random.split(jax.random.key(1), 2)
     full = (jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, empty, strict=True))
-    positions = (jnp.arange(n_rows, dtype=jnp.int32) * max(1, cached // n_rows))[None]
+    positions = (jnp.arange(n_rows, dtype=jnp.int32) * (CACHED // n_rows))[None]
     every = jnp.ones(positions.shape, bool)
-    rows = make_rows(positions % config.vocab_size, positions, every, jnp.ones((1, cached), bool))
+    rows = make_rows(positions % config.vocab_size, positions, every, jnp.ones((1, CACHED), bool))
     return rows, KVCache(*full)

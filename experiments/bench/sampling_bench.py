@@ -5,8 +5,7 @@ vocabulary, written in JAX; and the running softmax of `score_rows`. Then the sa
 front, and how much of a step each takes.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ import llada_jax as lj
 from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.config import ascending_counts, require_counts
 from llada_jax.model.head import (
     ScoreRules,
     absorb_chunk,
@@ -32,20 +30,9 @@ from llada_jax.model.head import (
 CACHED = 256
 CALLS = 4
 """In a turn: the float64 sampler leaves hundreds of megabytes to be taken back."""
+CHUNK, LOGITS_CHUNK = 4096, 8192
+"""Entries of the vocabulary at a time: with the head in front, and of logits that are there."""
 Sampled = tuple[Int[Array, "1 R"], Float[Array, "1 R"]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingBenchConfig:
-    """What the suite times. The comments are in conf/bench.yaml."""
-
-    rows: tuple[int, ...] = (32, 64, 512)
-    chunk: int = 4096
-    logits_chunk: int = 8192
-
-    def __post_init__(self) -> None:
-        ascending_counts("rows", self.rows)
-        require_counts(self, "chunk", "logits_chunk")
 
 
 class CompiledSampler(NamedTuple):
@@ -94,13 +81,17 @@ def compiled(function: Callable[..., Any], *arguments: Any, wide: bool = False) 
 
 
 def time_sampling(
-    model: lj.Model, config: SamplingBenchConfig, repeats: int, seed: int
+    model: lj.Model,
+    repeats: int,
+    seed: int,
+    n_rows: Sequence[int] = (32, 64, 512),
+    chunk: int = CHUNK,
 ) -> Iterator[ResultRow]:
     """Yields all rows of the suite."""
     key = jax.random.key(seed)
-    for rows in config.rows:
+    for rows in n_rows:
         logits = 3 * jax.random.normal(key, (1, rows, model.config.vocab_size), jnp.bfloat16)
-        one_pass = partial(sample_in_one_pass, chunk=config.logits_chunk)
+        one_pass = partial(sample_in_one_pass, chunk=LOGITS_CHUNK)
         samplers = {
             "float64": compiled(sample_in_float64, logits, wide=True),
             "one_pass": compiled(one_pass, logits),
@@ -109,7 +100,7 @@ def time_sampling(
         theirs, ours = (np.asarray(sampler.call()[0]) for sampler in samplers.values())
         same = float(np.mean(theirs == ours))
         yield ResultRow(f"score_rows/same_tokens/{rows}", same, "of tokens", n=rows)
-        yield from _in_a_step(model, samplers, rows, config.chunk, repeats, key)
+        yield from _in_a_step(model, samplers, rows, chunk, repeats, key)
 
 
 def _compared(

@@ -6,7 +6,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
-from experiments.harness.tiled import check_tiles, models_for
+from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require, require_counts
 from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.harness import PLACES, Trial, lengthened
@@ -139,16 +139,15 @@ class EvaluateConfig:
     def trial(
         self, model: lj.Model, items: TaskItems, sampler: SamplerConfig, sampler_name: str
     ) -> Trial:
-        """Returns what is decoded, by the model in tiles where they are asked for."""
-        running, refresh_on = models_for(model, self.tiles, self.backend, sampler)
+        """Returns what is decoded, and refreshed from tiles where they are asked for."""
         return Trial(
-            model=running,
+            model=model,
             dtype=self.dtype,
             items=items,
             sampler_name=sampler_name,
             sampler=sampler,
             backend=self.backend,
-            refresh_on=refresh_on,
+            refresh_on=lj.tiled(model) if self.tiles else None,
             seed=self.seed,
             batch_size=self.batch_size,
             places=self.places,

@@ -1,8 +1,8 @@
 """Compares policies that run, keep and move experts where not all of them fit.
 
     python -m experiments.experts
+    python -m experiments.experts parts=[paper]
     python -m experiments.experts parts=[phones] phones.npu=vendor phones.cpu=tuned
-    python -m experiments.experts parts=[schedules]
 
 HybriMoE's tables are predicted and compared with the paper's; then every policy is simulated on
 phones, with mixture-of-experts dLLMs. The run folder also gets recorded routing.
@@ -18,12 +18,11 @@ import llada_jax as lj
 from experiments.experts.hybrimoe_tables import PaperConfig, predict_paper
 from experiments.experts.policies_on_phones import PhonesConfig, simulate_phones
 from experiments.experts.routing_by_task import RoutingConfig, judge_routing
-from experiments.experts.schedule_gaps import measure_schedules
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.config import require, require_choice
 
-Part = Literal["paper", "phones", "schedules", "routing"]
+Part = Literal["paper", "phones", "routing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,6 @@ def experts(config: ExpertsConfig, run: Run) -> None:
     parts: dict[str, Callable[[], Iterator[ResultRow]]] = {
         "paper": partial(predict_paper, config.paper, config.seed),
         "phones": partial(simulate_phones, config.phones, config.seed),
-        "schedules": partial(measure_schedules, config.seed),
         "routing": partial(judge_routing, config.routing, config.seed, run),
     }
     if "routing" in config.parts and config.routing.model is not None:

@@ -2,13 +2,11 @@
 
 import math
 
-from llada_jax.config import require
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.shapes import MoEShape
 from llada_jax.lowered import Lowered, LoweredWeight, product_with
 from llada_jax.phone.cost import price_on_npu, stored_bits
 from llada_jax.phone.profile import load_profile
-from llada_jax.swap.address_budget import MIB, Budget
 
 WEIGHT_BITS, GROUP = 4, 32
 """Q4_0."""
@@ -56,41 +54,7 @@ def phone_costs(
     )
 
 
-def stored_bytes(weights: int) -> int:
-    """Returns the bytes of so many weights, with their scales."""
-    return math.ceil(weights * stored_bits(LoweredWeight((1,), WEIGHT_BITS, GROUP)) / 8)
-
-
 def expert_bytes(shape: MoEShape) -> int:
-    """Returns the bytes of one expert."""
-    return stored_bytes(shape.expert_weights)
-
-
-def slots_in_address_space(soc: str, shape: MoEShape, tokens: int) -> int:
-    """Returns how many experts of a layer an NPU's session maps beside dense weights and KV.
-
-    Raises ValueError where there is not one for each layer.
-    """
-    space = Budget(
-        session_bytes=int(load_profile(soc).memory.mapping_cap_mib * MIB),
-        kv_bytes_per_token=shape.kv_bytes_per_token,
-        tokens=tokens,
-        reserved_bytes=stored_bytes(shape.n_layers * shape.dense_weights),
-    )
-    return slots_within(space, shape, expert_bytes(shape))
-
-
-def slots_within(space: Budget, shape: MoEShape, size: int) -> int:
-    """Divides what the swap planner's budget leaves into slots of one expert of so many bytes, the
-    same number for every layer; more than all experts are never needed.
-
-    Raises ValueError where there is not one slot for each layer.
-    """
-    left = space.session_bytes - space.fixed_bytes
-    row = space.aligned(size) * shape.n_layers
-    require(
-        left >= row,
-        f"budget is {left} bytes beside what is mapped all the time; allowed: {row} or more, one "
-        f"expert of {space.aligned(size)} bytes for each of {shape.n_layers} layers",
-    )
-    return min(left // row, shape.n_experts)
+    """Returns the bytes of one expert, with its scales."""
+    bits = stored_bits(LoweredWeight((1,), WEIGHT_BITS, GROUP))
+    return math.ceil(shape.expert_weights * bits / 8)

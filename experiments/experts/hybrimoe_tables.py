@@ -41,7 +41,7 @@ BASELINE: Mapping[Phase, ExpertPolicy] = {
 }
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "scheduling": {"scheduler": "earliest_finish"},
-    "prefetch": {"prefetch": "gates"},
+    "prefetch": {"prefetch": True},
     "caching": {"cache": "mrs", "refill": True, "alpha": ALPHA},
 }
 """What each part of HybriMoE changes of the baseline."""
@@ -186,12 +186,12 @@ def _if_misses_ran_on_the_cpu(cells: list[Cell]) -> Iterator[ResultRow]:
 def hit_rates(trace: RoutingTrace, shape: MoEShape, profile: int) -> Iterator[ResultRow]:
     """Simulates caches that take in what they missed, without prefetching."""
     caches: dict[str, tuple[CacheName, float]] = {
-        **{name: (name, ALPHA) for name in ("lru", "mrs", "static", "belady")},
+        **{name: (name, ALPHA) for name in ("lru", "mrs", "static")},
         "mrs_released": ("mrs", MRS_ALPHA),
     }
     for ratio in RATIOS:
         for name, (cache, alpha) in caches.items():
-            policy = make_cache(cache, trace.loads[:profile], future=trace.loads, alpha=alpha)
+            policy = make_cache(cache, trace.loads[:profile], alpha=alpha)
             cell = f"{shape.name}/{round(100 * ratio)}/{name}"
             reference = PUBLISHED["hit_rate"].get(cell)
             kind = "fitted" if cell in PUBLISHED["fitted"] else "modelled"

@@ -8,30 +8,24 @@ from itertools import product
 import numpy as np
 from tqdm import tqdm
 
-from experiments.experts.expert_prices import phone_costs, slots_in_address_space
+from experiments.experts.expert_prices import phone_costs
+from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from llada_jax.config import require_counts
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.expert_policies import ORACLE, POLICIES
-from llada_jax.experts.replay import Outcome, bound, replay
-from llada_jax.experts.routing import RoutingTrace, experts_per_step, step_similarity
+from llada_jax.experts.expert_policies import POLICIES
+from llada_jax.experts.replay import bound, replay
+from llada_jax.experts.routing import RoutingTrace
 from llada_jax.experts.schedule import all_on_accelerator, fastest
-from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE, MoEShape
+from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 from llada_jax.phone.profile import load_profile
 
 MODELS = (LLADA2_MINI, LLADA_MOE)
 TOKENS_PER_STEP = 2.55
 """LLaDA2.0-mini on twelve benchmarks (card of LLaDA2.0-mini-CAP); LLaDA-MoE is taken alike."""
-OURS = "denoising"
-WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe", OURS)
+WITHOUT_CPU = ("adapmoe", "tide", "lru", "mrs", "hybrimoe")
 """Policies that are also run with all experts on the NPU, as when the CPU has other work."""
-PUBLISHED_STATISTICS = {
-    "experts_per_step": (69.5, "dMoE, arXiv 2605.30876 (fitted)"),
-    "similarity_1": (0.985, "TIDE, arXiv 2605.20179 (fitted)"),
-    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: above"),
-}
-
 _modelled = partial(ResultRow, kind="modelled")
 
 
@@ -43,7 +37,6 @@ class PhonesConfig:
     npu: str = "llada_cpp"
     cpu: str = "plain"
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75)
-    tokens: int = 1024
     profile_blocks: int = 2
     blocks: int = 4
 
@@ -53,70 +46,39 @@ class PhonesConfig:
             _ = phone.kernels(self.npu), phone.cpu_kernels(self.cpu)  # which checks the names
         for shape, ratio in product(MODELS, self.ratios):
             _ = shape.slots_at(ratio)  # which checks the ratio
-        require_counts(self, "tokens", "profile_blocks", "blocks")
+        require_counts(self, "profile_blocks", "blocks")
 
 
 def simulate_phones(config: PhonesConfig, seed: int) -> Iterator[ResultRow]:
     """Yields statistics of the drawn traces, then tokens per second."""
     for shape in MODELS:
-        trace = draw_denoising(shape, seed, config.profile_blocks + config.blocks)
-        yield from _statistics(trace, shape)
+        trace = denoising_trace(
+            shape, STATISTICS[shape.name], seed=seed, tokens_per_step=TOKENS_PER_STEP,
+            blocks=config.profile_blocks + config.blocks,
+        )  # fmt: skip
+        yield from statistics_of(trace, f"trace/{shape.name}")
         profile = int(np.flatnonzero(trace.begins_block)[config.profile_blocks])
         cells = list(product(config.socs, config.ratios))
         for soc, ratio in tqdm(cells, desc=shape.name, unit="cell"):
             costs = phone_costs(soc, shape, config.npu, config.cpu)
             cell = f"{shape.name}/{soc}/{round(100 * ratio)}"
             yield from compare(trace, cell, costs, shape.slots_at(ratio), profile)
-        for soc in config.socs:
-            slots = slots_in_address_space(soc, shape, config.tokens)
-            name, unit = f"address_space/{shape.name}/{soc}/slots", f"of {shape.n_experts} experts"
-            yield _modelled(name, slots, f"{unit} a layer")
-
-
-def draw_denoising(shape: MoEShape, seed: int, blocks: int) -> RoutingTrace:
-    """Draws the routing of a decoding from published statistics."""
-    return denoising_trace(
-        shape, STATISTICS[shape.name], seed=seed, blocks=blocks, tokens_per_step=TOKENS_PER_STEP
-    )
-
-
-def _statistics(trace: RoutingTrace, shape: MoEShape) -> Iterator[ResultRow]:
-    values = {
-        "experts_per_step": (experts_per_step(trace), "experts"),
-        "similarity_1": (step_similarity(trace), "cosine"),
-        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
-    }
-    for name, (value, unit) in values.items():
-        reference, source = PUBLISHED_STATISTICS[name] if shape is LLADA2_MINI else (None, None)
-        row = f"trace/{shape.name}/{name}"
-        yield _modelled(row, value, unit, reference=reference, source=source)
 
 
 def compare(
     trace: RoutingTrace, cell: str, costs: ExpertCosts, slots: int, profile: int
 ) -> Iterator[ResultRow]:
     """Yields one cell of the table: every policy, with the CPU and without it."""
-    policies = {**POLICIES, "oracle": ORACLE}
-    npu_only = {
-        name: replace(policies[name], scheduler="all_on_accelerator")
-        for name in (*WITHOUT_CPU, "oracle")
-    }
+    npu_only = {n: replace(POLICIES[n], scheduler="all_on_accelerator") for n in WITHOUT_CPU}
     for part, chosen, scheduler in (
-        (cell, policies, fastest), (f"{cell}/npu_only", npu_only, all_on_accelerator)
+        (cell, POLICIES, fastest), (f"{cell}/npu_only", npu_only, all_on_accelerator)
     ):  # fmt: skip
         outcomes = {
             name: replay(trace, policy, costs, slots, profile_steps=profile)
             for name, policy in chosen.items()
         }
         limit = bound(trace, costs, slots, profile_steps=profile, scheduler=scheduler)
-        yield from _rows(part, {**outcomes, "bound": limit})
-
-
-def _rows(prefix: str, outcomes: dict[str, Outcome]) -> Iterator[ResultRow]:
-    speed = {name: outcome.tokens_per_second for name, outcome in outcomes.items()}
-    for name, outcome in outcomes.items():
-        yield _modelled(f"{prefix}/{name}/tokens_per_second", speed[name], "tokens/s")
-        yield _modelled(f"{prefix}/{name}/hit_rate", outcome.hit_rate, "of activated experts")
-    rivals = [speed[name] for name in speed if name not in (OURS, "oracle", "bound")]
-    for name, reference in [("best_other", max(rivals)), ("bound", speed["bound"])]:
-        yield _modelled(f"{prefix}/{OURS}_to_{name}", speed[OURS] / reference, "x the speed")
+        for name, outcome in {**outcomes, "bound": limit}.items():
+            speed = outcome.tokens_per_second
+            yield _modelled(f"{part}/{name}/tokens_per_second", speed, "tokens/s")
+            yield _modelled(f"{part}/{name}/hit_rate", outcome.hit_rate, "of activated experts")

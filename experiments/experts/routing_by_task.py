@@ -6,7 +6,6 @@ it again. Experts are priced as LLaDA-MoE's: of this model's size they would cos
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +13,19 @@ import numpy as np
 import llada_jax as lj
 from experiments.experts.expert_prices import phone_costs
 from experiments.experts.policies_on_phones import compare
+from experiments.experts.routing_statistics import statistics_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run
 from llada_jax.config import SamplerConfig, require_counts
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.experts.decoding.generation import record_routing
-from llada_jax.experts.routing import (
-    RoutingTrace,
-    experts_per_step,
-    gate_accuracy,
-    imbalance,
-    joined,
-    row_reuse,
-    step_similarity,
-)
+from llada_jax.experts.routing import RoutingTrace, joined
 from llada_jax.experts.shapes import LLADA_MOE
 from llada_jax.experts.synthetic import STATISTICS, denoising_trace
 
 STORED = Path(__file__).with_name("small_moe")
 TOKENS_PER_STEP = 2
 RATIOS = (0.25, 0.5)
-PUBLISHED = {
-    "similarity_1": (0.985, "TIDE, arXiv 2605.20179: LLaDA2"),
-    "similarity_5": (0.95, "TIDE, arXiv 2605.20179: LLaDA2, above"),
-    "gate/1": (0.78, "FATE on DeepSeek-V2-Lite, as arXiv 2511.10676 has it"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,28 +93,3 @@ def _drawn_like(trace: RoutingTrace, seed: int) -> RoutingTrace:
     return denoising_trace(
         shape, STATISTICS["llada_moe"], seed=seed, blocks=blocks, tokens_per_step=TOKENS_PER_STEP
     )
-
-
-def statistics_of(trace: RoutingTrace, name: str) -> Iterator[ResultRow]:
-    """Yields reuse, gates' accuracy by layers ahead, and skew, beside what is published."""
-    reuse, keeps = row_reuse(trace), ~trace.changed[1:]
-    begins = np.maximum.accumulate(np.where(trace.begins_block, np.arange(trace.n_steps), 0))
-    place = (np.arange(trace.n_steps) - begins)[1:]
-    mean = partial(np.nanmean, dtype=float)
-    values = {
-        "experts_per_step": (experts_per_step(trace), f"of {trace.n_experts} experts"),
-        "similarity_1": (step_similarity(trace), "cosine"),
-        "similarity_5": (step_similarity(trace, lag=5), "cosine"),
-        "imbalance": (imbalance(trace).mean(), "x the mean load"),
-        "reuse/token_stays": (mean(reuse[keeps]), "of a row's experts"),
-        "reuse/token_changes": (mean(reuse[~keeps]), "of a row's experts"),
-    }
-    for ahead, share in enumerate(gate_accuracy(trace), 1):
-        values[f"gate/{ahead}"] = (share, "of a row's experts")
-    for step in np.unique(place[np.isfinite(reuse).any(axis=1)]):
-        values[f"reuse/step_{step}"] = (mean(reuse[place == step]), "of a row's experts")
-    kind = "modelled" if name.startswith("drawn") else "measured"
-    row = partial(ResultRow, kind=kind, fingerprint=trace.settings.get("fingerprint"))
-    for what, (value, unit) in values.items():
-        reference, source = PUBLISHED.get(what, (None, None))
-        yield row(f"{name}/{what}", value, unit, reference=reference, source=source)

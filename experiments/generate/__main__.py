@@ -33,7 +33,7 @@ from experiments.generate.plain_sampler import plain_sampler_here, side_by_side
 from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
-from experiments.harness.tiled import check_tiles, models_for
+from experiments.harness.tiled import check_tiles
 from llada_jax.config import ONE_DEVICE, MeshConfig, require
 from llada_jax.model.mesh import mesh_for
 from llada_jax.phone.profile import load_profile
@@ -87,16 +87,15 @@ def generate(config: GenerateConfig, run: Run) -> None:
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")
     sampler = config.sampler.config
-    running, refresh_on = models_for(model, config.tiles, config.backend, sampler)
     decode = partial(
         lj.infill if config.infill else lj.generate,
-        running,
+        model,
         [encode_prompt(tokenizer, config)],
         sampler,
         constraint=config.sampler.constraint,
         backend=config.backend,
         seed=config.seed,
-        refresh_on=refresh_on,
+        refresh_on=lj.tiled(model) if config.tiles else None,
     )
     result, speed = None, []
     if config.loop != "compiled":

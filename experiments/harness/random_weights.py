@@ -58,11 +58,17 @@ class RandomWeights:
 
 
 def random_params(
-    config: ModelConfig, quant: Quant, seed: int = 0, *, experts: bool = True
+    config: ModelConfig,
+    quant: Quant,
+    seed: int = 0,
+    *,
+    dtype: Any = "float32",
+    experts: bool = True,
 ) -> ModelParams:
-    """Returns such parameters in memory, floats in float32.
+    """Returns such parameters in memory.
 
     Args:
+      dtype: of floats.
       experts: False leaves the matrices of routed experts out, as `load` can.
     """
     weights, leaves = RandomWeights(config, quant, seed), []
@@ -70,6 +76,6 @@ def random_params(
         if len(spec.shape) > 2 and not experts:
             leaves.append(None)
             continue
-        leaf = jax.tree.map(jnp.asarray, whole(weights.rows(name)))
-        leaves.append(leaf if spec.quantizable else leaf.astype(jnp.float32))
+        leaf: Any = jax.tree.map(jnp.asarray, whole(weights.rows(name)))
+        leaves.append(leaf if isinstance(leaf, QuantArray) else leaf.astype(dtype))
     return jax.tree.unflatten(jax.tree.structure(abstract_params(config)), leaves)

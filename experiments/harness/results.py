@@ -123,21 +123,22 @@ def traces(rows: Sequence[ResultRow]) -> list[str]:
 def _cells(row: ResultRow) -> dict[str, str]:
     return {
         "name": row.name,
-        "value": _shown(row.value),
+        "value": number(row.value),
         "unit": row.unit,
         "kind": row.kind,
-        "reference": _shown(row.reference),
+        "reference": number(row.reference),
         "error": "" if row.error is None else f"{row.error:+.1%}",
-        "n": _shown(row.n),
-        "items": _shown(row.items),
-        "interval": " to ".join(map(_shown, row.interval or ())),
-        "band": " to ".join(map(_shown, row.band or ())),
+        "n": number(row.n),
+        "items": number(row.items),
+        "interval": " to ".join(map(number, row.interval or ())),
+        "band": " to ".join(map(number, row.band or ())),
         "fitted": {None: "", True: "yes", False: "no"}[row.fitted],
         "source": row.source or "",
     }
 
 
-def _shown(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Writes four significant digits; whole numbers in full, and nothing for None."""
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{_decimals(value)}f}"

@@ -8,16 +8,17 @@
 
 All times are modelled: from the step's compute time, which is spread over the operators by their
 weights, and from the cost of a way to stage, which the profile of a phone has. A planner that finds
-no plan says why. With `gap_sessions_mib` a second table has each planner's step over the lower
-bound of any plan, by session and by how fast the step's compute is.
+no plan says why. With `gap_sessions_mib` rows `gap/*` have each planner's step over the lower bound
+of any plan, by session and by how fast the step's compute is.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
-from experiments.harness.results import ResultRow, aligned
+from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
 from experiments.plan.plan_config import PlanConfig
@@ -40,18 +41,21 @@ class CheckedPlan(NamedTuple):
     """The step with all that the plan's transfers cost."""
     seconds: float
 
-    def figures(self, steps: int) -> dict[str, tuple[float, str]]:
-        """Returns values and their units; the makespan begins with an empty address space."""
+    def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
+        """Yields its numbers; the makespan begins with an empty address space."""
         graph, plan = self.graph, self.plan
         stall = float(stall_of(graph, plan))
-        makespan = startup_ns(graph, plan) + unfold(graph, plan, steps).makespan
-        return {
-            "step": ((graph.compute_ns + stall) / 1e6, "ms"),
-            "stall": (stall / 1e6, "ms a step"),
-            "makespan": (makespan / 1e6, f"ms for {steps} steps"),
-            "resident": (plan.resident_bytes(graph) / MIB, "MiB"),
-            "transfers": (len(plan.transfers), "a step"),
-        }
+        makespan = startup_ns(graph, plan) + unfold(graph, plan, config.steps).makespan
+        for what, value, unit in (
+            ("step", (graph.compute_ns + stall) / 1e6, "ms"),
+            ("stall", stall / 1e6, "ms a step"),
+            ("makespan", makespan / 1e6, f"ms for {config.steps} steps"),
+            ("resident", plan.resident_bytes(graph) / MIB, "MiB"),
+            ("transfers", len(plan.transfers), "a step"),
+        ):
+            yield _row(config, f"{self.name}/{what}", value, unit)
+        name = f"plan/{config.path}/{self.name}/planning"
+        yield ResultRow(name=name, value=self.seconds, unit="s")
 
 
 def plan(config: PlanConfig, run: Run) -> None:
@@ -63,28 +67,11 @@ def plan(config: PlanConfig, run: Run) -> None:
     run.begin()
     rows = [_row(config, "compute", graph.compute_ns / 1e6, "ms")]
     rows.append(_row(config, "bound/step", bound_ns / 1e6, "ms"))
-    lines = [{"planner": "(bound)", "step, ms": f"{bound_ns / 1e6:,.1f}"}]
-    for each in plans:
-        figures = each.figures(config.steps)
-        rows += [_row(config, f"{each.name}/{what}", *found) for what, found in figures.items()]
-        name = f"plan/{config.path}/{each.name}/planning"
-        rows.append(ResultRow(name=name, value=each.seconds, unit="s"))
-        shown = {f"{what}, {unit}": f"{value:,.1f}" for what, (value, unit) in figures.items()}
-        lines.insert(-1, {"planner": each.name, **shown})
-    columns = list(lines[0])
-    print(
-        f"{len(graph)} operators, {graph.weight_bytes / MIB:,.0f} MiB of weights, session of "
-        f"{config.session_mib:,} MiB; all times are modelled\n"
-        f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}"
-    )
-    print(aligned([dict.fromkeys(columns, "") | line for line in lines], columns[1:]))
+    rows += [row for each in plans for row in each.rows(config)]
+    rows += gaps_of(config)
+    print(f"path {config.path!r} on {config.phone} ({config.way.tag}): {config.way.source}")
     for name, reason in failed.items():
         print(f"{name}: no plan, {reason}")
-    if config.gap_sessions_mib:
-        gaps = list(gaps_of(config))
-        rows += [row for _, gap_rows in gaps for row in gap_rows]
-        print(f"\nsteps over the lower bound, path {config.path!r}, modelled")
-        print(aligned([line for line, _ in gaps], gaps[0][0]))
     if config.pictures:
         draw_plans({each.name: (each.graph, each.plan) for each in plans}, run.folder / "plan.png")
     run.finish(run.recorded(rows))
@@ -107,28 +94,20 @@ def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[
     return plans, failed
 
 
-def gaps_of(config: PlanConfig) -> Iterator[tuple[dict[str, str], list[ResultRow]]]:
-    """Yields a line of the table and its rows for each session and share of the step's compute.
+def gaps_of(config: PlanConfig) -> Iterator[ResultRow]:
+    """Yields by how much planners' steps are over the bound, for each session and share of the
+    step's compute.
 
     What a path costs once in a step is in no gap: a planner does not know of it.
     """
-    for session_mib in config.gap_sessions_mib:
-        for share in config.gap_step_shares:
-            each = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
-            graph = each.graph()
-            bound_ns = least_step_ns(graph, each.budget)
-            over = {
-                made.name: float(graph.compute_ns + stall_of(graph, made.plan)) / bound_ns - 1
-                for made in plans_of(each, graph)[0]
-            }
-            line = {
-                "session MiB": f"{session_mib:,}",
-                "compute": f"{share:.0%}",
-                "bound ms": f"{bound_ns / 1e6:,.1f}",
-                **{name: f"+{over[name]:.1%}" if name in over else "" for name in each.planners},
-            }
-            name = f"gap/{session_mib}MiB/compute{share:g}"
-            yield line, [_row(each, f"{name}/{p}", 100 * gap, "%") for p, gap in over.items()]
+    for session_mib, share in product(config.gap_sessions_mib, config.gap_step_shares):
+        each = replace(config, session_mib=session_mib, step_ms=config.step_ms * share)
+        graph = each.graph()
+        bound_ns = least_step_ns(graph, each.budget)
+        for made in plans_of(each, graph)[0]:
+            over = float(graph.compute_ns + stall_of(graph, made.plan)) / bound_ns - 1
+            name = f"gap/{session_mib}MiB/compute{share:g}/{made.name}"
+            yield _row(each, name, 100 * over, "%")
 
 
 def _row(config: PlanConfig, name: str, value: float, unit: str) -> ResultRow:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from experiments.harness.pictures import require_plots
 from llada_jax.config import ModelConfig, require
+from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.swap_plan import mapping_path
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, kv_bytes_per_token
@@ -24,7 +25,7 @@ class PlanConfig:
     step_ms: float = 478.1
     phone: str = "SM8750"
     path: str = "copy"
-    planners: tuple[str, ...] = ("none", "paging", "greedy", "steady")
+    planners: tuple[str, ...] = ("greedy", "steady")
     greedy_slot_mib: int | None = 128
     session_mib: int = 3200
     max_buffer_mib: int = 1024
@@ -35,7 +36,7 @@ class PlanConfig:
     pictures: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("step_ms", "steps"):
+        for name in ("rows", "step_ms", "steps"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: above 0")
         for share in self.gap_step_shares:
@@ -61,13 +62,13 @@ class PlanConfig:
             max_buffer_bytes=self.max_buffer_mib * MIB,
             kv_bytes_per_token=kv_bytes_per_token(self.architecture),
             tokens=self.tokens,
+            temporary_bytes=int(temporaries_mib(self.architecture, self.rows, shared=True) * MIB),
         )
 
     def graph(self) -> Graph:
         """Returns the step, with the transfer times of the path."""
         graph = model_graph(
             self.architecture,
-            rows=self.rows,
             weight_bits=self.weight_bits,
             step_ns=round(self.step_ms * 1e6),
         )

@@ -13,8 +13,7 @@ from llada_jax.swap.stall_times import unfold
 WARM_UP = 8
 """Steps before the one that is drawn, which then repeats."""
 LANES = {"computes": "C0", "stalls": "C3", "stages": "C1"}
-PARTS = {"keys, values": "C4", "temporaries": "C9", "always mapped": "C0", "shared": "C6",
-         "slots": "C1"}  # fmt: skip
+PARTS = {"keys, values, temporaries": "C4", "always mapped": "C0", "shared": "C6", "slots": "C1"}
 
 
 def draw_plans(plans: Mapping[str, tuple[Graph, Plan]], path: Path) -> None:
@@ -53,7 +52,7 @@ def _draw_step(axes: Any, graph: Graph, plan: Plan) -> None:
 
 def _draw_addresses(axes: Any, plan: Plan) -> None:
     shared = [plan.weights[i] for t in plan.transfers if t.slot is None for i in t.operators]
-    parts = ([plan.fixed], [plan.arena], plan.buffers, shared, plan.slots)
+    parts = ([plan.fixed], plan.buffers, shared, plan.slots)
     for (name, color), regions in zip(PARTS.items(), parts, strict=True):
         axes.broken_barh(
             [(region.start / MIB, region.size / MIB) for region in regions], (0, 1),

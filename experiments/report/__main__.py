@@ -6,10 +6,9 @@
 
 Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
 differences against the baseline of the same model on the same items, and, where a sampler was run
-with several settings, its accuracy-parallelism curve and the area under it. Of any other run the
-results are shown, and of a training the loss. A suite shows its table; its `cells` are runs to
-compare. The page is `report.md` in the run folder, its pictures beside it, its own numbers in
-`results.json`.
+with several settings, its accuracy-parallelism curve. Of any other run the results are shown, and
+of a training the loss. A suite shows its table; its `cells` are runs to compare. The page is
+`report.md` in the run folder, its pictures beside it, its own numbers in `results.json`.
 """
 
 import json
@@ -37,7 +36,6 @@ from experiments.report.runs import (
     training_metrics,
 )
 from llada_jax.config import require
-from llada_jax.evaluation.metrics import Point, area_under_parallelism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,33 +111,20 @@ def _tasks(
             scores(task, {names[each.folder].text: each.share for each in here}),
             f"Exact match of each decoder on {task}",
         )
-        yield from _curves(page, task, families)
+        _add_curves(page, task, families)
 
 
-def _curves(
+def _add_curves(
     page: MarkdownPage, task: str, decoders: Mapping[str, Sequence[DecoderRun]]
-) -> Iterator[ResultRow]:
-    """Curves of all families, where at least one was run with several settings, and their areas."""
+) -> None:
+    """Adds curves of all families, where at least one was run with several settings."""
     families = {family: _points(group) for family, group in decoders.items()}
-    if all(len(points) == 1 for points in families.values()):
-        return
-    best = 100 * max(point.value for points in families.values() for point in points)
-    areas = {
-        family: area_under_parallelism([Point(p.at, 100 * p.value) for p in points], best)
-        for family, points in families.items()
-    }
-    page.add_picture(
-        f"{task} parallelism",
-        parallelism_curves(task, families),
-        f"Exact match by tokens per forward on {task}",
-    )
-    page.add(
-        "Area under the accuracy-parallelism curve (AUP, arXiv 2601.07568; settings more than 5 "
-        "points below a decoder's slowest one do not count):"
-    )
-    page.add_table([{"decoder": name, "AUP": f"{area:.0f}"} for name, area in areas.items()])
-    for family, area in areas.items():
-        yield ResultRow(name=f"{task}/{family}/aup", value=area, unit="percent x tokens/forward")
+    if any(len(points) > 1 for points in families.values()):
+        page.add_picture(
+            f"{task} parallelism",
+            parallelism_curves(task, families),
+            f"Exact match by tokens per forward on {task}",
+        )
 
 
 def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:

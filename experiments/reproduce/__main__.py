@@ -1,21 +1,21 @@
-"""The paper's tables and figures from the device model: one report, with pictures and errors.
+"""The paper's tables and figures from the device model: one report, with errors.
 
     python -m experiments.reproduce                      # everything
-    python -m experiments.reproduce experiment=table6    # one table or figure of conf/experiment
-    python -m experiments.reproduce experiment=fig11 hydra.run.dir=outputs/fig11
+    python -m experiments.reproduce chapters=[table6]    # one table or figure
+    python -m experiments.reproduce chapters=[fig11] hydra.run.dir=outputs/fig11
 
-The run folder gets `report.md` with its pictures, and `results.json`. Values are modelled; `fitted`
-says of each whether its reference went into the calibration, which tests/phone/fitting is.
+The run folder gets `report.md` and `results.json`. Values are modelled; `fitted` says of each
+whether its reference went into the calibration, which tests/phone/fitting is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from experiments.harness.results import ResultRow
+from experiments.harness.results import ResultRow, number
 from experiments.harness.run import Run, entry_point
+from experiments.report.markdown import MarkdownPage
 from experiments.reproduce.chapter import SOCS, TEXTS, Chapter
-from experiments.reproduce.chapter_pictures import draw
 from experiments.reproduce.chapters import CHAPTERS
 from llada_jax.config import require
 from llada_jax.phone.graphs import graphs_of, unknown_so_far
@@ -29,9 +29,8 @@ FITTED = "SM8750"
 class ReproduceConfig:
     """What to reproduce. The comments are in conf/reproduce.yaml."""
 
-    chapters: tuple[str, ...]
+    chapters: tuple[str, ...] = tuple(CHAPTERS)
     runs: int = 24
-    pictures: bool = True
 
     def __post_init__(self) -> None:
         require(bool(self.chapters), "chapters is empty; allowed: at least one")
@@ -45,58 +44,48 @@ def reproduce(config: ReproduceConfig, run: Run) -> None:
     world = PublishedTasks(graphs_of("llada_8b"), config.runs)
     run.begin()
     chapters = [CHAPTERS[name](world) for name in config.chapters]
-    names = {}
-    if config.pictures:
-        names = {chapter.name: draw(chapter, run.folder) for chapter in chapters}
-    run.write("report.md", report(chapters, names, unknown_so_far()))
+    page(chapters, unknown_so_far()).write(run)
     run.finish(run.recorded(row for chapter in chapters for row in chapter.rows))
     print(f"\nreport: {run.folder / 'report.md'}")
 
 
-def report(
-    chapters: Sequence[Chapter], pictures: Mapping[str, str | None], unknown: Sequence[object] = ()
-) -> str:
-    """Returns Markdown: a summary, warnings, then a section for each table or figure."""
-    lines = [
-        *TEXTS["about"].splitlines(),
-        "",
-        *_summary(chapters),
-        "",
-        *TEXTS["about_choices"].splitlines(),
-        "",
-        *(f"- {choice}" for choice in TEXTS["choices"]),
-    ]
+def page(chapters: Sequence[Chapter], unknown: Sequence[object] = ()) -> MarkdownPage:
+    """Returns the report: a summary, warnings, then a section for each table or figure."""
+    found = MarkdownPage()
+    found.add(TEXTS["about"])
+    found.add_table(list(_summary(chapters)))
+    found.add(TEXTS["about_choices"], _listed(TEXTS["choices"]))
     if unknown:
-        lines += ["", "**Warning: operations that the cost model does not know.**", ""]
-        lines += [f"- {operation}" for operation in unknown]
+        found.add("**Warning: operations that the cost model does not know.**", _listed(unknown))
     for chapter in chapters:
-        lines += ["", f"## {chapter.title}", ""]
-        if picture := pictures.get(chapter.name):
-            lines += [f"![{chapter.title}]({picture})", ""]
-        lines += [*_table(chapter.rows), "", *(f"- {words}" for words in chapter.words)]
-    return "\n".join(lines) + "\n"
+        found.add(f"## {chapter.title}")
+        found.add_table([_line(row) for row in chapter.rows])
+        found.add(_listed(chapter.words))
+    return found
 
 
-def _summary(chapters: Sequence[Chapter]) -> list[str]:
+def _listed(words: Sequence[object]) -> str:
+    return "\n".join(f"- {each}" for each in words)
+
+
+def _summary(chapters: Sequence[Chapter]) -> Iterator[Mapping[str, str]]:
     """Tells how far predictions are off, by what they are of, and how many bands hold them."""
-    lines = [
-        "| | predictions | within 15 % | within 20 % | median error | bands that hold |",
-        "|---|---|---|---|---|---|",
-    ]
     rows = [row for chapter in chapters for row in chapter.rows if row.is_predicted]
-    groups = {
-        what: [row for row in rows if _what(row) == what]
-        for what in dict.fromkeys(map(_what, rows))
-    }
+    groups: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        groups.setdefault(_what(row), []).append(row)
     for title, some in {**groups, "all": rows}.items():
-        errors = sorted(abs(row.error or 0.0) for row in some)
-        within = [sum(error <= bound for error in errors) for bound in (0.15, 0.20)]
+        errors = [abs(row.error or 0.0) for row in some]
         banded = [row for row in some if row.band]
-        held = f"{sum(row.is_in_band for row in banded)} of {len(banded)}" if banded else ""
-        median_error = f"{median(errors):.0%}" if errors else ""
-        cells = (title, len(errors), *within, median_error, held)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        yield {
+            "": title,
+            "predictions": str(len(errors)),
+            "within 15 %": str(sum(error <= 0.15 for error in errors)),
+            "within 20 %": str(sum(error <= 0.20 for error in errors)),
+            "median error": f"{median(errors):.0%}" if errors else "",
+            "bands that hold": f"{sum(r.is_in_band for r in banded)} of {len(banded)}"
+            if banded else "",
+        }  # fmt: skip
 
 
 def _what(row: ResultRow) -> str:
@@ -112,23 +101,19 @@ def _what(row: ResultRow) -> str:
     )
 
 
-def _table(rows: Sequence[ResultRow]) -> list[str]:
-    lines = [
-        "| name | modelled | mean's interval | band | unit | published | error | fitted | trace |",
-        "|---|--:|---|---|---|--:|--:|---|---|",
-    ]
-    for row in rows:
-        published = "" if row.reference is None else _shown(row.reference)
-        error = "" if row.error is None else f"{row.error:+.1%}"
-        fitted = {True: "yes", False: "no", None: row.kind}[row.fitted]
-        interval, band = (" to ".join(map(_shown, ends or ())) for ends in (row.interval, row.band))
-        cells = (row.name, _shown(row.value), interval, band, row.unit, published, error, fitted)
-        lines.append(f"| {' | '.join((*cells, row.trace_source or ''))} |")
-    return lines
-
-
-def _shown(value: float) -> str:
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+def _line(row: ResultRow) -> Mapping[str, str]:
+    interval, band = (" to ".join(map(number, ends or ())) for ends in (row.interval, row.band))
+    return {
+        "name": row.name,
+        "modelled": number(row.value),
+        "mean's interval": interval,
+        "band": band,
+        "unit": row.unit,
+        "published": number(row.reference),
+        "error": "" if row.error is None else f"{row.error:+.1%}",
+        "fitted": {True: "yes", False: "no", None: row.kind}[row.fitted],
+        "trace": row.trace_source or "",
+    }
 
 
 main = entry_point("reproduce", reproduce, ReproduceConfig)

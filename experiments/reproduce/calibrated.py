@@ -37,20 +37,15 @@ def table2(world: PublishedTasks) -> Chapter:
 
     for fitted, figures in ((True, world.figures), (False, world.published)):
         single, groups = figures["fig3a_ffn_down_ms"], figures["fig3b_ffn_down_32_rows_ms"]
-        for place, count in enumerate(single["rows"]):
-            for name, found in down(count).items():
-                rows.append(
-                    modelled(f"fig3a/{name}/{count}", found, "ms", reference=single[name][place],
-                              fitted=fitted, source=f"{PAPER}, Figure 3a")
-                )  # fmt: skip
-        for place, group in enumerate(groups["group"]):
+        for name in ("npu", "cpu"):
+            known = dict(zip(single["rows"], single[name], strict=True))
+            found = {count: down(count)[name] for count in known}
+            rows += _points(f"fig3a/{name}/", found, known, "ms", fitted)
+            known = dict(zip(groups["group"], groups[name], strict=True))
             # A group of one row ran as a tile on the NPU, not in the kernel for single rows.
-            once = {"cpu": down(group)["cpu"], "npu": down(max(2, group))["npu"]}
-            for name, found in once.items():
-                rows.append(
-                    modelled(f"fig3b/{name}/{group}", 32 / group * found, "ms", fitted=fitted,
-                              reference=groups[name][place], source=f"{PAPER}, Figure 3b")
-                )  # fmt: skip
+            least = 2 if name == "npu" else 1
+            found = {group: 32 / group * down(max(least, group))[name] for group in known}
+            rows += _points(f"fig3b/{name}/", found, known, "ms", fitted)
     return chapter("table2", rows, npu=npu, cpu=cpu, layer_ms=npu.layer_overhead_us / 1e3)
 
 
@@ -115,5 +110,5 @@ def _points(
     for place, reference in known.items():
         yield modelled(
             f"{prefix}{place}", found[place], unit, reference=reference, fitted=fitted,
-            source=f"{PAPER}, Figure {figure}", trace_source=SOURCE,
+            source=f"{PAPER}, Figure {figure}", trace_source=None if unit == "ms" else SOURCE,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.estimates import mean_of, ratio
 from experiments.harness.results import ResultRow
-from experiments.reproduce.bands import band, changes_of
+from experiments.reproduce.bands import band, changes_of, phone_of
 from experiments.reproduce.chapter import (
     LENGTHS,
     ONE_A_STEP,
@@ -25,10 +25,8 @@ from experiments.reproduce.chapter import (
     modelled,
 )
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import CANVAS, PublishedTasks
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, autoregressive, blockwise, vanilla
 
@@ -69,10 +67,7 @@ def fig11(world: PublishedTasks) -> Chapter:
         for soc, name in product(SOCS, TASKS)
         for row in (*_cells_of(world, soc, name), *_llama(world, soc, name))
     ]
-    return chapter(
-        "fig11", [*rows, *_speedups(rows)], [*map(_coverage, SOCS, [rows] * len(SOCS))],
-        sessions="; ".join(map(_session, SOCS)),
-    )  # fmt: skip
+    return chapter("fig11", rows, sessions="; ".join(map(_session, SOCS)))
 
 
 def fig12(world: PublishedTasks) -> Chapter:
@@ -111,7 +106,7 @@ def _columns(
         slowdown = session.slowdown(system.body)
         found[column] = Cell(
             soc,
-            [slowdown * s for s in map(_phone(shape, soc, system).latency, runs)],
+            [slowdown * s for s in map(phone_of(shape, soc, system).latency, runs)],
             _changes(world, shape, soc, column, tokens),
             open_to[column],
             known[column],
@@ -170,7 +165,7 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
     workload = autoregressive(world.task(name).prompt, 128)
     session = load_profile(soc).session
     for column, system in LLAMA.items():
-        seconds = _phone("llama3_8b", soc, system).latency(workload)
+        seconds = phone_of("llama3_8b", soc, system).latency(workload)
         seconds *= session.slowdown(system.body)
         changes = changes_of("llama3_8b", soc, system, workload).values()
         more: Any = {"kind": "informed" if column == "npu" else "modelled"}
@@ -181,37 +176,9 @@ def _llama(world: PublishedTasks, soc: str, name: str) -> Iterator[ResultRow]:
         )  # fmt: skip
 
 
-@cache
-def _phone(shape: str, soc: str, system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of(shape), load_profile(soc), system, CANVAS)
-
-
-def _coverage(soc: str, rows: list[ResultRow]) -> str:
-    """Says how many predictions lie within their bands."""
-    mine = [row for row in rows if row.name.startswith(f"fig11/{soc}/") and row.is_predicted]
-    held = sum(row.is_in_band for row in mine)
-    return (
-        f"{soc}: of {len(mine)} predictions {held} ({held / len(mine):.0%}) are within their bands."
-    )
-
-
 def _session(soc: str) -> str:
     session = load_profile(soc).session
     return (
         f"{soc}'s are {session.npu_slowdown:.2f} times (spread {session.npu_spread:.2f}) on the "
         f"NPU and {session.cpu_slowdown:.2f} times ({session.cpu_spread:.2f}) on the CPU"
     )
-
-
-def _speedups(rows: list[ResultRow]) -> Iterator[ResultRow]:
-    """Yields the abstract's range, on SM8750: llada.cpp over the CPU with a cache."""
-    named = {row.name.removeprefix("fig11/SM8750/"): row.value for row in rows}
-    gains = [
-        named[f"{task}/{n}/cpu_cache"] / named[f"{task}/{n}/llada_cpp"]
-        for task, n in product(TASKS, LENGTHS)
-    ]
-    for name, choose, reference in (("min", min, 17.0), ("max", max, 42.0)):
-        yield modelled(
-            f"fig11/SM8750/speedup_{name}", choose(gains), "times", reference=reference,
-            fitted=False, kind="repeated", source=f"{PAPER}, abstract", trace_source=SOURCE,
-        )  # fmt: skip

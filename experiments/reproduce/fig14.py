@@ -3,13 +3,10 @@
 from statistics import fmean
 from typing import Any
 
-from experiments.reproduce.bands import band
+from experiments.reproduce.bands import band, phone_of
 from experiments.reproduce.chapter import ONE_A_STEP, PAPER, Chapter, chapter, modelled
 from llada_jax.phone.dynamics import SOURCE, Decoding
-from llada_jax.phone.forward_timer import ForwardTimer
-from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.profile import load_profile
-from llada_jax.phone.published_tasks import CANVAS, PublishedTasks
+from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.simulate import Energy, simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import POWER_SPREAD
@@ -26,8 +23,8 @@ def fig14(world: PublishedTasks) -> Chapter:
         "LLaDA CPU": ((blockwise(prompt, 128),), world.phone("SM8750", System(body="cpu"))),
         "LLaDA llada.cpp": (world.workloads("GSM8K", 128, Decoding())[:RUNS],
                             world.phone("SM8750", System())),
-        "Llama CPU": ((llama,), _llama(System(body="cpu"))),
-        "Llama NPU": ((llama,), _llama(System(runtime="wide"))),
+        "Llama CPU": ((llama,), phone_of("llama3_8b", "SM8750", System(body="cpu"))),
+        "Llama NPU": ((llama,), phone_of("llama3_8b", "SM8750", System(runtime="wide"))),
     }  # fmt: skip
     rows = []
     for name, (workloads, timer) in runs.items():
@@ -48,7 +45,3 @@ def fig14(world: PublishedTasks) -> Chapter:
     watts = [figure["power_W"][name] for name in ("LLaDA CPU", "LLaDA llada.cpp")]
     published = joules[0] / joules[1]
     return chapter("fig14", rows, published=published, implied=published * watts[1] / watts[0])
-
-
-def _llama(system: System) -> ForwardTimer:
-    return ForwardTimer(graphs_of("llama3_8b"), load_profile("SM8750"), system, CANVAS)

@@ -4,11 +4,10 @@ from functools import partial
 
 from experiments.reproduce.bands import band
 from experiments.reproduce.chapter import Chapter, chapter, modelled
-from llada_jax.phone.forward_timer import GraphsLike
 from llada_jax.phone.graphs import graphs_of
-from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.single_steps import vendor_pass
+from llada_jax.phone.single_steps import one_pass
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
 
@@ -22,15 +21,12 @@ def held_out(world: PublishedTasks) -> Chapter:
         wanted = {each["rows"]: each["pass_ms"], 1: 1e3 / each["tokens_per_second"]}
         for count, milliseconds in wanted.items():
             graphs = graphs_of(model, "int4")
-            price = partial(_milliseconds, graphs=graphs, rows=count, context=each["context"])
+            price = partial(one_pass, graphs, rows=count, context=each["context"])
             found = with_uncertainty(profile, price, System(kernels="vendor").uses)
+            ms = 1e3 * found.seconds
             rows.append(
-                modelled(f"held_out/{each['soc']}/{each['name']}/rows{count}", found.seconds, "ms",
+                modelled(f"held_out/{each['soc']}/{each['name']}/rows{count}", ms, "ms",
                           reference=milliseconds, source=figures["source"], fitted=False,
-                          band=band(found.seconds, found.relative, profile.session.npu_spread))
+                          band=band(ms, found.relative, profile.session.npu_spread))
             )  # fmt: skip
     return chapter("held_out", rows)
-
-
-def _milliseconds(profile: Profile, graphs: GraphsLike, rows: int, context: int) -> float:
-    return 1e3 * vendor_pass(graphs, profile, rows, context)

@@ -3,11 +3,10 @@
 from typing import Any
 
 from experiments.reproduce.chapter import Chapter, chapter, modelled
-from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.graphs import graphs_of
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.single_steps import vendor_pass
+from llada_jax.phone.single_steps import one_pass
 
 
 def genie(world: PublishedTasks) -> Chapter:
@@ -21,7 +20,7 @@ def genie(world: PublishedTasks) -> Chapter:
             cell = fit[soc] if fitted else world.published[name][soc]
             wanted = {128: _mean(cell["rows128_ms"]), 1: 1e3 / _mean(cell["tokens_per_second"])}
             for count, milliseconds in wanted.items():
-                seconds = vendor_pass(graphs, load_profile(soc), count)
+                seconds = one_pass(graphs, load_profile(soc), count)
                 rows.append(
                     modelled(f"genie/{soc}/{label}/rows{count}", seconds * 1e3, "ms",
                               reference=milliseconds, source=fit["source"], fitted=fitted)
@@ -57,18 +56,12 @@ def ledger3b(world: PublishedTasks) -> Chapter:
                 continue
             graphs = graphs_of(shape, quant)  # pyright: ignore[reportArgumentType]
             for count in (64, 1):
-                seconds = _native_pass(graphs, profile, kernels, count)
+                seconds = one_pass(
+                    graphs, profile, count, kernels=kernels, context=128, head_rows=count
+                )
                 rows.append(
                     modelled(f"{prefix}/{precision}/rows{count}", seconds * 1e3, "ms",
                               reference=cells[f"rows{count}_ms"], source=ledger["source"],
                               fitted=fitted, kind=kind)
                 )  # fmt: skip
     return chapter("ledger3b", rows)
-
-
-def _native_pass(graphs: Any, profile: Any, kernels: str, count: int, context: int = 128) -> float:
-    chosen = profile.npu[kernels]
-    layer = price_on_npu(graphs.layer(count, context - count), chosen, profile.memory)
-    head = price_on_npu(graphs.head(count), chosen, profile.memory)
-    call = chosen.step_overhead_us * 1e-6
-    return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call

@@ -33,21 +33,14 @@ def table7(world: PublishedTasks) -> Chapter:
 
 
 def _outcome(found: Footprint, failed: bool) -> str:
-    """Says whether a setting runs, by how much, and whether that hangs on the limit's place."""
-    low, high = (found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB)
+    """Says whether a setting runs, and whether that hangs on the limit's place."""
+    ends = [found._replace(limit=limit).fits for limit in ADDRESS_SPACE_MIB]
     met = "as published" if found.fits != failed else "not as published"
-    margin = found.limit - found.total
-    text = (
-        f"{_runs(found.fits)}, {met}: {found.reason}, {abs(margin):,.0f} MiB "
-        f"({abs(margin) / found.limit:.1%}) {'under' if margin >= 0 else 'over'} the limit"
-    )
-    if low == high:
-        return f"{text}; {_runs(low)} at both ends of the limit's range"
-    ends = " and ".join(
-        f"{_runs(fits)} at {limit:,}" for fits, limit in zip((low, high), ADDRESS_SPACE_MIB,
-                                                             strict=True)
-    )  # fmt: skip
-    return f"{text}; it {ends}, the ends of the limit's range, so the model does not tell"
+    text = f"{_runs(found.fits)}, {met}: {found.reason}"
+    if len(set(ends)) == 1:
+        return f"{text}; {_runs(ends[0])} at both ends of the limit's range"
+    low, high = map(_runs, ends)
+    return f"{text}; it {low} at 3,840 and {high} at 4,096, so the model does not tell"
 
 
 def _runs(fits: bool) -> str:

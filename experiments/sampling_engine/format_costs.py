@@ -20,10 +20,9 @@ from llada_jax.model.head import ScoreRules, logits_of, without
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
-from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.host import StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.reference import StepInputs
 from llada_jax.sampling_engine.sampling import Key, Sampling
 from llada_jax.types import Denoiser, Scores
 
@@ -107,8 +106,8 @@ def engine_scores(
     vectors = "float32" if format == "float32" else "bfloat16"
     engine = EngineConfig(vlen=VLEN, vector_format=vectors, int_bytes=1 << 20)
     sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
-    stored = store_logits(sampling, VLEN, logits[None], format)
-    block, none = np.zeros((batch, rows), np.int32), np.zeros((1, batch), np.int32)
+    stored = store_logits(sampling, VLEN, logits, format)
+    block, none = np.zeros((batch, rows), np.int32), np.zeros(batch, np.int32)
     inputs = StepInputs(logits, block, block == 0, none)
     found = run_sampler(compile_sampler(sampling, engine), inputs, stored)
     unknown = jnp.full((batch, rows), jnp.nan)

@@ -1,4 +1,4 @@
-"""What the cycle model says of the engine: time, traffic, memory, area and power."""
+"""What the cycle model says of the engine: time and traffic."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,21 +11,13 @@ from experiments.sampling_engine.format_costs import AnswersConfig
 from experiments.sampling_engine.gpu_share import share_rows
 from llada_jax.config import require
 from llada_jax.sampling_engine import paper_results as paper
-from llada_jax.sampling_engine.cycles import (
-    FITTED_TO,
-    Timing,
-    TimingConfig,
-    fitted_hbm,
-    time_program,
-)
-from llada_jax.sampling_engine.instructions import COLUMNS
+from llada_jax.sampling_engine.cycles import FITTED_TO, fitted_hbm, time_program
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
 from llada_jax.sampling_engine.sampling import Mode, Sampling
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 TABLE = f"{paper.PAPER}, table of results"
-ENOUGH_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +32,6 @@ class SamplingEngineConfig:
     flips: FlipsConfig = field(default_factory=FlipsConfig)
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     seed: int = 0
-    full_size: bool = True
     hardware: bool = True
 
     def __post_init__(self) -> None:
@@ -75,12 +66,6 @@ def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Ite
     yield from sensitivity_rows(config, programs)
     yield from gpu_rows(config)
     yield from share_rows()
-    yield from footprint_rows(programs)
-    yield from area_rows(config)
-
-
-def _timed(program: SamplerProgram, **settings: Any) -> Timing:
-    return time_program(program, TimingConfig(hbm=fitted_hbm(), **settings))
 
 
 def _modelled(
@@ -112,7 +97,7 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
     """Yields the published rows and breakdown, then the other programs at the same lengths."""
     table = paper.LATENCY_MS if config.is_published_case else {}
     for vlen in config.vlens:
-        cycles = _timed(programs["performance", vlen]).cycles
+        cycles = time_program(programs["performance", vlen]).cycles
         known = _beside(table, vlen, TABLE)
         kind = LATENCY_KINDS.get(vlen, "modelled") if known else "modelled"
         yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", kind, **known)
@@ -126,7 +111,7 @@ def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iter
             yield from _breakdown_rows(cycles._asdict())
     for mode in MODES[1:]:
         for vlen in config.vlens:
-            timing = _timed(programs[mode, vlen])
+            timing = time_program(programs[mode, vlen])
             yield _modelled(f"{mode}/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
             for unit, cycles in timing.cycles._asdict().items():
                 yield _modelled(f"{mode}/vlen{vlen}/{unit}_cycles", cycles, "cycles")
@@ -142,16 +127,12 @@ def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields what the published numbers leave out: other latencies, all scales of MX, and noise."""
+    """Yields what the published numbers leave out: reductions as deep as their trees, and noise."""
     for vlen in config.vlens:
-        for column in COLUMNS[1:]:
-            for mode in ("performance", "one_pass_overlapped"):
-                ms = _timed(programs[mode, vlen], column=column).cycles.ms
-                yield _modelled(f"{column}/{mode}/vlen{vlen}/latency_ms", ms, "ms")
-        ms = _timed(programs["performance", vlen], scale_traffic="full").cycles.ms
-        yield _modelled(f"full_scales/vlen{vlen}/latency_ms", ms, "ms")
+        ms = time_program(programs["performance", vlen], column="tree").cycles.ms
+        yield _modelled(f"tree/performance/vlen{vlen}/latency_ms", ms, "ms")
         noisy = replace(config.sampling("one_pass"), noisy=True)
-        timing = _timed(compile_sampler(noisy, EngineConfig(vlen=vlen)))
+        timing = time_program(compile_sampler(noisy, EngineConfig(vlen=vlen)))
         yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
 
 
@@ -164,21 +145,3 @@ def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
             known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
         ms = paper.roofline_ms(gpu, sampler, logits)
         yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)
-
-
-def footprint_rows(programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields bytes of each memory that a program uses."""
-    for (mode, vlen), program in programs.items():
-        for domain in ("vector", "fp", "int"):
-            size = program.memory_map.size(domain, program.engine)
-            yield _modelled(f"memory/{mode}/vlen{vlen}/{domain}_bytes", size, "bytes")
-
-
-def area_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """Yields area and power of the vector datapath."""
-    source = f"{paper.PAPER}, Table IV"
-    for vlen in config.vlens:
-        area, power = (_beside(known, vlen, source) for known in (paper.AREA_MM2, paper.POWER_MW))
-        kind = "fitted" if area else "modelled"
-        yield _modelled(f"area/vlen{vlen}/mm2", paper.area_mm2(vlen), "mm2", kind, **area)
-        yield _modelled(f"area/vlen{vlen}/mw", paper.power_mw(vlen), "mW", kind, **power)

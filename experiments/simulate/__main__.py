@@ -3,8 +3,8 @@
     python -m experiments.simulate trace=outputs/.../trace.npz phones=[SM8750,SM8850]
     python -m experiments.simulate system.kernels=vendor system.runtime=delayed
     python -m experiments.simulate planner=steady system.runtime=swap
-    python -m experiments.simulate system.scores_on=sampling_engine sampling_engine.vlen=512
-    python -m experiments.simulate shape=llada2_flash routing=outputs/.../routing.npz
+    python -m experiments.simulate system.scores_on=npu
+    python -m experiments.simulate shape=llada2_flash
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): `latency` is
 the mean over 24 runs that are drawn from them, the other rows are of the run that has a usual
@@ -13,30 +13,26 @@ ui.perfetto.dev opens.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import get_args
 
 import llada_jax as lj
-from experiments.harness.estimates import Estimate, mean_of
+from experiments.harness.estimates import mean_of
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
-from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.architecture import architecture
 from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
-from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
-from llada_jax.phone.routed_layers import RecordedRouting, routing_of
-from llada_jax.phone.system import ScoresOn, System
+from llada_jax.phone.routed_layers import ASSUMED
+from llada_jax.phone.system import System
 from llada_jax.phone.workload import Workload, from_trace
-from llada_jax.sampling_engine.attached import AttachedConfig, AttachedEngine
 from llada_jax.swap.address_budget import MIB
 from llada_jax.swap.planner_registry import planner
 
@@ -51,11 +47,9 @@ class SimulateConfig:
     tokens: int = 128
     shape: str = "llada_8b"
     quant: Quant = "int4_block32"
-    routing: str | None = None
     phones: tuple[str, ...] = ("SM8750",)
     system: System = field(default_factory=System)
     planner: str | None = None
-    sampling_engine: AttachedConfig = field(default_factory=AttachedConfig)
     drawn_from: int = 0
     drawn_forwards: int = 8
     pictures: bool = True
@@ -72,20 +66,13 @@ class SimulateConfig:
 def simulate_run(config: SimulateConfig, run: Run) -> None:
     """Times a run on every phone, in one table."""
     model = architecture(config.shape)
-    routing = None
-    if config.routing is not None:
-        recorded = RoutingTrace.load(config.routing)
-        routing = routing_of(model, RecordedRouting(recorded.experts, recorded.n_experts))
-    phones = [
-        lj.Phone(load_profile(soc), config.system, config.quant, routing) for soc in config.phones
-    ]
+    phones = [lj.Phone(load_profile(soc), config.system, config.quant) for soc in config.phones]
     workloads = workloads_of(config, model)
-    engine = AttachedEngine(config.sampling_engine, model.vocab_size)
-    found = [timed(phone, workloads[0], config, engine) for phone in phones]
+    found = [timed(phone, workloads[0], config) for phone in phones]
     run.begin()
     rows = []
     for phone, modelled in zip(phones, found, strict=True):
-        rows += on_phone(phone, workloads, modelled, config.shape, engine)
+        rows += on_phone(phone, workloads, modelled, config.shape)
         path = run.folder / f"timeline_{modelled.soc}.json"
         title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
         last = config.drawn_from + config.drawn_forwards
@@ -109,22 +96,16 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
     return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - usual)))
 
 
-def timed(
-    phone: lj.Phone, workload: Workload, config: SimulateConfig, engine: AttachedEngine
-) -> ModelledRun:
+def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> ModelledRun:
     """Times a run on one phone. Raises ValueError that names the phone where nothing could run."""
     try:
-        return phone.time(workload, config.shape, planner=config.planner, engine=engine)
+        return phone.time(workload, config.shape, planner=config.planner)
     except ValueError as error:
         raise ValueError(f"{phone.profile.soc}: {error}") from error
 
 
 def on_phone(
-    phone: lj.Phone,
-    workloads: Sequence[Workload],
-    found: ModelledRun,
-    shape: Shape,
-    engine: AttachedEngine,
+    phone: lj.Phone, workloads: Sequence[Workload], found: ModelledRun, shape: Shape
 ) -> Iterator[ResultRow]:
     """Yields the mean latency of all runs with its band; of the first run, which was `found`, its
     breakdown, energy and memory, and its own latency where there are several."""
@@ -136,12 +117,9 @@ def on_phone(
             trace_source=found.source, **more,
         )  # fmt: skip
 
-    def mean(timer: ForwardTimer) -> Estimate:
-        slowdown = phone.profile.session.slowdown(system.body)
-        return mean_of([slowdown * timer.latency(each) for each in workloads])
-
-    timer = phone.timer(shape, workload.canvas, found.plan, engine)
-    headline = mean(timer)
+    timer = phone.timer(shape, workload.canvas, found.plan)
+    slowdown = phone.profile.session.slowdown(system.body)
+    headline = mean_of([slowdown * timer.latency(each) for each in workloads])
     band = [bound * headline.value / found.seconds for bound in found.interval]
     yield row("latency", headline.value, "s", interval=tuple(band), n=headline.n)
     if headline.interval is not None:
@@ -156,12 +134,6 @@ def on_phone(
         yield row("plan/resident", found.plan.resident_bytes / MIB, "MiB")
         yield row("plan/transfers", found.plan.transfers, "a forward")
         yield row("plan/stall", found.plan.stall_seconds, "s a forward, by the plan")
-    for where in get_args(ScoresOn) if system.head_on_npu else ():
-        moved = replace(phone, system=replace(system, scores_on=where))
-        elsewhere = moved.timer(shape, workload.canvas, engine=engine)
-        there = mean(elsewhere)
-        yield row(f"scores_on/{where}/latency", there.value, "s", interval=there.interval,
-                  n=there.n)  # fmt: skip
     yield row("energy", found.energy.joules, "J", interval=found.joules)
     yield row("energy_above_idle", found.energy.above_idle, "J")
     yield row("power", found.energy.watts, "W")
@@ -180,8 +152,7 @@ def warnings_of(found: ModelledRun, model: ModelConfig) -> Iterator[str]:
         yield f"{found.soc} cannot run this: {found.footprint.reason}"
     experts, moe = found.experts_per_layer, model.moe
     if experts is not None and moe is not None:
-        assumed = found.source.rsplit("; ", 1)[-1]
-        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {assumed}"
+        yield f"{experts:.0f} of {moe.n_experts} experts a layer and forward: {ASSUMED}"
         yield (
             f"{weights_mib(model, head=False) / 1024:,.1f} GiB of weights are taken to lie in the "
             "phone's memory, whose size no profile has; what a forward stages is of all experts, "

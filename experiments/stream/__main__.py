@@ -1,14 +1,14 @@
 """Decodes with a part of the layers in memory: the others are staged by a plan, for real.
 
     python -m experiments.stream
-    python -m experiments.stream shares=[0,0.5] copy_mb_per_second=500
-    python -m experiments.stream planner=paging
+    python -m experiments.stream shares=[0,0.5]
+    python -m experiments.stream planner=greedy
     python -m experiments.stream architecture=llada_8b sampler.gen_length=4 \
         sampler.block_length=4 sampler.steps=4
 
 First all layers are in memory, and each is timed, as is a copy; a planner gets these times. Then
 each share runs by its plan, in a process of its own, against what its tokens, memory and stalls
-should be. A model of some architecture has random int8 weights, which are never in memory twice.
+should be. Weights are random and in int8, and never in memory twice.
 
 `memory` is the bytes that hold layers, by count. `peak` is measured: the most that the process held
 while it decoded, less what it held when all was compiled and no layer was there; what it has beyond
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import llada_jax as lj
-from experiments.harness.own_process import in_own_process
+from experiments.harness.own_process import FREED_AT_ONCE, in_own_process
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
-from experiments.stream.streamed_share import SlowLayerFile, StreamConfig, StreamedModel, run_share
+from experiments.stream.streamed_share import PROMPT, StreamConfig, run_share
 from llada_jax.backend.layer_file import PAGE, LayerFile, StoredLayer, write_layers
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
@@ -74,17 +74,12 @@ class TimedWeights(StreamedWeights):
 
 def stream(config: StreamConfig, run: Run) -> None:
     """Runs all shares against the model with all layers in memory."""
-    subject = config.subject()
-    _ = run.of(subject.model)
+    model = config.model()
     run.begin()
     with TemporaryDirectory(dir=run.folder) as folder:
         path = Path(folder) / "layers.bin"
-        stored = write_layers(path, subject.model.config, subject.weights).layers
-        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
-        tokens, times = _timed(subject, config, file)
-        if config.architecture is None:
-            model, _, prompt = subject
-            tokens = lj.generate(model, prompt, config.sampler, loop="host").tokens
+        stored = write_layers(path, config.architecture, config.weights).layers
+        tokens, times = _timed(model, config, LayerFile(path, stored))
         speed = sum(layer.size for layer in stored) / sum(times.copies)
         rows = [
             ResultRow("stream/compute", 1e3 * sum(times.layers), "ms a forward"),
@@ -97,16 +92,15 @@ def stream(config: StreamConfig, run: Run) -> None:
 
 
 def _timed(
-    subject: StreamedModel, config: StreamConfig, file: LayerFile
+    model: lj.Model, config: StreamConfig, file: LayerFile
 ) -> tuple[np.ndarray, ForwardTimes]:
     """Returns tokens with all layers in memory, and the times of the layers and of copies."""
-    model, prompt = subject.model, subject.prompt
     copies = [_copy_seconds(file, index) for index in range(len(file.layers))]
     with TimedWeights(file, LayerStaging((), 0, ())) as weights:
         program = StreamedProgram(model.config, model.params, weights)
         for _ in range(2):  # the first one compiles
             weights.moments.clear()
-            tokens = lj.generate(model, prompt, config.sampler, backend=program).tokens
+            tokens = lj.generate(model, PROMPT, config.sampler, backend=program).tokens
     moments = np.array(weights.moments).reshape(-1, len(copies), 2)
     began, ended = moments[..., 0], moments[..., 1]
     layers = np.median((ended - began)[WARM_UP:], axis=0).tolist()
@@ -146,7 +140,7 @@ def _one_share(
 ) -> Iterator[ResultRow]:
     graph, plan = plan_for(config, stored, times, share)
     staging = staging_of(plan)
-    ran = in_own_process(run_share, config, path, stored, staging)
+    ran = in_own_process(run_share, config, path, stored, staging, environment=FREED_AT_ONCE)
     stalls = ran.stalls[WARM_UP:]
     name, counted = f"stream/{share:g}", ran.layer_bytes / 1e6
     planned = plan.resident_bytes(graph) + staging.area_bytes * bool(plan.transfers)

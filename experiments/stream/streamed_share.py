@@ -1,9 +1,6 @@
 """One share of `experiments.stream`: its tokens, its stalls, and the memory of its process."""
 
 import gc
-import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +11,6 @@ import numpy as np
 import llada_jax as lj
 from experiments.harness.random_weights import RandomWeights
 from llada_jax.backend.layer_file import LayerFile, StoredLayer
-from llada_jax.backend.protocol import Weights
 from llada_jax.backend.resources import (
     peak_memory,
     require_disk,
@@ -24,87 +20,45 @@ from llada_jax.backend.resources import (
 )
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.streamed_weights import LayerStaging, StreamedWeights
-from llada_jax.backend.weights import InMemory, whole
+from llada_jax.backend.weights import whole
 from llada_jax.config import ModelConfig, SamplerConfig, require
 from llada_jax.model.params import abstract_params, param_count, parameter_name
 from llada_jax.swap.planner_registry import planner
 
-PROMPT_LENGTH = 16
-"""Length of the prompt in tokens, where there is no tokenizer."""
-
-
-class StreamedModel(NamedTuple):
-    """What is decoded: `model` has what stays in memory, `weights` has the layers."""
-
-    model: lj.Model
-    weights: Weights
-    prompt: list[list[int]]
+PROMPT = [list(range(16))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
     """What to decode, in how much memory. The comments are in conf/stream.yaml."""
 
-    model: str = "tiny"
-    architecture: ModelConfig | None = None
-    dtype: str | None = None
-    prompt: str
+    architecture: ModelConfig
     shares: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0)
     planner: str = "steady"
-    copy_mb_per_second: float | None = None
     sampler: SamplerConfig
 
     def __post_init__(self) -> None:
         require(bool(self.shares), "shares is empty; allowed: at least one")
         for share in self.shares:
             require(0 <= share <= 1, f"share is {share}; allowed: 0 to 1")
-        speed = self.copy_mb_per_second
-        allowed = speed is None or speed > 0
-        require(allowed, f"copy_mb_per_second is {speed}; allowed: above 0, or null")
         planner(self.planner)
 
-    def subject(self) -> StreamedModel:
-        """Raises ValueError for a model that cannot be streamed, and where room is missing."""
-        if self.architecture is not None:
-            return _random(self.architecture)
-        model = lj.load(self.model, self.dtype)
-        if model.tokenizer is None:
-            raise ValueError(f"model {self.model!r} has no tokenizer.json; allowed: one that has")
-        require(
-            model.artifact is None, f"{self.model} is an export; allowed: a model with parameters"
+    @property
+    def weights(self) -> RandomWeights:
+        """The layers, which are made as they are written."""
+        return RandomWeights(self.architecture, "int8")
+
+    def model(self) -> lj.Model:
+        """Returns what stays in memory. Raises ValueError where room is missing."""
+        size = param_count(self.architecture)
+        require_disk(Path(), size, "the layers")
+        require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
+        specs = abstract_params(self.architecture)._replace(layers=())
+        weights = self.weights
+        params = jax.tree.map_with_path(
+            lambda path, _: whole(weights.rows(parameter_name(path))), specs
         )
-        prompt = [model.tokenizer.encode_chat([{"role": "user", "content": self.prompt}])]
-        return StreamedModel(model, InMemory(model.params), prompt)
-
-
-def _random(architecture: ModelConfig) -> StreamedModel:
-    """Returns a model of this shape, whose layers are made as they are written."""
-    weights = RandomWeights(architecture, "int8")
-    size = param_count(architecture)
-    require_disk(Path(), size, "the layers")
-    require_memory(int(1.4 * size), "all layers at once")  # the embedding is float32
-
-    specs = abstract_params(architecture)._replace(layers=())
-    params = jax.tree.map_with_path(
-        lambda path, _: whole(weights.rows(parameter_name(path))), specs
-    )
-    prompt = [list(range(PROMPT_LENGTH))]
-    return StreamedModel(lj.Model(architecture, params, None), weights, prompt)
-
-
-class SlowLayerFile(LayerFile):
-    """Slows copies down, to see what a slower path costs."""
-
-    def __init__(
-        self, path: Path, layers: Sequence[StoredLayer], mb_per_second: float | None
-    ) -> None:
-        super().__init__(path, layers)
-        self._bytes_per_second = math.inf if mb_per_second is None else 1e6 * mb_per_second
-
-    def read(self, index: int, into: np.ndarray) -> None:
-        end = time.perf_counter() + self.layers[index].size / self._bytes_per_second
-        super().read(index, into)
-        time.sleep(max(0.0, end - time.perf_counter()))
+        return lj.Model(self.architecture, params, None)
 
 
 class ShareOutcome(NamedTuple):
@@ -127,15 +81,13 @@ def run_share(
     config: StreamConfig, path: Path, stored: tuple[StoredLayer, ...], staging: LayerStaging
 ) -> ShareOutcome:
     """Decodes twice: the first time compiles, the second one counts."""
-    model, _, prompt = config.subject()
-    model = model._replace(params=model.params._replace(layers=()))
+    model = config.model()
     program = StreamedProgram(model.config, model.params)
 
     def decoded() -> tuple[lj.Result, StreamedWeights, int | None]:
-        file = SlowLayerFile(path, stored, config.copy_mb_per_second)
-        with StreamedWeights(file, staging) as store:
+        with StreamedWeights(LayerFile(path, stored), staging) as store:
             program.weights = store
-            result = lj.generate(model, prompt, config.sampler, backend=program)
+            result = lj.generate(model, PROMPT, config.sampler, backend=program)
             program.weights = None
             return result, store, peak_memory()
 

@@ -37,8 +37,6 @@ class LayerStaging(NamedTuple):
     area_bytes: int
     slots: tuple[int, ...]
     """Offset in the area of each slot; they take turns."""
-    prefetch: bool = True
-    """Whether a transfer may start before its layer is due."""
 
     @property
     def staged(self) -> frozenset[int]:
@@ -70,7 +68,6 @@ class StreamedWeights:
         self._uses = [0] * len(file.layers)
         self._live: dict[_Use, range] = {}
         self._ready: dict[_Use, np.ndarray] = {}
-        self._due: _Use | None = None
         self._stopped = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -114,8 +111,6 @@ class StreamedWeights:
             return self._resident[layer]
         began = time.perf_counter()
         with self._changed:
-            self._due = use
-            self._changed.notify_all()
             self._changed.wait_for(lambda: use in self._ready or self._error or self._stopped)
             if self._error is not None:
                 raise self._error
@@ -159,12 +154,10 @@ class StreamedWeights:
 
     def _may_start(self, uses: Mapping[_Use, range]) -> bool:
         """Waits until all of its place is free, and takes it; False where the store was closed."""
-        first = next(iter(uses))
 
         def free() -> bool:
-            waits = not self._staging.prefetch and self._due != first
             pairs = product(uses.values(), self._live.values())
-            return not waits and not any(a.start < b.stop and b.start < a.stop for a, b in pairs)
+            return not any(a.start < b.stop and b.start < a.stop for a, b in pairs)
 
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or free())

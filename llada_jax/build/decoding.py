@@ -1,21 +1,25 @@
 """Decoding with a model, and what a step of it takes on this machine."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
+from llada_jax.backend.resources import available_cores
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
 from llada_jax.constraint.batch import Constraints, texts_of
 from llada_jax.model.head import ScoreRules
-from llada_jax.revision.worker import Worker
+from llada_jax.revision.matmul import TileMultiplier
+from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.continuous import Places
 from llada_jax.sampler.generate import Kept, Result, decode
 from llada_jax.sampler.loops import Refresher
@@ -23,6 +27,9 @@ from llada_jax.sampler.prompts import Prompts, end_ids, with_ids
 from llada_jax.sampler.run import checked_run
 from llada_jax.sampler.step_view import OnStep
 from llada_jax.types import Denoiser, Params
+
+_worker = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="revision")
+"""Makes the thread that refreshes tokens beside the host loop."""
 
 
 def generate(
@@ -45,16 +52,15 @@ def generate(
       config: how to decode; default: LLaDA's schedule on the whole canvas.
       backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
         (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
-        (the extra `qnn`), an emulated SM8750 in float16; `tiles` (the extra `revision`), the
-        host's threads, for a model of `tiled`; a `Backend`, for example an `EmulatedNpu` of
-        another SoC; or a `StreamedProgram`, whose layers need not be in memory, nor in the model.
+        (the extra `qnn`), an emulated SM8750 in float16; a `Backend`, for example an `EmulatedNpu`
+        of another SoC; or a `StreamedProgram`, whose layers need not be in memory.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
         and `"margins"` how far each was from the second one.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
-      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)`; default:
-        the model on the run's own backend.
+      refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)` (the extra
+        `revision`); default: the model on the run's own backend.
       holes: the prompts are canvases whose holes are filled, as `infill` does.
       constraint: what the texts are to be: `regex`, `json_schema` or `choice`, or a list of such,
         one for each prompt. Each generation ends as such a text within its `gen_length`.
@@ -146,9 +152,9 @@ def _settings(
 ) -> dict[str, Any]:
     """Returns what decodes, as the sampler takes it; closing `threads` ends those it starts."""
     config = with_ids(config or SamplerConfig(), model.config)
-    denoiser = backend_denoiser(model, backend, score_rules(config), threads)
+    denoiser = backend_denoiser(model, backend, score_rules(config))
     refreshing = _refreshing(config, model, denoiser, refresh_on, threads)
-    worker = threads.enter_context(Worker())  # the first to end: its job may run the others
+    worker = threads.enter_context(_worker())  # the first to end: its job may run the others
     texts = None
     if constraint is not None:
         ends = end_ids(config, model.config)
@@ -210,15 +216,14 @@ def latency_table(
     )
     require(buckets[-1] <= canvas, f"rows is {list(buckets)}; allowed: up to canvas ({canvas})")
     require(repeats > 0, f"repeats is {repeats}; allowed: 1 or more")
-    with ExitStack() as threads:
-        return time_steps(
-            backend_denoiser(model, backend, ScoreRules(spread=False), threads),
-            model.params,
-            buckets,
-            canvas=canvas,
-            vocab_size=model.config.vocab_size,
-            repeats=repeats,
-        )
+    return time_steps(
+        backend_denoiser(model, backend, ScoreRules(spread=False)),
+        model.params,
+        buckets,
+        canvas=canvas,
+        vocab_size=model.config.vocab_size,
+        repeats=repeats,
+    )
 
 
 def _refreshing(
@@ -238,5 +243,8 @@ def _refreshing(
         refresh_on.config == model.config,
         "refresh_on is a model of another configuration; allowed: the same one",
     )
-    backend = "tiles" if has_tiles(refresh_on.params) else "xla"
-    return backend_denoiser(refresh_on, backend, score_rules(config), threads), refresh_on.params
+    rules, params = score_rules(config), refresh_on.params
+    if not has_tiles(params):
+        return backend_denoiser(refresh_on, "xla", rules), params
+    multiply = threads.enter_context(TileMultiplier(available_cores()))
+    return tiled_denoiser(refresh_on.config, rules, multiply), params

@@ -1,7 +1,6 @@
 """A model's functions on a backend, as the sampler drives them. Each is compiled once and kept."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
-from llada_jax.backend.resources import available_cores
 from llada_jax.backend.session import Session
 from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.weights import quant_of
@@ -29,8 +27,6 @@ from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
 from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
-from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.revision.tiles import Tiles
 from llada_jax.types import Denoiser, Params
 
@@ -68,28 +64,23 @@ XLA: dict[str, LayerHooks] = {
 
 
 def backend_denoiser(
-    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules, threads: ExitStack
+    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules
 ) -> Denoiser:
-    """Returns the model's functions on a backend; closing `threads` ends those that they start.
+    """Returns the model's functions on a backend.
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
     if isinstance(backend, StreamedProgram):
         return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
-        allowed = ("litert", "qnn") if model.artifact else (*XLA, "tiles", *_BACKENDS)
+        allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
         require(
             backend in allowed, f"backend is {backend!r}; allowed: {', '.join(map(repr, allowed))}"
         )
-    tiles = has_tiles(model.params)
     require(
-        tiles == (backend == "tiles"),
-        f"backend is {backend!r}, and the model {'has' if tiles else 'has no'} tiles; "
-        "allowed: 'tiles', with a model that `tiled` has made",
+        not has_tiles(model.params),
+        "the model has tiles; allowed: as refresh_on, for the worker of refresh='worker'",
     )
-    if backend == "tiles":
-        multiply = threads.enter_context(TileMultiplier(available_cores()))
-        return tiled_denoiser(model.config, rules, multiply)
     mesh = mesh_of(model.params)
     require(
         mesh is None or backend in XLA,

@@ -25,7 +25,7 @@ from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
 from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
-from llada_jax.revision.tiles import Kind, Tiles
+from llada_jax.revision.tiles import Tiles
 from llada_jax.text import Tokenizer
 from llada_jax.types import Params
 
@@ -212,15 +212,13 @@ def _forward(*shape: Any) -> Callable[..., Array]:
     return own_jit(model_forward.forward, static_argnums=1)
 
 
-def tiled(model: Model, kind: Kind = "q4_0") -> Model:
-    """Returns the model with its matrices as the NPU's tiles, which `backend="tiles"` reads.
-
-    Args:
-      kind: `q4_0`, int4 in groups of 32 (a model loaded as int4 keeps its integers), or `float16`.
+def tiled(model: Model) -> Model:
+    """Returns the model with its matrices as the NPU's tiles, for `generate(refresh_on=)`: int4 in
+    groups of 32. A model loaded as int4 keeps its integers.
 
     Raises:
       ValueError: an export, a model with experts, or a matrix that has no tiles.
     """
     require(model.artifact is None, "the model is an export; allowed: a model with parameters")
-    tiles = pack_params(model.params, model.config, kind)
+    tiles = pack_params(model.params, model.config)
     return model._replace(params=tiles, fingerprint=model.fingerprint)

@@ -19,5 +19,4 @@ def staging_of(plan: Plan) -> LayerStaging:
         tuple(transfers),
         max((region.end for region in everything), default=0) - base,
         tuple(slot.start - base for slot in plan.slots),
-        plan.prefetch,
     )

@@ -23,7 +23,7 @@ from llada_jax.config.export_settings import (
 )
 from llada_jax.config.mesh import ONE_DEVICE, MeshConfig
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
-from llada_jax.config.parity import HOUSE, FloatDtype, Parity, TieBreak
+from llada_jax.config.parity import HOUSE, FloatDtype, Parity
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
 from llada_jax.config.training import (
@@ -59,7 +59,6 @@ __all__ = [
     "SamplerConfig",
     "Soc",
     "Start",
-    "TieBreak",
     "TrainConfig",
     "ascending_counts",
     "require",

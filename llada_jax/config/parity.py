@@ -6,7 +6,6 @@ from typing import Literal
 from llada_jax.config.checks import require_choice
 
 FloatDtype = Literal["float32", "float64"]
-TieBreak = Literal["lowest_index", "highest_index"]
 Progress = Literal["top1", "quota"]
 
 
@@ -24,7 +23,6 @@ class Parity:
       strict_threshold: Accept confidence > threshold instead of >=.
       forced_progress: What a step commits at the least under rules that compare: `top1`, the best
         candidate, or `quota`, what LLaDA's schedule would (Fast-dLLM's code for `threshold`).
-      tie_break: Which of two equal candidates comes first: `lowest_index` or `highest_index`.
       predict_mask: Let the model predict [MASK] itself, as both references do.
     """
 
@@ -32,14 +30,12 @@ class Parity:
     noise_dtype: FloatDtype = "float32"
     strict_threshold: bool = False
     forced_progress: Progress = "top1"
-    tie_break: TieBreak = "lowest_index"
     predict_mask: bool = False
 
     def __post_init__(self) -> None:
         require_choice("confidence_dtype", self.confidence_dtype, FloatDtype)
         require_choice("noise_dtype", self.noise_dtype, FloatDtype)
         require_choice("forced_progress", self.forced_progress, Progress)
-        require_choice("tie_break", self.tie_break, TieBreak)
 
     @property
     def wide(self) -> bool:

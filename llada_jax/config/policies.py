@@ -3,7 +3,7 @@
 A policy is a frozen dataclass of one kind (`rule` or `window`) that carries its numbers and its
 functions; `llada_jax.sampler` has them, and registers them here, because what a user sets is known
 without JAX. Flat names are the fields of the policies. A few flat names choose the policy itself
-(`accept`, or `cache`, `window` and `lossless`): each class has its values of them in `chosen_by`.
+(`accept`, or `cache` and `window`): each class has its values of them in `chosen_by`.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from llada_jax.config.checks import require
 
 CHOICES: dict[str, dict[str, Any]] = {
     "rule": {"accept": "quota"},
-    "window": {"window": "by_cache", "cache": "none", "lossless": False},
+    "window": {"window": "by_cache", "cache": "none"},
 }
 """The flat names that choose a policy, by its kind, with their defaults."""
 
@@ -59,7 +59,7 @@ def policy_types(accept: object = None) -> dict[str, Any]:
             for field in fields(policy):
                 required = field.default is MISSING
                 types[field.name] = hints[field.name] | None if required else hints[field.name]
-    return {**types, "accept": str, "lossless": bool}
+    return {**types, "accept": str}
 
 
 def own_rule(accept: object) -> Any:

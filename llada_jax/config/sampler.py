@@ -48,9 +48,6 @@ class SamplerConfig:
       cache: The window by name: `none` the whole canvas; `prefix` the block and what follows it;
         `dual` the block (both Fast-dLLM, refreshed at each block); `blockwise` the block, with keys
         and values of finished tokens only and no masked suffix (llada.cpp).
-      lossless: With `window="multi_block"`: exactly the tokens of block-wise decoding. In place of
-        drafts, the late stage of a block also computes the step after, as if this one committed
-        what is expected of it; the forward is saved where that came true.
       parity: On which details of a reference sampler this one agrees with it.
       selective_logits: Score only positions whose decision is open, not the whole block.
       remasking: What candidates are ranked by: `low_confidence` (LLaDA), `random`, `entropy` or

@@ -4,13 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from llada_jax.config import require
 
 Z = 1.959963984540054  # of a 95 % interval
-LARGEST_LOSS = 5.0  # points of accuracy that a faster setting may lose and still count
-PENALTY = 3.0
 
 
 class Interval(NamedTuple):
@@ -34,13 +30,6 @@ class Paired(NamedTuple):
     p_value: float
     """Of McNemar's exact test."""
     n: int
-
-
-class Point(NamedTuple):
-    """One setting of a decoder: tokens per forward, and accuracy in percent."""
-
-    parallelism: float
-    accuracy: float
 
 
 def wilson_interval(right: int, n: int, z: float = Z) -> Interval:
@@ -83,25 +72,3 @@ def paired(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     half = Z * math.sqrt(variance)
     interval = Interval(max(-1.0, middle - half), min(1.0, middle + half))
     return Paired((gained - lost) / n, interval, gained, lost, mcnemar(gained, lost), n)
-
-
-def area_under_parallelism(points: Sequence[Point], best: float | None = None) -> float:
-    """Returns AUP, the area under a decoder's accuracy-parallelism curve (d3LLM, arXiv 2601.07568).
-
-    The area under accuracy (in percent) over tokens per forward, by trapezoids; before the slowest
-    setting its own accuracy counts, and after it each accuracy is weighted with
-    exp(-3 (1 - accuracy / best)). Settings that lose more than 5 points against the slowest one do
-    not count.
-
-    Args:
-      best: highest accuracy in percent of all decoders compared; default: of these points.
-    """
-    require(len(points) > 0, "there are no points; allowed: at least one")
-    slowest, *_ = points = sorted(points)
-    best = max(point.accuracy for point in points) if best is None else best
-    kept = [point for point in points if point.accuracy >= slowest.accuracy - LARGEST_LOSS]
-    area = slowest.parallelism * slowest.accuracy
-    if best <= 0:
-        return area
-    heights = [at * min(1.0, math.exp(-PENALTY * (1 - at / best))) for _, at in kept]
-    return area + float(np.trapezoid(heights, [point.parallelism for point in kept]))

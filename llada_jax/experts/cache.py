@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from llada_jax.config import require, require_choice
-from llada_jax.experts.routing import RoutingTrace, loads_of
+from llada_jax.experts.routing import RoutingTrace
 
-CacheName = Literal["mrs", "lru", "static", "tide", "belady", "expected_load"]
+CacheName = Literal["mrs", "lru", "static", "tide"]
 MRS_ALPHA = 0.5
 """The paper gives none; its code and the port for Ascend NPUs both have 0.5."""
 MRS_WIDTH = 2
@@ -27,11 +27,9 @@ class Visit(NamedTuple):
 
     step: int
     layer: int
-    experts: Int[np.ndarray, "R k"]
     loads: Int[np.ndarray, " E"]
     scores: Float[np.ndarray, " E"]
     foreseen: Int[np.ndarray, "A R k"]
-    changed: Bool[np.ndarray, " R"]
     new_block: bool
     """The step is its block's first."""
 
@@ -108,77 +106,18 @@ class IntervalRefresh(_LearningCache):
         self._step_of_block[layer] += 1
 
 
-class Belady(ExpertCache):
-    """Keeps what is used again soonest. Needs the loads of all steps, and bounds the hit rates of
-    all policies that bring in nothing but what they missed."""
-
-    def __init__(self, loads: Int[np.ndarray, "S N E"]) -> None:
-        self._step = np.zeros(loads.shape[1], int)
-        # Minus the step of the next use; of one step, the higher load is worth more.
-        self._worth = np.full(loads.shape, -np.inf)
-        for step in range(len(loads) - 2, -1, -1):
-            coming = loads[step + 1]
-            used = coming / (coming.max() + 1) - (step + 1)
-            self._worth[step] = np.where(coming > 0, used, self._worth[step + 1])
-
-    def observe(self, visit: Visit) -> None:
-        self._step[visit.layer] = visit.step
-
-    def worth(self, layer: int) -> Float[np.ndarray, " E"]:
-        return self._worth[self._step[layer], layer]
-
-
-class ExpectedLoad(_LearningCache):
-    """Expects the load of a layer's next run, from what only a denoising model shows.
-
-    A block is denoised again and again, and a row whose token stays takes the experts that it took
-    before. So the next step's loads are this step's, but for the rows whose tokens have just been
-    committed: these are known when the step begins, and for them the gates of the layers ahead are
-    asked. A new block has only new rows; until the gates see it, it is expected to route as the
-    last step did.
-    """
-
-    def __init__(self, profile: Int[np.ndarray, "S N E"]) -> None:
-        super().__init__(profile)
-        self._experts: list[Int[np.ndarray, "R k"] | None] = [None] * profile.shape[1]
-
-    def observe(self, visit: Visit) -> None:
-        self._worth[visit.layer] = visit.loads
-        layers = range(visit.layer + 1, len(self._experts))
-        for layer, seen in zip(layers, visit.foreseen, strict=False):
-            before = self._experts[layer]
-            if before is not None and before.shape == seen.shape:
-                seen = np.where(visit.changed[:, None], seen, before)
-            self._worth[layer] = loads_of(seen, visit.loads.size)
-        self._experts[visit.layer] = visit.experts
-
-
 def make_cache(
-    name: CacheName,
-    profile: Int[np.ndarray, "S N E"],
-    *,
-    future: Int[np.ndarray, "S N E"] | None = None,
-    alpha: float = MRS_ALPHA,
+    name: CacheName, profile: Int[np.ndarray, "S N E"], *, alpha: float = MRS_ALPHA
 ) -> ExpertCache:
     """Returns a policy by name.
 
     Args:
       profile: loads of a run before; `static` is made of them, the others take their shape.
-      future: the loads of all steps to come, for `belady`.
     """
     require_choice("cache", name, CacheName)
     if name == "mrs":
         return MinusRecentScore(profile, alpha)
-    if name == "belady":
-        require(future is not None, "cache 'belady' needs the future; allowed: loads")
-        return Belady(np.asarray(future))
-    caches = {
-        "lru": LeastRecentlyUsed,
-        "static": ExpertCache,
-        "tide": IntervalRefresh,
-        "expected_load": ExpectedLoad,
-    }
-    return caches[name](profile)
+    return {"lru": LeastRecentlyUsed, "static": ExpertCache, "tide": IntervalRefresh}[name](profile)
 
 
 def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
@@ -188,11 +127,9 @@ def visits(trace: RoutingTrace, step: int) -> Sequence[Visit]:
         Visit(
             step,
             layer,
-            trace.experts[step, layer],
             trace.loads[step, layer],
             trace.scores[step, layer],
             trace.foreseen[step, layer],
-            trace.changed[step],
             new_block,
         )
         for layer in range(trace.n_layers)

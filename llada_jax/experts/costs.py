@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from llada_jax.config import require
+from llada_jax.config import require, require_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,7 @@ class ExpertCosts:
         for name in ("accelerator", "transfer", "cpu_few_row"):
             value = getattr(self, name)
             require(value > 0, f"{name} is {value}; allowed: above 0 seconds")
-        for name in ("cpu_expert", "cpu_row", "cpu_first", "dense"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; allowed: 0 seconds or more")
+        require_numbers(self, "cpu_expert", "cpu_row", "cpu_first", "dense", least=0)
 
     def cpu(self, loads: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Returns the seconds of experts on the CPU, by their loads."""

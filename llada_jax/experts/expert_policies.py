@@ -6,8 +6,7 @@ from typing import Literal
 from llada_jax.config import require_choice
 from llada_jax.experts.cache import MRS_ALPHA, CacheName
 
-SchedulerName = Literal["earliest_finish", "fastest", "resident_or_cpu", "all_on_accelerator"]
-Prefetch = Literal["none", "gates", "denoised_again"]
+SchedulerName = Literal["earliest_finish", "resident_or_cpu", "all_on_accelerator"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,8 @@ class ExpertPolicy:
 
     scheduler: SchedulerName
     cache: CacheName = "static"
-    prefetch: Prefetch = "none"
+    prefetch: bool = False
+    """What the next layers' gates ask for is brought in ahead of time."""
     refill: bool = False
     """What the cache policy wants is brought in while the link has nothing else to do."""
     alpha: float = MRS_ALPHA
@@ -27,22 +27,14 @@ class ExpertPolicy:
     def __post_init__(self) -> None:
         require_choice("scheduler", self.scheduler, SchedulerName)
         require_choice("cache", self.cache, CacheName)
-        require_choice("prefetch", self.prefetch, Prefetch)
 
 
 POLICIES = {
     "ktransformers": ExpertPolicy(scheduler="resident_or_cpu"),
-    "adapmoe": ExpertPolicy(scheduler="all_on_accelerator", cache="lru", prefetch="gates"),
+    "adapmoe": ExpertPolicy(scheduler="all_on_accelerator", cache="lru", prefetch=True),
     "tide": ExpertPolicy(scheduler="resident_or_cpu", cache="tide", refill=True),
     "lru": ExpertPolicy(scheduler="earliest_finish", cache="lru", refill=True),
     "mrs": ExpertPolicy(scheduler="earliest_finish", cache="mrs", refill=True),
-    "hybrimoe": ExpertPolicy(
-        scheduler="earliest_finish", cache="mrs", prefetch="gates", refill=True
-    ),
-    "denoising": ExpertPolicy(
-        scheduler="fastest", cache="expected_load", prefetch="denoised_again", refill=True
-    ),
+    "hybrimoe": ExpertPolicy(scheduler="earliest_finish", cache="mrs", prefetch=True, refill=True),
 }
-"""By name; `denoising` is ours."""
-ORACLE = ExpertPolicy(scheduler="fastest", cache="belady", refill=True)
-"""Knows the future, but has the same link as everybody."""
+"""By name."""

@@ -13,7 +13,7 @@ from llada_jax.config import require
 from llada_jax.experts.cache import ExpertCache, Visit, best, make_cache
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.expert_policies import ExpertPolicy
-from llada_jax.experts.prefetch import LOOK_AHEADS, Swap, refills, swaps
+from llada_jax.experts.prefetch import Swap, gates_ahead, refills, swaps
 from llada_jax.experts.schedule import SCHEDULERS, Link, Schedule
 
 
@@ -36,7 +36,6 @@ class PolicyRun:
         costs: ExpertCosts,
         slots: int,
         profile: Int[np.ndarray, "S N E"],
-        future: Int[np.ndarray, "S N E"] | None = None,
     ) -> None:
         """Starts with the experts that a profile of loads used most, or with the first ones.
 
@@ -48,7 +47,7 @@ class PolicyRun:
             f"slots is {slots}; allowed: 1 to {n_experts} experts of a layer",
         )
         profile = profile if policy.profiled else np.zeros_like(profile)
-        self.cache = make_cache(policy.cache, profile, future=future, alpha=policy.alpha)
+        self.cache = make_cache(policy.cache, profile, alpha=policy.alpha)
         self.seconds = 0.0
         self.hits = self.uses = self.transfers = 0
         frequency = ExpertCache(profile)
@@ -98,7 +97,7 @@ class PolicyRun:
         """Starts transfers ahead of time before `until`; refills end before it."""
         done: list[Swap] = []
         self._link_end = max(self._link_end, self.seconds)
-        forecast = LOOK_AHEADS[self._policy.prefetch](visit, self.cache, len(self.resident))
+        forecast = gates_ahead(visit, len(self.resident)) if self._policy.prefetch else {}
         wanted = swaps(forecast, self.cache, self.resident, self._seconds)
         while self._link_end < until and (swap := next(wanted, None)):
             done.append(self._started(swap))

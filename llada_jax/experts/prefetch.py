@@ -30,29 +30,10 @@ class Swap(NamedTuple):
     victim: int
 
 
-def no_look_ahead(visit: Visit, cache: ExpertCache, n_layers: int) -> Forecast:
-    """Foresees nothing."""
-    return {}
-
-
-def gates_ahead(visit: Visit, cache: ExpertCache, n_layers: int) -> Forecast:
+def gates_ahead(visit: Visit, n_layers: int) -> Forecast:
     """Foresees the next layers by their own gates on this hidden state (HybriMoE: three layers)."""
     loads = loads_of(visit.foreseen, visit.loads.size).astype(float)
     return dict(zip(range(visit.layer + 1, n_layers), loads, strict=False))
-
-
-def denoised_again(visit: Visit, cache: ExpertCache, n_layers: int) -> Forecast:
-    """Foresees all layers, in the order in which they run next, as the cache expects them."""
-    order = [*range(visit.layer + 1, n_layers), *range(visit.layer + 1)]
-    return {layer: cache.worth(layer) for layer in order}
-
-
-LOOK_AHEADS: Mapping[str, Callable[[Visit, ExpertCache, int], Forecast]] = {
-    "none": no_look_ahead,
-    "gates": gates_ahead,
-    "denoised_again": denoised_again,
-}
-"""For which of N layers to bring experts during a visit, and what loads they will have."""
 
 
 def swaps(

@@ -38,7 +38,7 @@ def replay(
     The time that planning itself takes is not counted.
     """
     _check(trace, slots, profile_steps)
-    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps], trace.loads)
+    run = PolicyRun(policy, costs, slots, trace.loads[:profile_steps])
     for step in range(profile_steps):
         for visit in visits(trace, step):
             run.cache.observe(visit)

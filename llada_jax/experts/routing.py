@@ -99,12 +99,6 @@ class RoutingTrace:
         current = self.block.min(axis=1)
         return np.diff(current, prepend=current[:1] - 1) != 0
 
-    def first_steps(self, count: int) -> "RoutingTrace":
-        """Returns the trace of a run that was stopped after `count` steps."""
-        require(0 < count <= self.n_steps, f"count is {count}; allowed: 1 to {self.n_steps}")
-        arrays = {name: array[:count] for name, array in self._arrays().items()}
-        return RoutingTrace(**arrays, settings=self.settings)
-
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: getattr(self, name) for name in _ARRAYS}
 

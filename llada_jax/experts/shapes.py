@@ -21,8 +21,6 @@ class MoEShape:
     dense_weights: int
     """Weights that every step reads on the accelerator, for each routed layer: attention and shared
     experts; what the head and dense layers read is spread over the routed layers."""
-    kv_bytes_per_token: int = 0
-    """Keys and values in 16 bits, of all layers; 0 where they do not matter here."""
     sigmoid: bool = False
     """Router scores are sigmoids, not a softmax."""
 

@@ -13,12 +13,11 @@ logits are the preferences: an assumption, which only minus-recent-score caching
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from llada_jax.config import require
+from llada_jax.config import require, require_numbers
 from llada_jax.experts.routing import ABSENT, RoutingTrace
 from llada_jax.experts.shapes import MoEShape
 
@@ -45,9 +44,7 @@ class RoutingStatistics:
     """Correlation of the topic with that of the block, or the token, before."""
 
     def __post_init__(self) -> None:
-        for name in ("popular", "topic", "jitter", "topic_keeps"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} is {value}; allowed: 0 to 1")
+        require_numbers(self, "popular", "topic", "jitter", "topic_keeps", least=0, most=1)
         shared = self.popular + self.topic + self.jitter
         require(shared <= 1, f"popular + topic + jitter is {shared}; allowed: up to 1")
 
@@ -71,13 +68,8 @@ STATISTICS = {
 """By the name of the model's shape."""
 
 
-class _DrawnStep(NamedTuple):
-    """One step of a run, before its experts are picked."""
-
-    logits: Float[np.ndarray, "N R E"]
-    block: int
-    changed: Bool[np.ndarray, " R"]
-    committed: int
+_Step = tuple[Float[np.ndarray, "N R E"], int, Bool[np.ndarray, " R"], int]
+"""Logits of a step before its experts are picked, its block, changed rows, and committed ones."""
 
 
 class _Preferences:
@@ -146,7 +138,7 @@ def denoising_trace(
             done = text.rng.choice(masked, count, replace=False)
             masked = np.setdiff1d(masked, done)
             text.change_rows(done)
-            steps.append(_DrawnStep(logits, block, changed, count))
+            steps.append((logits, block, changed, count))
     return _trace(text.rng, shape, steps, "denoising", seed)
 
 
@@ -156,7 +148,7 @@ def decoding_trace(
     """Decodes as an autoregressive model: one row a step, a new token each time."""
     require(tokens > 0, f"tokens is {tokens}; allowed: 1 or more")
     text = _Preferences(shape, statistics, seed, 1)
-    steps = [_DrawnStep(row, 0, np.ones(1, bool), 1) for row in _successive_rows(text, tokens)]
+    steps = [(row, 0, np.ones(1, bool), 1) for row in _successive_rows(text, tokens)]
     return _trace(text.rng, shape, steps, "decoding", seed)
 
 
@@ -168,7 +160,7 @@ def prefill_trace(
     text = _Preferences(shape, statistics, seed, 1)
     rows = _successive_rows(text, prompts * tokens)
     steps = [
-        _DrawnStep(np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
+        (np.concatenate(rows[i * tokens :][:tokens], axis=1), i, np.ones(tokens, bool), 0)
         for i in range(prompts)
     ]
     return _trace(text.rng, shape, steps, "prefill", seed)
@@ -184,19 +176,19 @@ def _successive_rows(text: _Preferences, count: int) -> list[Float[np.ndarray, "
 
 
 def _trace(
-    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_DrawnStep], kind: str, seed: int
+    rng: np.random.Generator, shape: MoEShape, steps: Sequence[_Step], kind: str, seed: int
 ) -> RoutingTrace:
+    logits, block, changed, committed = zip(*steps, strict=True)
     k, most = shape.experts_per_token, min(2 * shape.experts_per_token, shape.n_experts)
-    likely = [_best(step.logits, most) for step in steps]
+    likely = [_best(each, most) for each in logits]
     experts = np.stack([each[..., :k] for each in likely]).astype(np.int16)
-    block = np.array([step.block for step in steps], np.int32)
     return RoutingTrace(
         experts=experts,
-        scores=np.stack([_scores(shape, step.logits).mean(axis=1) for step in steps]),
+        scores=np.stack([_scores(shape, each).mean(axis=1) for each in logits]),
         foreseen=np.stack([_foreseen(rng, k, each) for each in likely]),
-        changed=np.stack([step.changed for step in steps]),
-        block=np.repeat(block[:, None], experts.shape[2], axis=1),
-        committed=np.array([step.committed for step in steps], np.int32),
+        changed=np.stack(changed),
+        block=np.repeat(np.array(block, np.int32)[:, None], experts.shape[2], axis=1),
+        committed=np.array(committed, np.int32),
         settings={"source": f"synthetic {kind}", "model": shape.name, "seed": seed},
     )
 

@@ -38,13 +38,6 @@ PLACES: Mapping[Axis, str | tuple[str, ...]] = {
     "experts": (EXPERT, MODEL),
 }
 _NAME_BYTES = 16
-_COUNTED: Mapping[Axis, str] = {
-    "heads": "attention heads",
-    "kv_heads": "key-value heads",
-    "ffn": "feed-forward inputs",
-    "vocab": "ids of the vocabulary",
-    "experts": "experts",
-}
 
 
 def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
@@ -116,15 +109,15 @@ def _divisors(number: int) -> str:
 
 def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, int]]:
     """Yields what the axis `model` must divide, and how many there are of it."""
-    yield _COUNTED["vocab"], config.vocab_size  # of which the head may be the embedding
+    yield "vocab", config.vocab_size  # of which the head may be the embedding
     for spec in named_specs(config).values():
         for place, (axis, size) in enumerate(zip(spec.axes, spec.shape, strict=True)):
             if axis not in PLACES:
                 continue
             count = size // config.head_dim if axis in ("heads", "kv_heads") else size
-            yield _COUNTED[axis], count
+            yield axis, count
             if dtype == "int4" and spec.quantizable and place == len(spec.shape) - 1:
-                yield f"groups of {INT4_GROUP} {_COUNTED[axis]}", size // INT4_GROUP
+                yield f"groups of {INT4_GROUP} {axis}", size // INT4_GROUP
 
 
 def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:

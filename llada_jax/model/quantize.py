@@ -7,7 +7,7 @@ Q4_0) and is dequantized to the activations' dtype before the product.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,7 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
 
 
 def _linear(
-    x: Float[Array, "*rows In"], weight: Float[Array, "Out In"] | QuantArray, axes: tuple = ()
+    x: Float[Array, "*rows In"], weight: Any, axes: tuple[str, ...] | None = None
 ) -> Float[Array, "*rows Out"]:
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight, axes)
@@ -121,11 +121,14 @@ def _linear(
 
 
 def _int8_linear(
-    x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...]
+    x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...] | None
 ) -> Float[Array, "*rows Out"]:
     absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
     absmax = jax.lax.pmax(absmax, axes) if axes else absmax
     scale = jnp.maximum(absmax, jnp.finfo(jnp.float32).tiny) / 127
+    if axes is not None:
+        # XLA divides by 127 after x in some programs, and before it in others.
+        scale = jax.lax.optimization_barrier(scale)
     integers = jnp.rint(x.astype(jnp.float32) / scale).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
     dot = jax.lax.psum(dot, axes) if axes else dot

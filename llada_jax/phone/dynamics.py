@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require_choice, require_counts, require_numbers
 from llada_jax.phone.workload import Forward, Workload, rounded
 
 Commit = Literal["one", "threshold"]
@@ -54,21 +54,11 @@ class Dynamics:
     """Tokens until the answer's end, whatever the canvas; None: it fills the canvas."""
 
     def __post_init__(self) -> None:
-        for name in ("reach", "decay"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
-        require(0 <= self.skipped <= 1, f"skipped is {self.skipped}; allowed: 0 to 1")
-        for name in ("strictness", "wavering"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
-        require(
-            self.answer is None or self.answer > 0,
-            f"answer is {self.answer}; allowed: 1 or more, or none",
-        )
-        require(
-            self.tokens_per_forward >= 1,
-            f"tokens_per_forward is {self.tokens_per_forward}; allowed: 1 or more",
-        )
+        require_numbers(self, "reach", "decay", above=0, most=1)
+        require_numbers(self, "skipped", least=0, most=1)
+        require_numbers(self, "strictness", "wavering", least=0)
+        require_numbers(self, "tokens_per_forward", least=1)
+        require_counts(self, "answer")
 
     def at(self, visible: float) -> "Dynamics":
         """Returns the process at another visible threshold."""
@@ -104,12 +94,8 @@ class Decoding:
 
     def __post_init__(self) -> None:
         require_choice("commit", self.commit, Commit)
-        for name in ("trigger", "refresh", "ahead"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} is {value}; allowed: 0 or more")
-        for name in ("visible", "stable"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"{name} is {value}; allowed: above 0, up to 1")
+        require_counts(self, "trigger", "refresh", "ahead", least=0)
+        require_numbers(self, "visible", "stable", above=0, most=1)
 
 
 class Statistics(NamedTuple):

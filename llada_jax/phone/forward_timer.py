@@ -10,7 +10,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.routed_layers import AnyRouting, Price, layer_costs, routing_of
+from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
 from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
 from llada_jax.phone.timeline import LaneTask, Timeline
@@ -28,23 +28,12 @@ class GraphsLike(Protocol):
     def head(self, rows: int, /) -> Lowered: ...
 
 
-class SamplingEngineLike(Protocol):
-    """What `llada_jax.sampling_engine.attached` gives."""
-
-    def scores(self, rows: int, gbps: float, /) -> tuple[float, float]:
-        """Returns seconds, and bytes of memory, from the logits of rows to their tokens and
-        confidences, where memory gives the NPU so many GB/s."""
-        ...
-
-
 class ForwardTimer:
     """Prices forwards of a model on one phone with one software.
 
     Args:
       canvas: positions of a run, whose keys and values must find room.
       transfers: what each forward stages; by default what the system's runtime does.
-      engine: what `scores_on="sampling_engine"` needs.
-      routing: which experts a mixture's rows take; by default an assumption, `IndependentRouting`.
 
     Raises ValueError for what does not go together, and where nothing could run.
     """
@@ -56,14 +45,7 @@ class ForwardTimer:
         system: System,
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
-        engine: SamplingEngineLike | None = None,
-        routing: AnyRouting | None = None,
     ) -> None:
-        attached = system.scores_on == "sampling_engine"
-        require(
-            engine is not None or not attached,
-            "engine is None; allowed: a sampling engine, where scores_on is 'sampling_engine'",
-        )
         require(
             not system.head_on_npu or transfers is None or not transfers.stretches,
             f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
@@ -77,21 +59,16 @@ class ForwardTimer:
         )
         self._on_cpu = partial(on_cpu, kernels=host)
         self._head = partial(on_cpu, kernels=profile.cpu_kernels(system.head))
-        self._engine = engine if attached else None
-        self.routing = routing_of(graphs.model, routing)
-        """Which experts rows take; None for a model without experts."""
         self.transfers = transfers or transfers_by_rule(system, graphs.model, profile, canvas)
         """What each forward stages."""
-        self._steps: dict[Forward, Timeline] = {}
+        self.step = cache(self._step)
         self._layers = cache(self._layer_costs)
         self._head_cost = cache(self._cost_of_head)
 
-    def step(self, forward: Forward) -> Timeline:
+    def _step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
-        if forward not in self._steps:
-            gbps = self.profile.memory.dram_gbps
-            self._steps[forward] = run_step(self._work(forward), self.transfers, gbps)
-        return self._steps[forward]
+        gbps = self.profile.memory.dram_gbps
+        return run_step(self._work(forward), self.transfers, gbps)
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""
@@ -104,10 +81,10 @@ class ForwardTimer:
 
     def experts_per_layer(self, workload: Workload) -> float | None:
         """Returns how many different experts a routed layer runs in a forward, on average."""
-        if self.routing is None or not workload.forwards:
+        moe = self._graphs.model.moe
+        if moe is None or not workload.forwards:
             return None
-        rows = Counter(forward.rows for forward in workload.forwards)
-        total = sum(n * sum(self.routing.experts_by_rows(r).values()) for r, n in rows.items())
+        total = sum(sum(experts_by_rows(moe, each.rows).values()) for each in workload.forwards)
         return total / len(workload.forwards)
 
     def _work(self, forward: Forward) -> StepWork:
@@ -128,7 +105,7 @@ class ForwardTimer:
 
     def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
-        return layer_costs(self._graphs.model, layer, rows, price, self.routing)
+        return layer_costs(self._graphs.model, layer, rows, price)
 
     def _cost_of_head(self, price: Price, rows: int) -> StepCost:
         """Prices the head of the whole vocabulary."""
@@ -140,12 +117,8 @@ class ForwardTimer:
 
     def _head_on_npu(self, rows: int) -> LaneTask:
         cost = self._head_cost(self._on_npu, rows)
-        product, scores, drawn = cost.seconds - cost.vector, cost.vector, cost.dram_bytes
-        if self._engine:
-            scores, more = self._engine.scores(rows, self._kernels.dma_gbps)
-            drawn += more
-        parts = {"head": product, "scores": scores}
-        return LaneTask("head", "npu", product + scores, drawn, parts=parts)
+        parts = {"head": cost.seconds - cost.vector, "scores": cost.vector}
+        return LaneTask("head", "npu", cost.seconds, cost.dram_bytes, parts=parts)
 
     def _revision(self, forward: Forward) -> LaneTask:
         """Returns some scattered rows through all layers, and the head of those that are scored."""

@@ -88,11 +88,6 @@ class Graphs:
         size = min(HEAD_CHUNK, self.model.vocab_size)
         return self._lowered(head_step(self.model.replace(vocab_size=size, **ids), rows))
 
-    def body(self, rows: int, cache: int) -> Lowered:
-        """Lowers all layers, and the final norm."""
-        layers = range(self.model.n_layers)
-        return self._lowered(body_step(self.model, layers, Bucket(rows, cache)))
-
 
 Shape = str | PathLike[str] | ModelConfig
 """A shape that comes with the package by its name, a YAML file's path, or the configuration."""

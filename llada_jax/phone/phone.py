@@ -15,11 +15,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from llada_jax.config import LatencyTable, Quant, ascending_counts, require, require_choice
-from llada_jax.phone.forward_timer import ForwardTimer, SamplingEngineLike
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Shape, graphs_of, shape_name
 from llada_jax.phone.memory import Footprint, footprint, most_rows
 from llada_jax.phone.profile import Profile, load_profile
-from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.simulate import Simulated, simulate
 from llada_jax.phone.swap_plan import SwapPlan, plan_swaps
 from llada_jax.phone.system import System
@@ -89,9 +88,6 @@ class Phone:
     """Which software runs where."""
     quant: Quant = "int4_block32"
     """How the phone stores a model's weights."""
-    routing: AnyRouting | None = None
-    """Which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an assumption,
-    which the source of every result then names."""
 
     def __post_init__(self) -> None:
         require_choice("quant", self.quant, Quant)
@@ -109,7 +105,6 @@ class Phone:
         *,
         row: int = 0,
         planner: str | None = None,
-        engine: SamplingEngineLike | None = None,
     ) -> ModelledRun:
         """Returns what a decoding run would take for a model of this shape.
 
@@ -119,9 +114,8 @@ class Phone:
         Args:
           run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
-          planner: who decides what stays mapped (`none`, `paging`, `greedy`, `steady`); None: the
-            rule of the phone's runtime.
-          engine: a sampling engine, where the system scores on one.
+          planner: who decides what stays mapped (`greedy`, `steady`); None: the rule of the
+            phone's runtime.
 
         Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
         that the model cannot hold, a planner without a plan.
@@ -135,10 +129,10 @@ class Phone:
         workload = run if isinstance(run, Workload) else from_trace(run, graphs.model, row)
         plan = None
         if planner is not None:
-            plan = plan_swaps(planner, workload, graphs, self.profile, self.system, self.routing)
+            plan = plan_swaps(planner, workload, graphs, self.profile, self.system)
 
         def timer(profile: Profile) -> ForwardTimer:
-            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan, engine)
+            return replace(self, profile=profile).timer(graphs.model, workload.canvas, plan)
 
         session, processor = self.profile.session, self.system.body
         alike = workload.alike()
@@ -208,7 +202,7 @@ class Phone:
         """Returns a plan of the NPU's address space: what stays mapped, and what is staged when.
 
         Args:
-          planner: `none`, `paging`, `greedy` (the paper's) or `steady`.
+          planner: `greedy` (the paper's) or `steady`.
           rows: rows of a step; they are the canvas's last ones.
           canvas: positions whose keys and values must find room.
 
@@ -217,7 +211,7 @@ class Phone:
         require(0 < rows <= canvas, f"rows is {rows}; allowed: 1 to canvas ({canvas})")
         step = Workload((Forward(rows, rounded(canvas - rows), rows),), canvas, 0, "one step")
         graphs = graphs_of(shape, self.quant)
-        return plan_swaps(planner, step, graphs, self.profile, self.system, self.routing)
+        return plan_swaps(planner, step, graphs, self.profile, self.system)
 
     def calibrate(
         self,
@@ -245,30 +239,22 @@ class Phone:
         return calibrate(measurements, self.profile, shape, name=name, **software)
 
     def timer(
-        self,
-        shape: Shape,
-        canvas: int = CANVAS,
-        plan: SwapPlan | None = None,
-        engine: SamplingEngineLike | None = None,
+        self, shape: Shape, canvas: int = CANVAS, plan: SwapPlan | None = None
     ) -> ForwardTimer:
         """Returns what prices single forwards and workloads, for sweeps: without intervals.
 
         Args:
           plan: what a step stages; None: by the rule of the phone's runtime.
-          engine: a sampling engine, where the system scores on one.
         """
         graphs = graphs_of(shape, self.quant)
         transfers = None if plan is None else plan.transfers_on(self.profile)
-        return ForwardTimer(
-            graphs, self.profile, self.system, canvas, transfers, engine, self.routing
-        )
+        return ForwardTimer(graphs, self.profile, self.system, canvas, transfers)
 
 
 def phone(
     name_or_path: str | PathLike[str],
     *,
     quant: Quant = "int4_block32",
-    routing: AnyRouting | None = None,
     **software: Any,
 ) -> Phone:
     """Returns a phone that comes with the package by its SoC, or one of your own by a YAML file.
@@ -277,8 +263,6 @@ def phone(
       name_or_path: `SM8550`, `SM8650`, `SM8750`, `SM8850`, or the path of a profile in which each
         number is `{value, unit, tag, source}`.
       quant: how the phone stores weights.
-      routing: which experts a mixture's rows take (`llada_jax.phone.routed_layers`); None: an
-        assumption, which results name.
       software: fields of `llada_jax.phone.system.System`, for example `runtime="delayed"`.
 
     Raises ValueError that lists the phones, names the profile's wrong entry, or the wrong setting.
@@ -286,4 +270,4 @@ def phone(
     names = [each.name for each in fields(System)]
     for name in software:
         require(name in names, f"{name} is no setting of a phone; allowed: {', '.join(names)}")
-    return Phone(load_profile(name_or_path), System(**software), quant, routing)
+    return Phone(load_profile(name_or_path), System(**software), quant)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.profile import Power
+from llada_jax.phone.routed_layers import ASSUMED
 from llada_jax.phone.timeline import Lane, TimedTask, Timeline, breakdown, busy_seconds
 from llada_jax.phone.workload import Forward, Workload
 
@@ -87,6 +88,7 @@ def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> 
     """
     counts = Counter(workload.forwards)
     steps = {forward: timer.step(forward) for forward in counts}
+    experts = timer.experts_per_layer(workload)
     parts: dict[str, float] = {}
     energies = []
     for forward, count in counts.items():
@@ -103,6 +105,6 @@ def simulate(workload: Workload, timer: ForwardTimer, slowdown: float = 1.0) -> 
         parts=parts,
         energy=energy,
         steps=steps,
-        source=workload.source + (f"; {timer.routing.source}" if timer.routing else ""),
-        experts_per_layer=timer.experts_per_layer(workload),
+        source=workload.source + ("" if experts is None else f"; {ASSUMED}"),
+        experts_per_layer=experts,
     )

@@ -28,12 +28,20 @@ def ffn_down(model: Any, rows: int) -> Lowered:
     return product_step(rows, model.ffn_width, model.width, weight, "layers.0.ffn.down")
 
 
-def vendor_pass(graphs: GraphsLike, profile: Profile, rows: int, context: int = 4096) -> float:
-    """Returns seconds of a Genie pass: a static context, all computed, and the head of one row."""
-    kernels = profile.npu["vendor"]
-    layer = price_on_npu(graphs.layer(rows, context - rows), kernels, profile.memory)
-    head = price_on_npu(graphs.head(1), kernels, profile.memory)
-    call = kernels.step_overhead_us * 1e-6
+def one_pass(
+    graphs: GraphsLike,
+    profile: Profile,
+    rows: int,
+    *,
+    kernels: str = "vendor",
+    context: int = 4096,
+    head_rows: int = 1,
+) -> float:
+    """Returns seconds of a pass with a static context, all computed, and the head of some rows."""
+    chosen = profile.npu[kernels]
+    layer = price_on_npu(graphs.layer(rows, context - rows), chosen, profile.memory)
+    head = price_on_npu(graphs.head(head_rows), chosen, profile.memory)
+    call = chosen.step_overhead_us * 1e-6
     return layer.seconds * graphs.model.n_layers + head.seconds * graphs.head_chunks + call
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from llada_jax.config import require
 from llada_jax.phone.cost import stored_bits
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
+from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.routed_layers import AnyRouting
 from llada_jax.phone.system import System
 from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
 from llada_jax.phone.workload import Workload
@@ -98,7 +98,6 @@ def plan_swaps(
     graphs: GraphsLike,
     profile: Profile,
     system: System,
-    routing: AnyRouting | None = None,
 ) -> SwapPlan:
     """Plans the forward that a run consists of the most, on its canvas, and checks the plan.
 
@@ -119,10 +118,9 @@ def plan_swaps(
     path = mapping_path(profile, PATHS[system.runtime])
     (forward, _), *_ = Counter(workload.forwards).most_common(1)
     weights = graphs.layer(forward.rows, forward.cache).weights.values()
-    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers(), routing=routing)
+    timer = ForwardTimer(graphs, profile, system, transfers=WeightTransfers())
     body = model_graph(
         graphs.model,
-        rows=forward.rows,
         weight_bits=max(stored_bits(weight) for weight in weights if len(weight.shape) > 1),
         step_ns=round(timer.body_seconds(forward) * 1e9),
     )
@@ -132,6 +130,7 @@ def plan_swaps(
         max_buffer_bytes=int(profile.memory.buffer_mib * MIB),
         kv_bytes_per_token=kv_bytes_per_token(graphs.model),
         tokens=workload.canvas,
+        temporary_bytes=int(temporaries_mib(graphs.model, forward.rows, shared=True) * MIB),
     )
     try:
         plan = plan_with(graph, budget)

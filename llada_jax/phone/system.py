@@ -7,9 +7,9 @@ from llada_jax.config import require, require_choice
 from llada_jax.phone.profile import CpuClass
 
 Processor = Literal["npu", "cpu"]
-ScoresOn = Literal["cpu", "npu", "sampling_engine"]
-"""The CPU has its own copy of the head. On the NPU, the product is the kernels'; what makes tokens
-and confidences of the logits is their vector work, or that of an attached sampling engine."""
+ScoresOn = Literal["cpu", "npu"]
+"""The CPU has its own copy of the head. On the NPU, the product is the kernels', and what makes
+tokens and confidences of the logits is their vector work."""
 
 Runtime = Literal["none", "remap", "paging", "swap", "delayed", "wide"]
 """`none`: all is mapped once, or the run fails. `remap`: every buffer keeps its place in the

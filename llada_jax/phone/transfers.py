@@ -132,15 +132,14 @@ def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransf
     transfers = []
     for number, transfer in enumerate(plan.transfers):
         size = sum(graph.operators[index].weight_bytes for index in transfer.operators)
-        when_due = not plan.prefetch and waits.lag[number]
         transfers.append(
             WeightTransfer(
                 f"stage {graph.operators[transfer.operators[0]].name}",
                 waits.ns[number] / 1e9,
                 size if copies else 0,
                 stretch_at[waits.first[number]],
-                None if when_due else stretch_at[waits.after[number]],
-                0 if when_due else waits.lag[number],
+                stretch_at[waits.after[number]],
+                waits.lag[number],
             )
         )
     return WeightTransfers(tuple(transfers), stretches=tuple(_stretches(graph, plan, bounds)))

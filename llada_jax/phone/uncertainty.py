@@ -1,7 +1,7 @@
 """How sure a modelled latency is: each number's own doubt, and the phone's state, carried on."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from llada_jax.phone.profile import Profile, Sourced, Tag
@@ -37,11 +37,6 @@ class UncertainLatency(NamedTuple):
     """The numbers that it depends on most, each with the seconds that its doubt is worth."""
 
     @property
-    def deviation(self) -> float:
-        """In seconds."""
-        return self.seconds * self.relative
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """95 % interval, in seconds: as far above, as a factor, as below."""
         factor = math.exp(TWO_SIDED * self.relative)
@@ -69,6 +64,16 @@ def moved_profiles(profile: Profile, matters: Callable[[str], bool] = bool) -> l
     return found
 
 
+def strongest(base: float, moved: Iterable[tuple[Moved, float]]) -> dict[str, float]:
+    """Returns by how much the logarithm of `base` seconds moves with each number's doubt, from the
+    seconds with it moved; of several moves of one number, the strongest."""
+    changes: dict[str, float] = {}
+    for (number, _, deviations), seconds in moved:
+        change = math.log(seconds / base) / deviations
+        changes[number] = max(change, changes.get(number, 0.0), key=abs)
+    return changes
+
+
 def with_uncertainty(
     profile: Profile,
     latency: Callable[[Profile], float],
@@ -82,10 +87,9 @@ def with_uncertainty(
       spread: a doubt that no number holds, as the session's: standard deviation of a logarithm.
     """
     base = latency(profile)
-    changes: dict[str, float] = {}
-    for number, moved, deviations in moved_profiles(profile, matters):
-        change = abs(math.log(latency(moved) / base)) / deviations
-        changes[number] = max(change, changes.get(number, 0.0))
-    largest = sorted(((n, base * change) for n, change in changes.items()), key=lambda c: -c[1])
+    moved = moved_profiles(profile, matters)
+    changes = strongest(base, ((each, latency(each.profile)) for each in moved))
+    worth = ((number, base * abs(change)) for number, change in changes.items())
+    largest = sorted(worth, key=lambda each: -each[1])
     relative = math.hypot(spread, *changes.values())
     return UncertainLatency(base, relative, tuple(each for each in largest[:5] if each[1] > 0))

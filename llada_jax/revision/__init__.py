@@ -1,1 +1,1 @@
-"""Revision on the host, beside the forwards: a worker, and a kernel for the NPU's weights."""
+"""Revision on the host, beside the forwards: a kernel for the NPU's weights."""

@@ -20,7 +20,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, Q4_0_BYTES, TILE, Kind
+from llada_jax.revision.tiles import BIAS, NIBBLE_BYTES, Q4_0_BYTES, TILE
 
 MAX_ROWS = 8
 """Rows that one pass over the weights serves."""
@@ -35,14 +35,12 @@ Value = Any
 """A value of a function that is being written; llvmlite has no types."""
 Body = Callable[[Value, Sequence[Value]], Sequence[Value]]
 """From a loop's index and what it carries to what it carries on."""
-Decode = Callable[[Value, Value], Sequence[Value]]
-"""The weights of a tile's pair of inputs, the even and the odd one, as floats."""
 _ROWS_THAT_WAIT = 3
 
 
 @cache
-def kernel_for(kind: Kind, n_rows: int) -> Callable[..., None]:
-    """Compiles the code for tiles of a kind and this many rows, 1 to `MAX_ROWS`.
+def kernel_for(n_rows: int) -> Callable[..., None]:
+    """Compiles the code for this many rows, 1 to `MAX_ROWS`.
 
     Called as `kernel(blocks, inputs, outputs, first, last)`, it writes columns `first` to `last` of
     tiles [o, i, length]: `inputs` [In, R], contiguous, times these into `outputs` [Out, R], both
@@ -55,7 +53,7 @@ def kernel_for(kind: Kind, n_rows: int) -> Callable[..., None]:
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
     )
-    module = llvm.parse_assembly(str(Emitter(kind, n_rows).module))
+    module = llvm.parse_assembly(str(Emitter(n_rows).module))
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(engine.get_function_address(_SYMBOL))
@@ -73,9 +71,8 @@ def kernel_for(kind: Kind, n_rows: int) -> Callable[..., None]:
 class Emitter:
     """Writes a module of one function, which calls nothing and decodes into registers."""
 
-    def __init__(self, kind: Kind, n_rows: int):
+    def __init__(self, n_rows: int):
         self._n_rows = n_rows
-        self._kind: Kind = kind
         self.module = ir.Module(_SYMBOL)
         self.module.triple = llvm.get_default_triple()
         pointer = ir.PointerType()
@@ -95,7 +92,7 @@ class Emitter:
             start = self._build.mul(index, n_tiles)
 
             def tile(row: Value, sums: Sequence[Value]) -> Sequence[Value]:
-                place = self._build.mul(self._build.add(start, row), _LONG(_TILE_BYTES[self._kind]))
+                place = self._build.mul(self._build.add(start, row), _LONG(Q4_0_BYTES))
                 of_rows = self._build.mul(row, _LONG(4 * TILE * self._n_rows))
                 return self._tile(self._at(blocks, place), self._at(inputs, of_rows), sums)
 
@@ -110,9 +107,7 @@ class Emitter:
 
     def _tile(self, tile: Value, inputs: Value, sums: Sequence[Value]) -> Sequence[Value]:
         """Returns the sums with a tile's inputs times the tile."""
-        if self._kind == "float16":
-            return self._products(tile, inputs, sums, self._halfs)
-        products = self._products(tile, inputs, [_FLOATS(None)] * len(sums), self._nibbles)
+        products = self._products(tile, inputs)
         halfs = self._load(tile, _LONG(NIBBLE_BYTES), ir.VectorType(_HALF, TILE))
         scale = self._build.fpext(halfs, _FLOATS)
         return [
@@ -120,20 +115,18 @@ class Emitter:
             for product, total in zip(products, sums, strict=True)
         ]
 
-    def _products(
-        self, tile: Value, inputs: Value, sums: Sequence[Value], decode: Decode
-    ) -> Sequence[Value]:
-        """Returns the sums with a tile's inputs times its weights, without their scales.
+    def _products(self, tile: Value, inputs: Value) -> Sequence[Value]:
+        """Returns a tile's inputs times its weights, without their scales.
 
         Few rows have few sums, each of which would wait for its last addition: these get a second
         sum for the odd inputs.
         """
         n_rows = self._n_rows
-        carried = [*sums, *[_FLOATS(None)] * (n_rows if n_rows <= _ROWS_THAT_WAIT else 0)]
+        carried = [_FLOATS(None)] * (2 * n_rows if n_rows <= _ROWS_THAT_WAIT else n_rows)
 
         def pair(index: Value, sums: Sequence[Value]) -> Sequence[Value]:
             of_rows = self._at(inputs, self._build.mul(index, _LONG(2 * 4 * n_rows)))
-            even, odd = decode(tile, index)
+            even, odd = self._weights(tile, index)
             first = self._add_products(sums[:n_rows], even, of_rows, 0)
             second = self._add_products(sums[n_rows:] or first, odd, of_rows, n_rows)
             return [*first, *second] if len(sums) > n_rows else second
@@ -143,23 +136,13 @@ class Emitter:
             return found
         return [self._build.fadd(found[r], found[n_rows + r]) for r in range(n_rows)]
 
-    def _nibbles(self, tile: Value, pair: Value) -> Sequence[Value]:
+    def _weights(self, tile: Value, pair: Value) -> Sequence[Value]:
+        """Returns the weights of a pair of inputs, the even and the odd one, as floats."""
         place = self._build.mul(pair, _LONG(TILE))
         packed = self._load(tile, place, ir.VectorType(_BYTE, TILE))
         low, shift, bias = (ir.Constant(packed.type, [_BYTE(n)] * TILE) for n in (15, 4, BIAS))
         nibbles = self._build.and_(packed, low), self._build.lshr(packed, shift)
         return [self._build.sitofp(self._build.sub(n, bias), _FLOATS) for n in nibbles]
-
-    def _halfs(self, tile: Value, pair: Value) -> Sequence[Value]:
-        place = self._build.mul(pair, _LONG(2 * 2 * TILE))
-        both = self._load(tile, place, ir.VectorType(_HALF, 2 * TILE))
-        weights = []
-        for half in range(2):
-            lanes = ir.Constant(_INTS, [_INT(2 * lane + half) for lane in range(TILE)])
-            undefined = ir.Constant(both.type, ir.Undefined)
-            halfs = self._build.shuffle_vector(both, undefined, lanes)
-            weights.append(self._build.fpext(halfs, _FLOATS))
-        return weights
 
     def _add_products(
         self, sums: Sequence[Value], weights: Value, inputs: Value, first: int
@@ -202,6 +185,3 @@ class Emitter:
 
     def _load(self, base: Value, offset: Value, kind: Any) -> Value:
         return self._build.load(self._at(base, offset), align=1, typ=kind)
-
-
-_TILE_BYTES: dict[Kind, int] = {"q4_0": Q4_0_BYTES, "float16": 2 * TILE * TILE}

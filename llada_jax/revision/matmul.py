@@ -55,7 +55,7 @@ class TileMultiplier:
     def _multiply(
         self, rows: Float[np.ndarray, "r In"], tiles: Tiles, result: Float[np.ndarray, "r Out"]
     ) -> None:
-        kernel = self._kernel_for(tiles.kind, len(rows))
+        kernel = self._kernel_for(len(rows))
         inputs = np.ascontiguousarray(rows.T)
         columns = len(tiles.blocks)
         sums = np.empty((columns, len(rows), TILE), np.float32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from llada_jax.config import ModelConfig, require, require_choice
+from llada_jax.config import ModelConfig, require
 from llada_jax.model.forward import LayerHooks, cache_for, run_layers
 from llada_jax.model.head import (
     RunningScores,
@@ -33,47 +33,28 @@ from llada_jax.model.layers import (
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import QuantArray
 from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import (
-    TILE,
-    Kind,
-    Tiles,
-    pack_float16,
-    pack_q4_0,
-    quantize_q4_0,
-)
+from llada_jax.revision.tiles import TILE, Tiles, pack_q4_0, quantize_q4_0
 from llada_jax.types import Denoiser, KVCache, Rows, RowsOut, Scores
 
 
-def pack_params(params: ModelParams, config: ModelConfig, kind: Kind = "q4_0") -> ModelParams:
+def pack_params(params: ModelParams, config: ModelConfig) -> ModelParams:
     """Packs matrices as `Tiles`, one at a time; the rest becomes float32.
 
-    For Q4_0, int4 keeps its integers and floats are quantized; for float16, floats are rounded.
-    The embedding stays as it is. Raises ValueError, which names the matrix, where it has no tiles.
+    int4 keeps its integers, and floats are quantized. The embedding stays as it is. Raises
+    ValueError, which names the matrix, where it has no tiles.
     """
-    require_choice("kind", kind, Kind)
     require(config.moe is None, "the model has experts; allowed: dense models")
 
     def pack(path: tuple[Any, ...], spec: ParamSpec, leaf: Any) -> Any:
-        if spec.quantizable:
-            try:
-                return _tiles(leaf, kind)
-            except ValueError as error:
-                raise ValueError(f"{parameter_name(path)}: {error}") from error
-        return leaf if path[0].name == "embedding" else jnp.asarray(leaf, jnp.float32)
+        if not spec.quantizable:
+            return leaf if path[0].name == "embedding" else jnp.asarray(leaf, jnp.float32)
+        try:
+            whole = isinstance(leaf, QuantArray)
+            return pack_q4_0(leaf if whole else quantize_q4_0(np.asarray(leaf)))
+        except ValueError as error:
+            raise ValueError(f"{parameter_name(path)}: {error}") from error
 
     return jax.tree.map_with_path(pack, abstract_params(config), params)
-
-
-def _tiles(leaf: Any, kind: Kind) -> Tiles:
-    if isinstance(leaf, QuantArray):
-        require(kind == "q4_0", f"a quantized weight in {kind} tiles; allowed: q4_0")
-        return pack_q4_0(leaf)
-    weight = np.asarray(leaf)
-    if kind == "q4_0":
-        return pack_q4_0(quantize_q4_0(weight))
-    largest, limit = np.abs(weight).max(initial=0), np.finfo(np.float16).max
-    require(bool(largest <= limit), f"a weight of {largest}; allowed in float16: up to {limit}")
-    return pack_float16(weight.astype(np.float16))
 
 
 def tiled_denoiser(config: ModelConfig, rules: ScoreRules, multiply: TileMultiplier) -> Denoiser:

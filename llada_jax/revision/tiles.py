@@ -4,19 +4,19 @@ llada.cpp (arXiv 2606.13740, §2.2 and §4) stores its weights so. A tile's rows
 columns are outputs; two rows are interleaved (r0 c0, r1 c0, r0 c1, r1 c1, ...), and tiles follow
 each other in the order of the inner product: all of one column of tiles, then the next.
 
-In float16 a tile is 1024 numbers in that order. In Q4_0 the same order holds for nibbles, so a byte
-has the weights of one output for two neighbouring inputs, the even one low; integers are biased by
-8, as in GGUF. A group is a column of a tile, 32 inputs of one output, as in GGUF too, so no integer
-changes on the way. The 32 scales, in float16, follow the nibbles. The paper leaves both open: where
-its scales lie, and whether its groups follow the columns or the interleaved order.
+In Q4_0 that order holds for nibbles, so a byte has the weights of one output for two neighbouring
+inputs, the even one low; integers are biased by 8, as in GGUF. A group is a column of a tile, 32
+inputs of one output, as in GGUF too, so no integer changes on the way. The 32 scales, in float16,
+follow the nibbles. The paper leaves both open: where its scales lie, and whether its groups follow
+the columns or the interleaved order.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float16, UInt8
+from jaxtyping import Float, UInt8
 
 from llada_jax.config import require
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, quantize
@@ -26,21 +26,18 @@ BIAS = 8
 NIBBLE_BYTES = TILE * TILE // 2
 Q4_0_BYTES = NIBBLE_BYTES + 2 * TILE
 """A tile in Q4_0: 512 bytes of nibbles, then 32 scales. 18 bytes for 32 weights."""
-Kind = Literal["q4_0", "float16"]
+Kind = Literal["q4_0"]
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A weight [Out, In] in tiles, as one of the functions here packs them.
+    """A weight [Out, In] in tiles, as `pack_q4_0` packs them.
 
     The array is contiguous, and the only copy.
     """
 
-    blocks: UInt8[np.ndarray, "o i 576"] | Float16[np.ndarray, "o i 1024"]
-
-    @property
-    def kind(self) -> Kind:
-        return "q4_0" if self.blocks.dtype == np.uint8 else "float16"
+    blocks: UInt8[np.ndarray, "o i 576"]
+    kind: ClassVar[Kind] = "q4_0"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,7 +60,10 @@ class Tiles:
 def pack_q4_0(weight: QuantArray) -> Tiles:
     """Packs an int4 weight without loss. Its scales must be float16 numbers."""
     values = np.asarray(weight.values)
-    _require_shape(values)
+    require(
+        values.ndim == 2 and values.size > 0 and not any(size % TILE for size in values.shape),
+        f"a weight of shape {values.shape} in tiles; allowed: [Out, In], multiples of {TILE}",
+    )
     require(
         values.dtype == ml_dtypes.int4,
         f"a weight of {values.dtype} in Q4_0 tiles; allowed: int4",
@@ -83,9 +83,10 @@ def pack_q4_0(weight: QuantArray) -> Tiles:
         f"scale {scale[inexact][:1]} is no float16 number; allowed: float16 numbers",
     )
     biased = (values.astype(np.int8) + BIAS).astype(np.uint8)
-    pairs = _interleaved(biased)
+    parts = biased.reshape(out // TILE, TILE, inputs // TILE, TILE // 2, 2)  # o column i pair row
+    even, odd = parts.transpose(4, 0, 2, 3, 1).reshape(2, out // TILE, inputs // TILE, -1)
     blocks = np.empty((out // TILE, inputs // TILE, Q4_0_BYTES), np.uint8)
-    blocks[..., :NIBBLE_BYTES] = pairs[..., 0::2] | pairs[..., 1::2] << 4
+    blocks[..., :NIBBLE_BYTES] = even | odd << 4
     columns = narrow.reshape(out // TILE, TILE, -1).swapaxes(1, 2)
     blocks[..., NIBBLE_BYTES:] = np.ascontiguousarray(columns).view(np.uint8)
     return Tiles(blocks)
@@ -103,16 +104,6 @@ def unpack_q4_0(tiles: Tiles) -> QuantArray:
     return QuantArray(values, scale)  # pyright: ignore[reportArgumentType]
 
 
-def pack_float16(weight: Float16[np.ndarray, "Out In"]) -> Tiles:
-    """Packs a float16 weight."""
-    _require_shape(weight)
-    require(
-        weight.dtype == np.float16,
-        f"a weight of {weight.dtype} in float16 tiles; allowed: float16",
-    )
-    return Tiles(_interleaved(weight))
-
-
 def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
     """Quantizes in groups of 32, with scales rounded to float16, as Q4_0 holds them.
 
@@ -127,19 +118,3 @@ def quantize_q4_0(weight: Float[np.ndarray, "Out In"]) -> QuantArray:
     )
     rounded = scale.astype(np.float16).astype(np.float32)
     return QuantArray(values, rounded)  # pyright: ignore[reportArgumentType]
-
-
-def _interleaved(weight: np.ndarray) -> np.ndarray:
-    """Turns [Out, In] into [Out / 32, In / 32, 1024] in the tiles' order."""
-    out, inputs = weight.shape
-    parts = weight.reshape(out // TILE, TILE, inputs // TILE, TILE // 2, 2)  # o column i pair row
-    return np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 4)).reshape(
-        out // TILE, inputs // TILE, -1
-    )
-
-
-def _require_shape(weight: np.ndarray) -> None:
-    require(
-        weight.ndim == 2 and weight.size > 0 and not any(size % TILE for size in weight.shape),
-        f"a weight of shape {weight.shape} in tiles; allowed: [Out, In], multiples of {TILE}",
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from llada_jax.config import HOUSE, Parity, Remasking, TieBreak
+from llada_jax.config import HOUSE, Parity, Remasking
 from llada_jax.types import Scores
 
 
@@ -42,7 +42,7 @@ class Candidates:
 
     def ranks(self, priority: Float[Array, "B C"]) -> Int[Array, "B C"]:
         """Returns how many open candidates come before each one."""
-        return ranks(priority, self.open, self.parity.tie_break)
+        return ranks(priority, self.open)
 
     def reach(self, bound: Float[Array, ""] | float) -> Bool[Array, "B C"]:
         """Returns the open candidates whose confidence reaches a bound."""
@@ -57,13 +57,11 @@ def quota(masks: Int[Array, " B"], step: Int[Array, " B"], steps: int) -> Int[Ar
     return masks // steps + (step < masks % steps).astype(masks.dtype)
 
 
-def ranks(
-    priority: Float[Array, "B C"], is_open: Bool[Array, "B C"], tie_break: TieBreak
-) -> Int[Array, "B C"]:
-    """Returns how many open candidates come before each one: 0 for the highest priority."""
+def ranks(priority: Float[Array, "B C"], is_open: Bool[Array, "B C"]) -> Int[Array, "B C"]:
+    """Returns how many open candidates come before each one: 0 for the highest priority, of equal
+    ones for the first."""
     index = jnp.arange(priority.shape[1], dtype=jnp.int32)
     mine, other = priority[:, :, None], priority[:, None, :]
     earlier = index[None, :] < index[:, None]
-    wins_tie = earlier if tie_break == "lowest_index" else earlier.T
-    ahead = (other > mine) | ((other == mine) & wins_tie)
+    ahead = (other > mine) | ((other == mine) & earlier)
     return (ahead & is_open[:, None, :]).sum(axis=-1, dtype=jnp.int32)

@@ -26,16 +26,16 @@ PAD, PROMPT, MASKED, VISIBLE, STABLE = range(5)
 
 
 class Hypothesis(NamedTuple):
-    """What the canvas may be after the next step, and the rows of the step after that one."""
+    """Another version of the canvas, and its rows beside the next forward."""
 
     tokens: Int[Array, "B L"]
-    rows: Bool[Array, "B L"]  # none where nothing is expected
+    rows: Bool[Array, "B L"]  # none where there is no other version
 
 
 class History(NamedTuple):
     """What became of each position, for rules that ask."""
 
-    committed_at: Int[Array, "B L"]  # the decision that last committed it; -1: none
+    committed_at: Int[Array, "B L"]  # the forward that last committed it; -1: none
     remasks: Int[Array, "B L"]  # how often it was masked again
 
 
@@ -55,8 +55,7 @@ class Canvas(NamedTuple):
     accepted: Int[Array, " B"]  # tokens that the last step committed, of the current block
     settled: Int[Array, " B"]  # positions before it have keys and values in the cache
     nfe: Int[Array, " B"]
-    step: Int[Array, " B"]  # decisions: forwards, and what was decided without one of its own
-    latest: Scores  # the last scores of each position, [B, L]; drafts among them; token -1: none
+    latest: Scores | None  # the last scores of each position, [B, L], for rules that need drafts
     hypothesis: Hypothesis | None
     rule_state: Any  # what a user's own rule remembers; None for others
     history: History | None  # None for rules that do not ask
@@ -106,10 +105,12 @@ def new_canvas(
     block = (first - origin) // config.block_length
     in_block = (np.arange(length) - origin[:, None]) // config.block_length == block[:, None]
     masked = state == MASKED
-    counters = ("block_step", "steady_steps", "accepted", "settled", "nfe", "step")
-    no_scores = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
-    hypothesis = history = None
-    if config.window.branches or config.rule.branches:
+    counters = ("block_step", "steady_steps", "accepted", "settled", "nfe")
+    hypothesis = history = latest = None
+    if "drafts" in getattr(config.rule, "needs", ()):
+        none = [np.zeros(tokens.shape, config.parity.confidence_dtype) for _ in range(3)]
+        latest = Scores(np.full_like(tokens, -1), *none)  # pyright: ignore
+    if config.rule.branches:
         hypothesis = Hypothesis(tokens.copy(), np.zeros(tokens.shape, bool))  # pyright: ignore
     if config.rule.keeps_history:
         history = History(np.full_like(tokens, -1), np.zeros_like(tokens))  # pyright: ignore
@@ -123,7 +124,7 @@ def new_canvas(
         origin=origin,
         block=block.astype(np.int32),
         block_masks=(masked & in_block).sum(axis=1, dtype=np.int32),
-        latest=Scores(np.full_like(tokens, -1), *no_scores),  # pyright: ignore
+        latest=latest,
         hypothesis=hypothesis,
         history=history,
         done=~masked.any(axis=1),

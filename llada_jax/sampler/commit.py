@@ -25,7 +25,7 @@ def block_candidates(
     is_open = (state == MASKED) & (positions < canvas.end[:, None]) & (scores.token >= 0)
     random = jnp.zeros(positions.shape, jnp.float32)
     if config.remasking == "random":
-        keys = step_keys(canvas, positions, canvas.step[:, None])
+        keys = step_keys(canvas, positions, canvas.nfe[:, None])
         random = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
     due = quota(canvas.block_masks, canvas.block_step, config.steps_per_block)
     return Candidates(
@@ -59,7 +59,7 @@ def commit_block(
 def step_keys(
     canvas: Canvas, positions: Int[Array, "B C"], step: Int[Array, "B C"]
 ) -> Key[Array, "B C"]:
-    """Returns a random key for each position in the decision of number `step`."""
+    """Returns a random key for each position in forward number `step`."""
     in_row = jax.vmap(
         lambda key, step, position: jax.random.fold_in(jax.random.fold_in(key, step), position),
         (None, 0, 0),

@@ -28,16 +28,11 @@ _COMMITTED, _REPLACED = 200.0, 20.0
 def require_constrainable(setup: Setup) -> None:
     """Raises ValueError where the settings contradict a constraint, or the backend measures no
     classes."""
-    config, rule = setup.config, type(setup.rule).__name__
     for name in ("logits_eos_inf", "confidence_eos_eot_inf"):
         require(
-            not getattr(config, name),
+            not getattr(setup.config, name),
             f"{name} is True with a constraint, whose texts end by EOS; allowed: False",
         )
-    require(
-        not setup.needs("classes"),
-        f"rule {rule} needs classes, which a constraint has, too; allowed: one of the two",
-    )
     require(
         setup.measures,
         "the backend measures no classes, which a constraint needs; allowed: another one, as xla",
@@ -58,16 +53,12 @@ def with_classes(setup: Setup, asked: Asked | None) -> Asked | None:
     )
 
 
-def class_scores(
-    at: Int[Array, "B Q"], head: HeadOut, length: int
-) -> tuple[ClassScores, ClassScores]:
-    """Returns what the head says of classes by position, here and in the branch."""
+def class_scores(at: Int[Array, "B Q"], head: HeadOut, length: int) -> ClassScores:
+    """Returns what the head says of classes by position."""
     said = cast(Any, head.measured)
     noisy = said.class_logits if said.class_noisy is None else said.class_noisy
     found = ClassScores(said.class_ids, said.class_logits, noisy, said.class_mass, said.log_sum_exp)
-    whole = jax.tree.map(lambda array: put(at, array, 2 * length), found)
-    here = jax.tree.map(lambda array: array[:, :length], whole)
-    return here, jax.tree.map(lambda array: array[:, length:], whole)
+    return jax.tree.map(lambda array: put(at, array, length), found)
 
 
 def measured_for_rule(setup: Setup, head: HeadOut) -> Measured | None:

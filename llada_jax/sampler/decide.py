@@ -1,11 +1,12 @@
 """The decision of a step: commit and revise, go on to the next block, stop."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from llada_jax.sampler.advance import advance
-from llada_jax.sampler.branch import expected_next, take_branch
 from llada_jax.sampler.candidates import Candidates
 from llada_jax.sampler.canvas import MASKED, VISIBLE, Canvas, History, positions_of
 from llada_jax.sampler.commit import block_candidates, commit_block
@@ -26,7 +27,9 @@ def decide(
     """Returns the canvas after a step's decision, and the record of the step."""
     before, rescored, grammar = canvas, plan.query.rescored, setup.grammar
     said, scores = scores, step_constrained(setup, canvas, scores)
-    canvas = canvas._replace(latest=scores.over(canvas.latest))
+    if canvas.latest is not None:
+        found = partial(jnp.where, scores.here.token >= 0)
+        canvas = canvas._replace(latest=jax.tree.map(found, scores.here, canvas.latest))
     candidates = block_candidates(setup, canvas, scores.here, ~canvas.done)
     if setup.own_rule is not None:
         revised = decide_by_own_rule(setup, setup.own_rule, canvas, plan, candidates, scores)
@@ -43,9 +46,6 @@ def decide(
         if setup.may_differ:
             scores = step_constrained(setup, canvas, said)
         canvas = _take_drafts(setup, canvas, scores.here, moved)
-    if setup.window.branches:
-        canvas = take_branch(setup, canvas, scores)
-        canvas = canvas._replace(hypothesis=expected_next(setup, canvas))
     if canvas.history is not None:
         canvas = canvas._replace(history=_remembered(canvas.history, before, revised, canvas))
     record = record_of(setup.rule, counts, before, revised, decided, canvas)
@@ -102,6 +102,6 @@ def _remembered(history: History, before: Canvas, revised: Canvas, after: Canvas
     committed = was_masked & (after.state >= VISIBLE)
     remasked = was_visible & (revised.state == MASKED)
     return History(
-        jnp.where(committed, before.step[:, None], history.committed_at),
+        jnp.where(committed, before.nfe[:, None], history.committed_at),
         history.remasks + remasked.astype(jnp.int32),
     )

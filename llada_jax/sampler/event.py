@@ -10,7 +10,7 @@ class Event(IntEnum):
     FILL = 1
     """Became EOS without a prediction, because the row had stopped."""
     AHEAD = 2
-    """The commit came from a draft, or from a branch: the position had no forward of its own."""
+    """The commit came from a draft: the position had no forward of its own."""
     PROMOTE = 3
     """A visible token became stable, by its confidence."""
     REPLACE = 4

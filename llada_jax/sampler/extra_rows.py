@@ -17,7 +17,7 @@ SHADOW, REFRESH, PROBE, BRANCH, NOTHING, WINDOW = range(6)
 - SHADOW feeds [MASK] at a position whose token it does not see: what would stand there?
 - REFRESH feeds a token that left the window, for its key and value; it sees the cache and itself.
 - PROBE is the shadow of such a token.
-- BRANCH belongs to the step after this one, as it will be if the hypothesis comes true.
+- BRANCH belongs to another version of the block, which a rule tries.
 """
 
 

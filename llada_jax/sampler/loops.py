@@ -5,8 +5,10 @@ Both choose, before each step, the smallest bucket that holds the rows that it p
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,23 +30,31 @@ from llada_jax.sampler.step_view import OnStep, view_of
 from llada_jax.types import Denoiser, HeadOut, Params, RowsOut
 
 
-class RefreshWorker(Protocol):
-    """Does one job at a time beside the host loop; `llada_jax.revision.worker` is one."""
-
-    def submit(self, job: Callable[[], Any], /) -> None: ...
-
-    def collect(self) -> Any:
-        """Waits for the job; raises what it raised."""
-        ...
-
-
 class Refresher(NamedTuple):
-    """What refreshes tokens that left the window: a worker, and the functions that it runs."""
+    """What refreshes tokens that left the window: a thread, and the functions that it runs."""
 
-    worker: RefreshWorker
+    worker: Executor
+    """Does one job at a time beside the loop."""
     denoiser: Denoiser
     """May be the run's own, where that can be called by two threads."""
     params: Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Decoding:
+    """What both loops drive: settings whose numbers are arrays, a model, and the sizes of programs.
+
+    Attributes:
+      buckets: Rows of a forward, ascending.
+      limit: The most steps that a canvas may take.
+    """
+
+    setup: Setup
+    params: Params
+    denoiser: Denoiser = field(metadata={"static": True})
+    buckets: tuple[int, ...] = field(metadata={"static": True})
+    limit: int = field(metadata={"static": True})
 
 
 class Steps(NamedTuple):
@@ -58,21 +68,15 @@ class Steps(NamedTuple):
 
 
 def _run_whole(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    buckets: tuple[int, ...],
-    limit: int,
-    until: Int[Array, ""],
-    most: Int[Array, ""],
+    decoding: Decoding, canvas: Canvas, until: Int[Array, ""], most: Int[Array, ""]
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
-    if denoiser.on_mesh is not None:
-        run = partial(_run_whole, buckets=buckets, limit=limit)
-        return loop_on_all(denoiser.on_mesh, run, setup, params, canvas, until, most)
+    place = decoding.denoiser.on_mesh
+    if place is not None:
+        return loop_on_all(place, _run_whole, decoding, canvas, until, most)
+    setup, denoiser, limit = decoding.setup, decoding.denoiser, decoding.limit
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)
-    sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (buckets, head_buckets))
+    sizes, head_sizes = (jnp.asarray(each, jnp.int32) for each in (decoding.buckets, head_buckets))
 
     def forward(params, canvas, plan, n_rows):
         rows = step_rows(setup, canvas, plan, n_rows)
@@ -85,15 +89,15 @@ def _run_whole(
         head = run_head(denoiser, params, denoised, n_heads)
         return by_position(setup, denoised, head, length)
 
-    forwards = [partial(forward, n_rows=n_rows) for n_rows in buckets]
+    forwards = [partial(forward, n_rows=n_rows) for n_rows in decoding.buckets]
     heads = [partial(score, n_heads=n_heads) for n_heads in head_buckets]
 
     def one_step(canvas):
         plan = plan_step(setup, canvas)
         bucket = jnp.searchsorted(sizes, plan.n_rows.max())
-        canvas, denoised = jax.lax.switch(bucket, forwards, params, canvas, plan)
+        canvas, denoised = jax.lax.switch(bucket, forwards, decoding.params, canvas, plan)
         head = jnp.searchsorted(head_sizes, denoised.counts.head_rows.max())
-        scores = jax.lax.switch(head, heads, params, denoised)
+        scores = jax.lax.switch(head, heads, decoding.params, denoised)
         canvas, record = decide(setup, canvas, plan, denoised.counts, scores)
         return canvas, record, sizes[bucket]
 
@@ -116,45 +120,26 @@ def _run_whole(
 
 @kept
 def _compiled(*shape: Any) -> Callable[..., Any]:
-    static = ("denoiser", "buckets", "limit")
-    return own_jit(_run_whole, static_argnames=static, donate_argnames="canvas")
+    return own_jit(_run_whole, donate_argnames="canvas")
 
 
 def compiled_loop(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    buckets: tuple[int, ...],
-    limit: int,
-    until: int,
-    most: int,
+    decoding: Decoding, canvas: Canvas, until: int, most: int
 ) -> tuple[Canvas, Steps]:
-    """Decodes in one compiled program (`lax.while_loop`); consumes the canvas.
-
-    Args:
-      limit: the most steps that the program has room for.
-      until: it stops when so many rows are done, or after `most` steps.
-    """
-    run = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
-    canvas, records, rows, count = run(setup, denoiser, params, canvas, buckets, limit, until, most)
+    """Decodes in one compiled program (`lax.while_loop`) until so many rows are done, or for `most`
+    steps; consumes the canvas."""
+    run = _compiled(jax.tree.structure(decoding), canvas.tokens.shape)
+    canvas, records, rows, count = run(decoding, canvas, until, most)
     done = int(count)
     records = jax.tree.map(lambda leaf: np.asarray(leaf)[:done], records)
     return canvas, Steps(records, np.asarray(rows)[:done], np.full(done, np.nan))
 
 
-def lowered_loop(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
-    canvas: Canvas,
-    buckets: tuple[int, ...],
-    limit: int,
-) -> jax.stages.Lowered:
+def lowered_loop(decoding: Decoding, canvas: Canvas) -> jax.stages.Lowered:
     """Returns the program of `compiled_loop` before it is compiled. Of arrays, shapes and dtypes
     are enough."""
-    program = _compiled(jax.tree.structure(setup), denoiser, canvas.tokens.shape, buckets, limit)
-    return program.lower(setup, denoiser, params, canvas, buckets, limit, 1, limit)
+    program = _compiled(jax.tree.structure(decoding), canvas.tokens.shape)
+    return program.lower(decoding, canvas, 1, decoding.limit)
 
 
 def _decide_and_plan(
@@ -186,11 +171,8 @@ def _programs(*shape: Any) -> _Programs:
 
 
 def host_loop(
-    setup: Setup,
-    denoiser: Denoiser,
-    params: Params,
+    decoding: Decoding,
     canvas: Canvas,
-    buckets: tuple[int, ...],
     until: int,
     most: int,
     on_step: OnStep | None = None,
@@ -203,9 +185,9 @@ def host_loop(
     denoiser that runs outside JAX is called as it is. A refresher refreshes tokens that left the
     window, from the state at the start of a step, and its results are merged at the step's end.
     """
-    shape = canvas.tokens.shape
+    setup, params, shape = decoding.setup, decoding.params, canvas.tokens.shape
     programs = _programs(jax.tree.structure(setup), shape)
-    denoiser = _callable(denoiser, shape)
+    denoiser = _callable(decoding.denoiser, shape)
     if refresher is not None:
         refresher = refresher._replace(denoiser=_callable(refresher.denoiser, shape))
     records, rows_run, seconds = [], [], []
@@ -214,19 +196,19 @@ def host_loop(
     plan = programs.plan(setup, canvas)
     while len(records) < most and np.asarray(canvas.done).sum() < until:
         began = time.perf_counter()
-        n_rows = _holding(buckets, plan.n_rows, "rows")
+        n_rows = _holding(decoding.buckets, plan.n_rows, "rows")
         before = np.array(canvas.state) if on_step else None
-        job = _start_refresh(setup, programs, canvas, plan, refresher)
+        refresh = _start_refresh(setup, programs, canvas, plan, refresher)
         rows = programs.rows(setup, canvas, plan, n_rows)
         out = denoiser.forward_rows(params, rows, canvas.cache)
-        keep = programs.absorb if job is None else programs.absorb_copy
+        keep = programs.absorb if refresh is None else programs.absorb_copy
         canvas, denoised = keep(setup, canvas, plan, rows, out)
         n_heads = _holding(head_sizes, denoised.counts.head_rows, "heads")
         head = run_head(denoiser, params, denoised, n_heads)
         scores = programs.by_position(setup, denoised, head, length=length)
-        if refresher is not None and job is not None:
-            found = refresher.worker.collect()
-            canvas, plan, scores = programs.merge(canvas, plan, scores, job, *found)
+        if refresh is not None:
+            job, found = refresh
+            canvas, plan, scores = programs.merge(canvas, plan, scores, job, *found.result())
         canvas, record, plan = programs.decide(setup, canvas, plan, denoised.counts, scores)
         records.append(jax.tree.map(np.asarray, record))
         rows_run.append(n_rows)
@@ -264,7 +246,7 @@ def _start_refresh(
     canvas: Canvas,
     plan: StepPlan,
     refresher: Refresher | None,
-) -> RefreshJob | None:
+) -> tuple[RefreshJob, Future[tuple[RowsOut, HeadOut]]] | None:
     """Gives the worker what is to be refreshed, if anything is."""
     if refresher is None or not setup.config.has_worker or not np.asarray(plan.refreshed).any():
         return None
@@ -277,5 +259,4 @@ def _start_refresh(
         asked = job.asked if denoiser.measure_rows else None
         return jax.block_until_ready((out, head_out(denoiser, params, states, None, asked)))
 
-    worker.submit(refresh)
-    return job
+    return job, worker.submit(refresh)

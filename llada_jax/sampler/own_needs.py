@@ -32,7 +32,7 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
     if rule is None or not rule.head_needs:
         return None
     shape = (canvas.tokens.shape[0], setup.config.block_length)
-    ask = _checked(rule, rule.ask(memory.state), shape, setup.model.vocab_size)
+    ask = _checked(rule, rule.ask(memory.state), shape)
     tokens, none = take(canvas.tokens, block_positions(setup, canvas))[..., None], jnp.int32(-1)
     listed = [each for each in (ask.listed,) if each is not None]
     listed += [tokens] if setup.needs("current") else []  # the last one, to which nothing is added
@@ -48,32 +48,26 @@ def asked_of(setup: Setup, canvas: Canvas, query: Query) -> Asked | None:
 
     return Asked(
         top_k=rule.top_k if setup.needs("top_k") else 0,
-        n_classes=rule.n_classes if setup.needs("classes") else 0,
         listed=of_rows(jnp.concatenate(listed, axis=-1), none) if listed else None,
         added=None if added is None else of_rows(added, jnp.zeros((), added.dtype)),
-        class_of=ask.class_of,
         previous=memory.previous and of_rows(memory.previous.hidden, jnp.float32(0)),
     )
 
 
-def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int], vocab: int) -> Ask:
+def _checked(rule: OwnRule, ask: Ask, block: tuple[int, int]) -> Ask:
     name = type(rule).__name__
     require(isinstance(ask, Ask), f"rule {name} asks {ask!r}; allowed: lj.Ask")
-    listed, added, class_of = ask
     if "listed" not in rule.needs:
-        listed = added = None
-    else:
-        rule.require("listed", listed, jnp.integer, *block, None)
+        return Ask()
+    listed, added = ask
+    rule.require("listed", listed, jnp.integer, *block, None)
     if added is not None and listed is not None:
         rule.require("added", added, jnp.floating, *listed.shape)
         require(
             "divergence" not in rule.needs,
             f"rule {name} needs divergence and adds to logits; allowed: one of the two",
         )
-    if "classes" in rule.needs:
-        rule.require("class_of", class_of, jnp.integer, vocab)
-        require(rule.n_classes > 0, f"rule {name}: n_classes is 0; allowed: 1 or more")
-    return Ask(listed, added, class_of)
+    return ask
 
 
 def to_block(
@@ -91,7 +85,9 @@ def seen_of(
     positions = block_positions(setup, canvas)
     alive = ~canvas.done[:, None] & (positions < canvas.end[:, None])
     said, tokens = candidates.scores, take(canvas.tokens, positions)
-    ahead = (take(each, positions) for each in (scores.ahead.token, scores.ahead.confidence))
+    tried = scores.ahead and Tried(
+        take(scores.ahead.token, positions), take(scores.ahead.confidence, positions)
+    )
     return Seen(
         position=positions,
         token=tokens,
@@ -107,7 +103,7 @@ def seen_of(
         margin=said.margin if setup.needs("margin") else None,
         hidden=scores.hidden if setup.needs("hidden") else None,
         drafts=_drafts(setup, canvas) if setup.needs("drafts") else None,
-        tried=Tried(*ahead) if setup.rule.branches else None,
+        tried=tried,
         **_measured(setup, canvas, scores),
     )
 
@@ -116,14 +112,13 @@ def _measured(setup: Setup, canvas: Canvas, scores: StepScores) -> dict[str, Arr
     """Returns what the head measured, by its names in `Seen`."""
     if scores.measured is None:
         return {}
-    found = scores.measured._asdict()
-    log_sum_exp, listed, moved, *_ = (
-        found.pop(name)
-        for name in ("log_sum_exp", "listed", "divergence", "class_noisy", "class_mass")
-    )
+    said = scores.measured
+    log_sum_exp, listed, moved = said.log_sum_exp, said.listed, said.divergence
+    found = {"top_ids": said.top_ids, "top_logits": said.top_logits}
     if setup.needs("log_sum_exp"):
         found["log_sum_exp"] = log_sum_exp
     if setup.needs("current"):
+        assert listed is not None
         found["current"], listed = listed[..., -1] - log_sum_exp, listed[..., :-1]
     if setup.needs("listed"):
         found["listed"] = listed
@@ -137,4 +132,5 @@ def _drafts(setup: Setup, canvas: Canvas) -> Drafts:
     blocks = blocks_of(canvas, setup.config.block_length)
     masked = (canvas.state == MASKED) & (blocks > canvas.block[:, None]) & ~canvas.done[:, None]
     latest = canvas.latest
+    assert latest is not None
     return Drafts(masked & (latest.token >= 0), latest.token, latest.confidence)

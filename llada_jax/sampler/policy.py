@@ -5,7 +5,7 @@ another program.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 import jax
@@ -13,23 +13,17 @@ import jax
 from llada_jax.config import SamplerConfig
 
 T = TypeVar("T")
-_STATIC = "static"
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def policy(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree, whose leaves are its fields of type `float` or
     `float | None`."""
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     hints = get_type_hints(made)
-    numbers = (each.name for each in fields(made) if _STATIC not in each.metadata)
+    numbers = (each.name for each in fields(made))
     _register(made, [name for name in numbers if hints[name] in (float, float | None)])
     return made
-
-
-def static_number(default: float) -> Any:
-    """Returns a field for a number that programs are made for: another value is another program."""
-    return field(default=default, metadata={_STATIC: True})
 
 
 def _register(cls: Any, leaves: Sequence[str]) -> None:

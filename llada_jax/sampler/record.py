@@ -1,9 +1,7 @@
 """What one step found and did, as arrays: the raw material of the trace."""
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -42,27 +40,19 @@ class StepScores(NamedTuple):
     """The scores of a step by position, [B, L]; token -1 where there is none."""
 
     here: Scores
-    ahead: Scores  # in the branch
+    ahead: Scores | None = None  # in the branch
     measured: Measured | None = None  # of the block, where the rule asks for it
     hidden: Float[Array, "B C D"] | None = None  # so are the states
     standing: Float[Array, "B L"] | None = None  # probability of the token that stands there
     classes: ClassScores | None = None  # here, under a constraint
-    classes_ahead: ClassScores | None = None
 
     @property
     def faults(self) -> Bool[Array, "B L"]:
         """Marks positions whose confidence is no finite number, here or ahead. Entropy and margin
         do not count: a backend may leave them NaN where no rule asks for them."""
-        asked = (self.here, self.ahead)
+        asked = [each for each in (self.here, self.ahead) if each is not None]
         at = [(each.token >= 0) & ~jnp.isfinite(each.confidence) for each in asked]
-        return at[0] | at[1]
-
-    def over(self, old: Scores) -> Scores:
-        """Returns the last scores of each position; those of the branch where the forward had no
-        others."""
-        for new in (self.ahead, self.here):
-            old = jax.tree.map(partial(jnp.where, new.token >= 0), new, old)
-        return old
+        return jnp.stack(at).any(axis=0)
 
 
 class StepRecord(NamedTuple):

@@ -63,7 +63,7 @@ def merge(
     standing = jnp.where(measured, standing, scores.standing)
     classes = scores.classes
     if classes is not None:
-        new, _ = class_scores(job.at, found, length)
+        new = class_scores(job.at, found, length)
         classes = jax.tree.map(partial(choose, measured), new, classes)
     canvas = canvas._replace(cache=write_rows(canvas.cache, job.rows, out))
     query = plan.query._replace(rescored=plan.query.rescored | measured)

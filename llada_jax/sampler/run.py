@@ -17,7 +17,14 @@ from llada_jax.constraint.canvas import Placed
 from llada_jax.on_mesh import begun_on
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import require_constrainable
-from llada_jax.sampler.loops import Refresher, Steps, compiled_loop, host_loop, lowered_loop
+from llada_jax.sampler.loops import (
+    Decoding,
+    Refresher,
+    Steps,
+    compiled_loop,
+    host_loop,
+    lowered_loop,
+)
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
 from llada_jax.sampler.setup import KeptScores, Setup
@@ -100,25 +107,24 @@ class Run:
     def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
         canvas."""
-        decoded = self._decoded(canvas)
         if self.loop == "compiled":
-            return compiled_loop(*decoded, self.most_steps, until, most)
-        return host_loop(*decoded, until, most, self.on_step, self.refresher)
+            return compiled_loop(self._decoding, canvas, until, most)
+        return host_loop(self._decoding, canvas, until, most, self.on_step, self.refresher)
 
     def lowered(self) -> jax.stages.Lowered:
         """Returns the compiled loop of all prompts at once, before it is compiled. Of parameters,
         shapes and dtypes are enough."""
         canvas = jax.eval_shape(partial(self.canvas, range(len(self.prompts))))
-        return lowered_loop(*self._decoded(canvas), self.most_steps)
+        return lowered_loop(self._decoding, canvas)
 
-    def _decoded(self, canvas: Canvas) -> tuple[Setup, Denoiser, Params, Canvas, tuple[int, ...]]:
-        """Returns what both loops take: the settings' numbers are arrays in it."""
+    @cached_property
+    def _decoding(self) -> Decoding:
         dtype = self.config.parity.confidence_dtype
         numbers = jax.tree.map(lambda number: jnp.asarray(number, dtype), self.config)
         allowed = jax.tree.map(jnp.asarray, self.setup.grammar)
         setup = replace(self.setup, config=numbers, grammar=allowed)
         buckets = self.buckets(range(len(self.prompts)))
-        return setup, self.denoiser, self.params, canvas, buckets
+        return Decoding(setup, self.params, self.denoiser, buckets, self.most_steps)
 
 
 def checked_run(
@@ -177,7 +183,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     """Raises ValueError where the model, the backend or the loop cannot do what is asked."""
     config = setup.config
     extra = {
-        "branch": setup.window.branches or setup.rule.branches,
+        "branch": setup.rule.branches,
         "shadow": setup.shadows,
         "refresh": config.refreshes,
     }
@@ -185,7 +191,7 @@ def _check_setup(setup: Setup, denoiser: Denoiser, loop: Loop, refresher: Refres
     require(
         not setup.shift or kind is None,
         f"the model's outputs are shifted, and {kind} rows need outputs at their own positions; "
-        "allowed: no lossless, and revision with rescore 'token' and refresh 'none'",
+        "allowed: no branch, and revision with rescore 'token' and refresh 'none'",
     )
     block, own = setup.model.block_length, config.block_length
     whole = block is None or block % own == 0

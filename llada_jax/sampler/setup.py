@@ -93,7 +93,7 @@ class Setup:
         return (
             self.shadows * window.most_rows(config, length)
             + refreshed_by_rows * 2 * self.rule.refresh_rows
-            + (2 * window.branches + self.rule.branches) * config.block_length
+            + self.rule.branches * config.block_length
         )
 
     def most_asked(self, length: int) -> int:
@@ -105,8 +105,7 @@ class Setup:
             asked = length  # of these windows, later blocks are a part
         asked += self.rule.revises * most_rows
         asked += config.refreshes * self.rule.refresh_rows
-        branches = window.branches or self.rule.branches
-        return min(asked, length) + branches * config.block_length
+        return min(asked, length) + self.rule.branches * config.block_length
 
     def head_sizes(self, length: int) -> tuple[int, ...]:
         """Returns how many positions a forward's head may score, ascending; the last holds all."""

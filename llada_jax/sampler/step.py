@@ -21,7 +21,7 @@ from llada_jax.sampler.record import StepCounts, StepScores, spread
 from llada_jax.sampler.setup import Setup
 from llada_jax.sampler.standing import standing_probability
 from llada_jax.sampler.step_plan import StepPlan
-from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut, Scores
+from llada_jax.types import Asked, Denoiser, HeadOut, Params, Rows, RowsOut
 
 
 class Denoised(NamedTuple):
@@ -51,12 +51,11 @@ def absorb(
         cache=cache,
         settled=jnp.where(canvas.done, canvas.settled, settled),
         nfe=canvas.nfe + alive,
-        step=canvas.step + alive,
     )
     hidden = take(guide(setup, out.hidden), plan.query.row)
     keys, length = None, canvas.tokens.shape[1]
     if config.temperature > 0:
-        step = canvas.step[:, None] + plan.query.at // length  # the branch is the next step
+        step = canvas.nfe[:, None] + plan.query.at // length  # the branch is the next step
         keys = step_keys(canvas, plan.query.at % length, step)
     asked = with_classes(setup, asked_of(setup, canvas, plan.query))
     start = block_start(canvas, config.block_length)
@@ -93,22 +92,22 @@ def by_position(setup: Setup, denoised: Denoised, head: HeadOut, length: int) ->
     # A head that rounds its inputs to integers may make numbers of a NaN.
     finite = jnp.isfinite(denoised.hidden[:, :n_heads]).all(axis=-1)
     confidence = jnp.where(finite, head.scores.confidence, jnp.nan)
-    whole = spread(at, head.scores._replace(confidence=confidence), 2 * length)
+    said = head.scores._replace(confidence=confidence)
+    ahead = None
+    if setup.rule.branches:
+        ahead = spread(jnp.where(at < length, length, at - length), said, length)
     kept = setup.needs("hidden", "divergence")
     hidden = denoised.hidden[:, :n_heads] if kept else None
-    standing = put(at, standing_probability(head), 2 * length) if setup.doubts else None
-    classes = ahead = None
-    if setup.grammar is not None:
-        classes, ahead = class_scores(at, head, length)
+    standing = put(at, standing_probability(head), length) if setup.doubts else None
+    classes = None if setup.grammar is None else class_scores(at, head, length)
     block = partial(to_block, at=at, start=denoised.block_start, length=setup.config.block_length)
     return StepScores(
-        Scores(*(array[:, :length] for array in whole)),
-        Scores(*(array[:, length:] for array in whole)),
+        spread(at, said, length),
+        ahead,
         None if setup.doubts else jax.tree.map(block, measured_for_rule(setup, head)),
         jax.tree.map(block, hidden),
-        None if standing is None else standing[:, :length],
+        standing,
         classes,
-        ahead if setup.window.branches else None,
     )
 
 

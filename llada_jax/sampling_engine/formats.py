@@ -21,7 +21,7 @@ _SCALE_BIAS = 127
 _SLAB = 1 << 18
 """Numbers encoded at a time, so that their temporaries stay in the cache."""
 _ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m4}
-_FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_FLOATS = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
 def rounded(values: Floats, format: str) -> Floats:
@@ -30,20 +30,9 @@ def rounded(values: Floats, format: str) -> Floats:
         return values.astype(_FLOATS[format], copy=False).astype(np.float32, copy=False)
 
 
-def rounded_scalar(value: float, format: str) -> float:
-    """Rounds one number to nearest even in a format that `rounded` knows."""
-    return float(_FLOATS[format](value))
-
-
 def largest(format: str) -> float:
     """Returns the largest finite number of a format that `rounded` knows."""
     return float(ml_dtypes.finfo(_FLOATS[format]).max)
-
-
-def before(value: float, format: str) -> float:
-    """Returns the largest number of a format that `rounded` knows below a number of it."""
-    dtype = _FLOATS[format]
-    return float(np.nextafter(dtype(value), dtype(-1)))
 
 
 def sanitized(values: Floats, format: str) -> Floats:

@@ -9,19 +9,18 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 from llada_jax.config import require
 
 Unit = Literal["vector", "memory", "scalar", "control"]
-Column = Literal["calibrated", "behavioural", "tree"]
-COLUMNS: tuple[Column, ...] = get_args(Column)
+Column = Literal["calibrated", "tree"]
 
 REGISTERS = {"gp": 16, "fp": 8}
 PREFETCH_ROWS = 4
 """Rows of one prefetch, `HBM_V_Prefetch_Amount` of the published settings."""
 WORD_BITS, OPCODE_BITS, REGISTER_BITS = 32, 6, 4
-LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1, "started": 0, "reversed": 0}
+LEAST = {"count": 1, "length": 1, "rows": 1, "lanes": 1}
 """Numbers in an instruction, by the name of the operand; others are signed."""
 
 
@@ -34,7 +33,6 @@ class Spec:
     meaning: str
     unit: Unit
     calibrated: int
-    behavioural: int
     tree: int | None
     per_element: bool
     source: str
@@ -45,7 +43,7 @@ class Spec:
             return length
         if column == "tree" and self.tree is not None:
             return self.tree + math.ceil(math.log2(vlen))
-        return self.behavioural if column == "behavioural" else self.calibrated
+        return self.calibrated
 
     def numbers(self, operand: str) -> range:
         """Returns what an immediate may be: the word's bits that opcode and registers leave."""
@@ -62,7 +60,6 @@ def _read(path: Path) -> dict[str, Spec]:
             meaning=entry["meaning"],
             unit=entry["unit"],
             calibrated=entry.get("cycles", 0),
-            behavioural=entry.get("behavioural", entry.get("cycles", 0)),
             tree=entry.get("tree"),
             per_element=entry.get("per_element", False),
             source=entry.get("source", "latency table of the simulator behind arXiv 2601.20706"),

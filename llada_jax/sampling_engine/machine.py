@@ -1,12 +1,11 @@
 """A functional interpreter of sampling programs: what they compute, not how long they take.
 
 Vector memory holds float32 numbers that are representable in its format; every result is rounded
-to it. Scalars likewise. Time is `cycles.py`'s matter.
+to it; scalars are float32. Time is `cycles.py`'s matter.
 """
 
 import math
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -14,21 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llada_jax.config import require
-from llada_jax.sampling_engine.formats import (
-    Floats,
-    StoredLogits,
-    rounded,
-    rounded_scalar,
-    sanitized,
-)
+from llada_jax.sampling_engine.formats import Floats, StoredLogits, rounded, sanitized
 from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, Loop, Node, nested
 from llada_jax.sampling_engine.memories import EngineConfig
 
 _OF_ROWS: Mapping[str, Callable[..., Floats]] = {
     "V_EXP_V": np.exp,
     "V_ADD_VV": np.add,
-    "V_MUL_VV": np.multiply,
-    "V_SELECT_VVM": lambda a, b, mask: np.where(mask != 0, a, b),
 }
 """What an instruction writes of the rows that its other operands point to."""
 _OF_SCALARS: Mapping[str, Callable[..., float]] = {
@@ -60,7 +51,6 @@ class Machine:
         self._gp = [0] * REGISTERS["gp"]
         self._f = [0.0] * REGISTERS["fp"]
         self._lanes = engine.vlen
-        self._started: deque[tuple[int, int, int]] = deque()
 
     def run(self, instructions: Sequence[Instruction]) -> None:
         """Executes a program.
@@ -129,7 +119,7 @@ class Machine:
 
     def _write_float(self, register: int, value: float) -> None:
         if register:
-            self._f[register] = rounded_scalar(value, self.engine.scalar_format)
+            self._f[register] = float(np.float32(value))
 
     # Vector unit.
 
@@ -153,9 +143,8 @@ class Machine:
     def _v_red_sum(self, total: int, row: int) -> None:
         self._write_float(total, self._f[total] + tree_sum(self._row(row), self.engine.vlen))
 
-    def _v_sub_vf(self, to: int, row: int, scalar: int, reverse: int) -> None:
-        numbers, value = self._row(row), np.float32(self._f[scalar])
-        self._store(to, value - numbers if reverse else numbers - value)
+    def _v_sub_vf(self, to: int, row: int, scalar: int) -> None:
+        self._store(to, self._row(row) - np.float32(self._f[scalar]))
 
     def _v_topk_mask(self, to: int, row: int, mask: int, k: int, length: int) -> None:
         lanes, count = self._inside("vector lanes", 0, length, self._lanes), self._gp[k]
@@ -203,19 +192,9 @@ class Machine:
     # HBM.
 
     def _h_prefetch_v(self, to: int, address: int, rows: int) -> None:
-        self._fetch(self._gp[to], self._gp[address], rows)
-
-    def _h_start_v(self, to: int, address: int, rows: int) -> None:
-        self._started.append((self._gp[to], self._gp[address], rows))
-
-    def _h_wait(self, started: int) -> None:
-        while len(self._started) > started:
-            self._fetch(*self._started.popleft())
-
-    def _fetch(self, to: int, address: int, rows: int) -> None:
-        self._inside("HBM", address, rows, len(self.hbm.elements))
-        target = self._inside("vector", to, rows, len(self.vector))
-        loaded = rounded(self.hbm.read(address, address + rows), self.engine.vector_format)
+        read = self._inside("HBM", self._gp[address], rows, len(self.hbm.elements))
+        target = self._inside("vector", self._gp[to], rows, len(self.vector))
+        loaded = rounded(self.hbm.read(read.start, read.stop), self.engine.vector_format)
         self.vector[target] = sanitized(loaded, self.engine.vector_format)
 
     # Control.

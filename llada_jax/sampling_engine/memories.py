@@ -8,11 +8,10 @@ from llada_jax.sampling_engine.sampling import Sampling
 
 Domain = Literal["vector", "fp", "int"]
 VectorFormat = Literal["bfloat16", "float32"]
-ScalarFormat = Literal["bfloat16", "float16", "float32"]
 
-FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-INT_BYTES = 4
-CONSTANTS = ("lowest", "threshold", "one", "below_one")
+FORMAT_BYTES = {"bfloat16": 2, "float32": 4}
+SCALAR_BYTES = 4
+CONSTANTS = ("lowest", "below_one")
 """Numbers in scalar memory before the first instruction, in their order."""
 
 
@@ -38,11 +37,9 @@ class EngineConfig:
     fp_words: int | None = None
     """None: VLEN, as published."""
     vector_format: VectorFormat = "bfloat16"
-    scalar_format: ScalarFormat = "float32"
 
     def __post_init__(self) -> None:
         require_choice("vector_format", self.vector_format, VectorFormat)
-        require_choice("scalar_format", self.scalar_format, ScalarFormat)
         require(
             self.vlen >= 8 and self.vlen & (self.vlen - 1) == 0,
             f"vlen is {self.vlen}; allowed: a power of two from 8 on",
@@ -55,8 +52,8 @@ class EngineConfig:
             row = self.vlen * FORMAT_BYTES[self.vector_format]
             return MemoryDomain(self.vector_bytes // row, row)
         if domain == "fp":
-            return MemoryDomain(self.fp_words or self.vlen, FORMAT_BYTES[self.scalar_format])
-        return MemoryDomain(self.int_bytes // INT_BYTES, INT_BYTES)
+            return MemoryDomain(self.fp_words or self.vlen, SCALAR_BYTES)
+        return MemoryDomain(self.int_bytes // SCALAR_BYTES, SCALAR_BYTES)
 
 
 class MemoryMap(NamedTuple):
@@ -65,7 +62,7 @@ class MemoryMap(NamedTuple):
     Vector memory holds a row per batch row for the transfer mask, the input mask and the
     confidences, then the logits, over which their exponentials are written. FP memory holds the
     confidences of one batch row, used again by the next, and constants. Integer memory holds
-    tokens, predictions, and k of every step and batch row.
+    tokens, predictions, and k of every batch row.
     """
 
     transfer: int
@@ -78,10 +75,6 @@ class MemoryMap(NamedTuple):
     predictions: int
     k: int
     words: dict[Domain, int]
-
-    def size(self, domain: Domain, engine: EngineConfig) -> int:
-        """Returns the bytes of a domain that are in use."""
-        return self.words[domain] * engine.memory(domain).word_bytes
 
 
 def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
@@ -96,13 +89,12 @@ def memory_map_of(sampling: Sampling, engine: EngineConfig) -> MemoryMap:
     batch, positions = sampling.batch, sampling.batch * sampling.rows
     row = sampling.vector_rows(engine.vlen)
     chunk = min(sampling.chunk_rows, row)
-    logits_rows = {"performance": sampling.rows * row, "one_pass_overlapped": 2 * chunk}.get(
-        sampling.mode, chunk * sampling.stride
-    )
+    whole = sampling.mode == "performance"
+    logits_rows = sampling.rows * row if whole else chunk * sampling.stride
     words: dict[Domain, int] = {
         "vector": 3 * batch + logits_rows,
         "fp": sampling.rows + len(CONSTANTS),
-        "int": 2 * positions + sampling.steps * batch,
+        "int": 2 * positions + batch,
     }
     for domain, needed in words.items():
         words_there, word_bytes = engine.memory(domain)

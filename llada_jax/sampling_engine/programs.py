@@ -15,14 +15,13 @@ from llada_jax.sampling_engine.memories import CONSTANTS, EngineConfig, MemoryMa
 from llada_jax.sampling_engine.sampling import Sampling
 
 ZERO = 0
-STEP, BATCH, ROW, CHUNK, INNER = range(1, 6)  # counters of loops
-HBM, LOGITS, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS, BUFFER, OTHER = range(6, 16)
+BATCH, ROW, CHUNK, INNER = range(1, 5)  # counters of loops
+HBM, LOGITS, NOISE, BASE, INDEX, SCALARS, PREDICTION, MASK, K_ADDRESS = range(5, 14)
 # At the end of a batch row nothing of the vocabulary is live any more.
 K, CONFIDENCE, TRANSFER, TOKEN = BASE, INDEX, LOGITS, SCALARS
-NOISE = BUFFER
 
-F_ZERO, F_LOWEST, F_THRESHOLD, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
-F_NOISY, F_CHOSEN = F_BELOW_ONE, F_THRESHOLD
+F_ZERO, F_LOWEST, F_CHOSEN, F_BELOW_ONE, F_BEST, F_TOTAL, F_BEFORE, F_FACTOR = range(8)
+F_NOISY = F_BELOW_ONE  # a noisy sampler has no odds
 
 
 @dataclass(frozen=True)
@@ -64,22 +63,16 @@ class _Compiler:
 
     def program(self) -> list[Instruction]:
         sampling, memory_map = self._sampling, self._memory_map
-        overlapped = sampling.mode == "one_pass_overlapped"
         self._emit("C_SET_V_MASK", self._engine.vlen)
         self._load_constant(F_LOWEST, "lowest")
         if sampling.key == "odds":
             self._load_constant(F_BELOW_ONE, "below_one")
         self._set(HBM, 0)
         self._set(K_ADDRESS, memory_map.k)
-        with self._loop(STEP, sampling.steps):
-            self._set(PREDICTION, memory_map.predictions)
-            self._set(MASK, memory_map.mask)
-            if overlapped:
-                self._start_first_chunk()
-            with self._loop(BATCH, sampling.batch):
-                self._batch_row()
-            if overlapped:
-                self._drop_lookahead()
+        self._set(PREDICTION, memory_map.predictions)
+        self._set(MASK, memory_map.mask)
+        with self._loop(BATCH, sampling.batch):
+            self._batch_row()
         return self._emitted
 
     # Positions: best token and confidence.
@@ -96,7 +89,6 @@ class _Compiler:
                 "performance": self._preloaded,
                 "edge": self._streamed_twice,
                 "one_pass": lambda: self._streamed(self._absorb),
-                "one_pass_overlapped": self._streamed_overlapped,
             }[self._sampling.mode]()
             self._finish_position()
         self._commit()
@@ -170,7 +162,7 @@ class _Compiler:
     def _sum(self, chunk: Chunk) -> None:
         self._each_row(
             chunk,
-            ("V_SUB_VF", LOGITS, LOGITS, F_BEST, 0),
+            ("V_SUB_VF", LOGITS, LOGITS, F_BEST),
             ("V_EXP_V", LOGITS, LOGITS),
             ("V_RED_SUM", F_TOTAL, LOGITS),
             ("S_ADDI_INT", LOGITS, LOGITS, self._sampling.stride),
@@ -194,42 +186,6 @@ class _Compiler:
             self._emit_all(body)
             self._emit("C_SET_V_MASK", self._engine.vlen)
 
-    # Two buffers: while one chunk is computed, the next one is on its way.
-
-    def _start_first_chunk(self) -> None:
-        self._set(BUFFER, self._memory_map.logits)
-        self._set(OTHER, self._memory_map.logits + self._memory_map.logits_rows // 2)
-        self._start(BUFFER, self._chunks[0].rows)
-
-    def _streamed_overlapped(self) -> None:
-        following = [*self._chunks[1:], self._chunks[0]]
-        for (chunk, after), same in groupby(zip(self._chunks, following, strict=True)):
-            with self._loop(CHUNK, len(list(same))):
-                self._emit("H_WAIT", 0)
-                self._start(OTHER, after.rows)
-                self._add(LOGITS, BUFFER, 0)
-                self._absorb(chunk)
-                self._add(LOGITS, BUFFER, 0)
-                self._add(BUFFER, OTHER, 0)
-                self._add(OTHER, LOGITS, 0)
-
-    def _start(self, buffer: int, rows: int) -> None:
-        """Starts loads to a buffer; its register is as before afterwards."""
-        *before, last = _pieces(rows, PREFETCH_ROWS)
-        for size in before:
-            self._emit("H_START_V", buffer, HBM, size)
-            self._add(HBM, HBM, size)
-            self._add(buffer, buffer, size)
-        self._emit("H_START_V", buffer, HBM, last)
-        self._add(HBM, HBM, last)
-        if before:
-            self._add(buffer, buffer, -sum(before))
-
-    def _drop_lookahead(self) -> None:
-        """Forgets what was loaded: the next step's logits do not exist before this one's tokens."""
-        self._emit("H_WAIT", 0)
-        self._add(HBM, HBM, -self._chunks[0].rows)
-
     # The batch row: what is committed.
 
     def _commit(self) -> None:
@@ -241,29 +197,11 @@ class _Compiler:
         self._emit("S_MAP_V_FP", CONFIDENCE, ZERO, rows)
         self._emit("S_LD_INT", K, K_ADDRESS, 0)
         self._emit("V_TOPK_MASK", TRANSFER, CONFIDENCE, MASK, K, rows)
-        if self._sampling.threshold is not None:
-            self._commit_confident(rows)
         self._emit("S_SELECT_INT", PREDICTION, PREDICTION, TOKEN, MASK, rows)
         self._emit("S_SELECT_INT", TOKEN, PREDICTION, TOKEN, TRANSFER, rows)
-        if self._sampling.steps > 1:
-            self._close_committed()
         self._add(K_ADDRESS, K_ADDRESS, 1)
         self._add(PREDICTION, PREDICTION, rows)
         self._add(MASK, MASK, 1)
-
-    def _commit_confident(self, rows: int) -> None:
-        """Adds all whose confidence passes: the top-k unit admits positive numbers only."""
-        self._load_constant(F_THRESHOLD, "threshold")
-        self._emit("V_SUB_VF", CONFIDENCE, CONFIDENCE, F_THRESHOLD, 0)
-        self._set(K, rows)
-        self._emit("V_TOPK_MASK", CONFIDENCE, CONFIDENCE, MASK, K, rows)
-        self._emit("V_SELECT_VVM", TRANSFER, CONFIDENCE, TRANSFER, CONFIDENCE)
-
-    def _close_committed(self) -> None:
-        """Multiplies the mask by 1 - transfer, in the place of the confidences, now free."""
-        self._load_constant(F_FACTOR, "one")
-        self._emit("V_SUB_VF", CONFIDENCE, TRANSFER, F_FACTOR, 1)
-        self._emit("V_MUL_VV", MASK, MASK, CONFIDENCE)
 
     def _emit(self, name: str, *operands: int) -> None:
         self._emitted.append(Instruction(name, operands))

@@ -5,48 +5,39 @@ from typing import Literal
 
 from llada_jax.config import require, require_choice, require_counts
 
-Mode = Literal["performance", "edge", "one_pass", "one_pass_overlapped"]
+Mode = Literal["performance", "edge", "one_pass"]
 Key = Literal["confidence", "odds"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampler of one denoising block.
+    """One step of the sampler of a denoising block: the k best positions are committed.
 
     Modes: `performance` loads all logits of a batch row at once; `edge` streams chunks of the
     vocabulary twice, for the maximum and for the sum; `one_pass` (ours) streams them once, with a
-    running maximum and a rescaled sum; `one_pass_overlapped` (ours) also loads the next chunk
-    while it computes.
+    running maximum and a rescaled sum.
 
-    Keys, by which the k best are chosen and which a threshold is compared with: `confidence` p =
-    1 / sum, as published; `odds` (ours) p / (1 - p) = 1 / (sum - 1), which tells apart in BF16 what
-    is nearly sure, where confidences are all 1.
+    Keys, by which the k best are chosen: `confidence` p = 1 / sum, as published; `odds` (ours)
+    p / (1 - p) = 1 / (sum - 1), which tells apart in BF16 what is nearly sure, where confidences
+    are all 1.
     """
 
     batch: int
     rows: int
     """Positions of the block."""
     vocab: int
-    steps: int = 1
     mode: Mode = "performance"
     chunk_rows: int = 4
     """Vector rows of VLEN logits in a chunk; performance mode has none."""
     key: Key = "confidence"
-    threshold: float | None = None
-    """Confidence from which on a token is committed, besides the k best; None: only those."""
     noisy: bool = False
     """Ours: HBM has a row of noise behind each row of logits, the temperature times Gumbel's. The
     token is the best of their sums, its confidence that of the logits alone."""
 
     def __post_init__(self) -> None:
-        require_counts(self, "batch", "rows", "vocab", "steps", "chunk_rows")
+        require_counts(self, "batch", "rows", "vocab", "chunk_rows")
         require_choice("mode", self.mode, Mode)
         require_choice("key", self.key, Key)
-        require(
-            self.threshold is None or 0 <= self.threshold <= 1,
-            f"threshold is {self.threshold}; allowed: 0 to 1, or none",
-        )
-
         require(
             not self.noisy or (self.mode, self.key) == ("one_pass", "confidence"),
             f"mode, key of a noisy sampler are {self.mode}, {self.key}; allowed: one_pass, "

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig, require_counts
 from llada_jax.swap.graph import ACTIVATION_BYTES, Graph
 
 MIB = 1 << 20
@@ -28,16 +28,12 @@ class Budget:
     kv_bytes_per_token: int = 0
     tokens: int = 0
     """Prompt and generated tokens, at the end of a generation."""
-    reserved_bytes: int = 0
-    """What the runtime itself maps."""
+    temporary_bytes: int = 0
+    """Activations, of which all layers share the place."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            may_be_zero = name in ("kv_bytes_per_token", "tokens", "reserved_bytes")
-            require(
-                isinstance(value, int) and (value > 0 or (may_be_zero and value == 0)),
-                f"{name} is {value!r}; allowed: {'0 or more' if may_be_zero else 'above 0'}",
-            )
+        require_counts(self, "session_bytes", "max_buffers", "max_buffer_bytes", "alignment")
+        require_counts(self, "kv_bytes_per_token", "tokens", "temporary_bytes", least=0)
 
     def aligned(self, size: int) -> int:
         """Returns the bytes of the address space that `size` bytes take."""
@@ -49,7 +45,7 @@ class Budget:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of keys, values and the runtime's own, which are mapped all the time."""
+        """Bytes of keys, values and temporaries, which are mapped all the time."""
         return sum(map(self.aligned, self._fixed_parts))
 
     @property
@@ -59,7 +55,7 @@ class Budget:
 
     @property
     def _fixed_parts(self) -> tuple[int, int]:
-        return self.kv_bytes_per_token * self.tokens, self.reserved_bytes
+        return self.kv_bytes_per_token * self.tokens, self.temporary_bytes
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:

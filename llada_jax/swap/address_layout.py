@@ -1,15 +1,12 @@
 """From decisions to addresses: the address space of a plan.
 
-It starts with keys and values, then come the temporaries, the buffers of the weights, the slots.
-Temporaries share addresses over their lifetimes, weights are packed in order of use.
+It starts with keys, values and temporaries, then come the buffers of the weights, which are packed
+in order of use, and the slots.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.address_plan import Plan, Region, Transfer
@@ -20,108 +17,38 @@ class Room(NamedTuple):
     """What is left for weights once keys, values and temporaries have their place."""
 
     fixed: Region
-    arena: Region
-    temporaries: tuple[Region, ...]
-    start: int
-    """Address of the first byte for weights."""
     size: int
     buffers: int
     """Mappings that are left."""
 
+    @property
+    def start(self) -> int:
+        """Address of the first byte for weights."""
+        return self.fixed.end
 
-@lru_cache(maxsize=8)
-def room_for_weights(graph: Graph, budget: Budget, order: tuple[int, ...] | range) -> Room:
-    """Returns what is left for weights when operators run in this order.
+
+def room_for_weights(graph: Graph, budget: Budget) -> Room:
+    """Returns what is left for weights.
 
     Raises PlanError where no weights fit, or not those of the largest operator.
     """
-    offsets, arena_bytes = share(temporaries(graph, order, budget))
     fixed = Region(0, budget.fixed_bytes)
-    arena = Region(fixed.end, arena_bytes)
-    room = Room(
-        fixed,
-        arena,
-        tuple(
-            Region(arena.start + offset, operator.temporary_bytes)
-            for offset, operator in zip(offsets, graph.operators, strict=True)
-        ),
-        arena.end,
-        (budget.session_bytes - arena.end) // budget.alignment * budget.alignment,
-        budget.max_buffers - budget.fixed_buffers - bool(arena_bytes),
-    )
-    if arena_bytes > budget.max_buffer_bytes:
-        raise PlanError(
-            f"temporaries take {arena_bytes:,} bytes; allowed in a buffer: "
-            f"{budget.max_buffer_bytes:,}"
-        )
+    size = (budget.session_bytes - fixed.end) // budget.alignment * budget.alignment
+    room = Room(fixed, size, budget.max_buffers - budget.fixed_buffers)
     if room.size < 0 or room.buffers < 0:
-        used = budget.max_buffers - room.buffers
         raise PlanError(
-            f"keys, values and temporaries take {arena.end:,} bytes in {used} buffers; allowed: "
-            f"{budget.session_bytes:,} in {budget.max_buffers}"
+            f"keys, values and temporaries take {fixed.end:,} bytes in {budget.fixed_buffers} "
+            f"buffers; allowed: {budget.session_bytes:,} in {budget.max_buffers}"
         )
     largest = max(graph.operators, key=lambda operator: operator.weight_bytes)
     limit = min(room.size, budget.max_buffer_bytes if room.buffers > 0 else 0)
     if budget.aligned(largest.weight_bytes) > limit:
         raise PlanError(
             f"operator {largest.name!r} needs {largest.weight_bytes:,} bytes at once; the budget "
-            f"leaves {max(0, limit):,} (of {budget.session_bytes:,}, keys and values take "
-            f"{fixed.size:,} and temporaries {arena_bytes:,})"
+            f"leaves {max(0, limit):,} (of {budget.session_bytes:,}, keys, values and temporaries "
+            f"take {fixed.size:,})"
         )
     return room
-
-
-class Lifetime(NamedTuple):
-    """Something that needs memory from one place in the order to another one, both included."""
-
-    size: int
-    first: int
-    last: int
-
-
-def temporaries(graph: Graph, order: Sequence[int], budget: Budget) -> list[Lifetime]:
-    """Returns each operator's output's lifetime: from its run to that of its last reader."""
-    place = {index: position for position, index in enumerate(order)}
-    return [
-        Lifetime(
-            budget.aligned(operator.temporary_bytes),
-            place[index],
-            max((place[reader] for reader in graph.readers[index]), default=place[index]),
-        )
-        for index, operator in enumerate(graph.operators)
-    ]
-
-
-def share(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """Returns an offset for each, and the size of all; no two overlap while both live.
-
-    The largest are placed first, each in the lowest gap that holds it (greedy by size).
-    """
-    first = np.array([lifetime.first for lifetime in lifetimes])
-    last = np.array([lifetime.last for lifetime in lifetimes])
-    offsets = np.zeros(len(lifetimes), np.int64)
-    is_placed = np.zeros(len(lifetimes), bool)
-    size = 0
-    for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size, i)):
-        mine = lifetimes[index]
-        if not mine.size:
-            break
-        beside = np.flatnonzero(is_placed & (first <= mine.last) & (last >= mine.first)).tolist()
-        taken = sorted((int(offsets[other]), lifetimes[other].size) for other in beside)
-        offsets[index] = _lowest_gap(taken, mine.size)
-        is_placed[index] = True
-        size = max(size, int(offsets[index]) + mine.size)
-    return offsets.tolist(), size
-
-
-def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """Returns the lowest offset with `size` bytes free; the others are (offset, size) in order."""
-    at = 0
-    for offset, length in taken:
-        if at + size <= offset:
-            break
-        at = max(at, offset + length)
-    return at
 
 
 class Packer:
@@ -161,7 +88,7 @@ def in_slots(
     """
     if len(groups) <= n_slots:
         groups, n_slots = [], 0
-    room = room_for_weights(graph, budget, tuple(order))
+    room = room_for_weights(graph, budget)
     sizes = budget.sizes(graph)
     slot_bytes = max((sum(sizes[i] for i in group) for group in groups), default=0)
     if slot_bytes > budget.max_buffer_bytes or room.buffers < n_slots:
@@ -192,23 +119,18 @@ def assemble(
     address: Mapping[int, int],
     buffers: Sequence[int],
     slots: Sequence[Region],
-    *,
-    prefetch: bool = True,
 ) -> Plan:
     """Returns the plan of all these; operators without an address have no weights."""
     return Plan(
         order=tuple(order),
         transfers=tuple(transfers),
-        prefetch=prefetch,
         weights=tuple(
             Region(address.get(i, room.start), operator.weight_bytes)
             for i, operator in enumerate(graph.operators)
         ),
-        temporaries=room.temporaries,
         buffers=tuple(regions(room.start, buffers)),
         slots=tuple(slots),
         fixed=room.fixed,
-        arena=room.arena,
     )
 
 

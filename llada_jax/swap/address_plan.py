@@ -52,19 +52,13 @@ class Plan(NamedTuple):
     """Order in which the operators run."""
     transfers: tuple[Transfer, ...]
     """Transfers of a step in order of first use. Operators of no transfer are resident."""
-    prefetch: bool
-    """Whether a transfer starts as soon as its place is free, or once the operator is due."""
     weights: tuple[Region, ...]
     """Place of each operator's weights."""
-    temporaries: tuple[Region, ...]
-    """Place of each operator's output."""
     buffers: tuple[Region, ...]
     """Mapped buffers in which the weights lie that are not in a slot."""
     slots: tuple[Region, ...]
     fixed: Region
-    """Keys, values and the runtime's own."""
-    arena: Region
-    """All temporaries."""
+    """Keys, values and temporaries."""
 
     @property
     def staged(self) -> frozenset[int]:

@@ -1,17 +1,10 @@
 """A lower bound of a step's time under any plan, for graphs of any size.
 
-Four arguments, of which the strongest counts. What is not mapped all the time is staged in every
-step, so with W bytes of weights in a room of M bytes:
-
-1. Compute alone takes its time.
-2. While the largest staged operator runs, the residents lie beside it: W - M + its size must be
-   staged at the least, which takes the time of a fractional knapsack, and the mappings of as many
-   transfers as the place that the residents leave, and the size of a buffer, make necessary.
-3. Weights that are staged occupy their bytes at least while they are staged and used, and residents
-   do so all the time; all of that has to fit into M bytes times the step, while the transfers fit
-   into the step.
-4. Operators that take more than half of the room are never there at once: each is staged and used
-   while none of the others is.
+Compute alone takes its time. And what is not mapped all the time is staged in every step: with W
+bytes of weights in a room of M bytes, while the largest staged operator runs the residents lie
+beside it. So W - M + its size must be staged at the least, which takes the time of a fractional
+knapsack, and the mappings of as many transfers as the place that the residents leave, and the size
+of a buffer, make necessary.
 """
 
 import numpy as np
@@ -27,34 +20,19 @@ def least_step_ns(graph: Graph, budget: Budget) -> int:
     """Returns a time below which no plan's step is, in the mean over a loop without end."""
     sizes = np.array([budget.aligned(op.weight_bytes) for op in graph.operators], np.float64)
     staging = np.array([op.transfer_ns for op in graph.operators], np.float64)
-    compute = np.array([op.compute_ns for op in graph.operators], np.float64)
-    room = budget.session_bytes - budget.fixed_bytes - _least_arena(graph, budget)
+    room = budget.session_bytes - budget.fixed_bytes
     excess = float(sizes.sum() - room)
     if excess <= 0:
         return graph.compute_ns
     used = sizes > 0
-    sizes, staging, compute = sizes[used], staging[used], compute[used]
-    lane = _least_staging(sizes, staging, graph.map_ns, excess, budget.max_buffer_bytes)
-    occupied = staging + compute + graph.map_ns
-    area = _least_area(sizes, staging, occupied, excess)
-    halves = occupied[2 * sizes > room]
-    turns = int(halves.sum()) if len(halves) > 1 else 0
-    return max(graph.compute_ns, int(lane * (1 - _SLACK)), int(area * (1 - _SLACK)) - 1, turns)
-
-
-def _least_arena(graph: Graph, budget: Budget) -> int:
-    """Returns the most bytes that one operator's output and inputs take together."""
-    outputs = [budget.aligned(operator.temporary_bytes) for operator in graph.operators]
-    return max(
-        outputs[index] + sum(outputs[other] for other in set(operator.depends))
-        for index, operator in enumerate(graph.operators)
-    )
+    lane = _least_staging(sizes[used], staging[used], graph.map_ns, excess, budget.max_buffer_bytes)
+    return max(graph.compute_ns, int(lane * (1 - _SLACK)))
 
 
 def _least_staging(
     sizes: np.ndarray, staging: np.ndarray, map_ns: int, excess: float, buffer_bytes: int
 ) -> float:
-    """Returns argument 2's time, in the best case of which operator is the largest staged one."""
+    """Returns the time of transfers, at the best choice of the largest operator that is staged."""
     best = np.inf
     for largest in np.unique(sizes):
         eligible = sizes <= largest
@@ -72,29 +50,3 @@ def _least_staging(
         totals = np.interp(edges[:-1], bytes_, ns) + map_ns * np.maximum(transfers, 2)
         best = min(best, float(totals.min()))
     return best if np.isfinite(best) else 0.0
-
-
-def _least_area(
-    sizes: np.ndarray, staging: np.ndarray, occupied: np.ndarray, excess: float
-) -> float:
-    """Returns argument 3's shortest step, for which fractions of operators can be staged.
-
-    Staging frees size * (step - occupied) of the bytes that residents would take; it must free
-    excess * step, with transfers that take no longer than the step.
-    """
-
-    def possible(step: float) -> bool:
-        freed = sizes * np.maximum(step - occupied, 0)
-        useful = freed > 0
-        gain, cost = freed[useful], staging[useful]
-        order = np.argsort(cost / gain, kind="stable")
-        gain, cost = gain[order], cost[order]
-        left = np.maximum(step - (np.cumsum(cost) - cost), 0)
-        share = np.minimum(1, np.divide(left, cost, out=np.ones_like(cost), where=cost > 0))
-        return float((gain * share).sum()) >= excess * step * (1 - _SLACK)
-
-    low, high = 0.0, float(occupied.sum()) + 1
-    while high - low > max(0.5, high * 1e-12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if possible(middle) else (middle, high)
-    return low

@@ -11,8 +11,7 @@ from llada_jax.config import ModelConfig, require
 from llada_jax.model.architecture.parameters import Matrix, body_matrices
 
 ACTIVATION_BYTES = 2
-"""float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4): for
-plans here, and for what `llada_jax.phone.memory` maps."""
+"""float16, in which llada.cpp keeps activations, keys and values (arXiv 2606.13740, section 4)."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,11 @@ class Operator:
     compute_ns: int
     transfer_ns: int = 0
     """Time to stage its weights, beside what every mapping takes (`Graph.map_ns`)."""
-    temporary_bytes: int = 0
-    """Its output, which lives until the last operator that depends on it has run."""
     depends: tuple[int, ...] = ()
     """Numbers of the operators whose outputs it reads."""
 
     def __post_init__(self) -> None:
-        for name in ("weight_bytes", "compute_ns", "transfer_ns", "temporary_bytes"):
+        for name in ("weight_bytes", "compute_ns", "transfer_ns"):
             value = getattr(self, name)
             require(
                 isinstance(value, int) and value >= 0,
@@ -70,15 +67,6 @@ class Graph:
         """Time of all operators: a step without a stall."""
         return sum(operator.compute_ns for operator in self.operators)
 
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """For each operator, the operators that depend on it."""
-        readers: list[list[int]] = [[] for _ in self.operators]
-        for index, operator in enumerate(self.operators):
-            for other in set(operator.depends):
-                readers[other].append(index)
-        return tuple(map(tuple, readers))
-
     def transfer_ns(self, operators: Sequence[int]) -> int:
         """Returns the time to stage the weights of some operators as one mapping."""
         return self.map_ns + sum(self.operators[i].transfer_ns for i in operators)
@@ -93,20 +81,19 @@ class Graph:
         )
 
 
-def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: int) -> Graph:
+def model_graph(config: ModelConfig, *, weight_bits: float, step_ns: int) -> Graph:
     """Returns the matrix products of a model's body, without transfer times.
 
     Every matrix is an operator, and so is every expert with its three: as if a step ran all of
     them. The head and the embedding stay on the CPU, as in llada.cpp.
 
     Args:
-      rows: rows of the step; they size the temporaries.
       weight_bits: stored bits a weight, with its share of the scales (4.5 for Q4_0).
       step_ns: compute time of the whole body, spread over the operators by their weights.
 
-    Raises ValueError for rows, bits or a time of 0 or less.
+    Raises ValueError for bits or a time of 0 or less.
     """
-    for name, value in (("rows", rows), ("weight_bits", weight_bits), ("step_ns", step_ns)):
+    for name, value in (("weight_bits", weight_bits), ("step_ns", step_ns)):
         require(value > 0, f"{name} is {value}; allowed: above 0")
     groups = list(_operators(config))
     total = sum(group.weights for group in groups)
@@ -117,7 +104,6 @@ def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: 
                 name=group.name,
                 weight_bytes=math.ceil(group.weights * weight_bits / 8),
                 compute_ns=round(step_ns * group.weights / total),
-                temporary_bytes=rows * group.outputs * ACTIVATION_BYTES,
                 depends=tuple(number[name] for name in group.reads),
             )
             for group in groups
@@ -126,11 +112,10 @@ def model_graph(config: ModelConfig, *, rows: int, weight_bits: float, step_ns: 
 
 
 class _MatrixGroup(NamedTuple):
-    """Matrices that are always used together, and how many numbers they give for a row."""
+    """Matrices that are always used together."""
 
     name: str
     weights: int
-    outputs: int
     reads: tuple[str, ...]
 
 
@@ -146,16 +131,14 @@ def _operators(config: ModelConfig) -> Iterator[_MatrixGroup]:
                 continue
             last = matrix.name
             inside = tuple(name for name in matrix.reads if name.startswith(f"layers.{number}."))
-            yield _MatrixGroup(last, matrix.weights, matrix.outputs, inside or before)
+            yield _MatrixGroup(last, matrix.weights, inside or before)
         before = (last,)
         if experts:
-            yield from _expert_groups(config, last, experts)
+            yield from _expert_groups(last, experts)
             before = (f"{last.removesuffix('.router')}.sum",)
 
 
-def _expert_groups(
-    config: ModelConfig, router: str, matrices: Sequence[Matrix]
-) -> Iterator[_MatrixGroup]:
+def _expert_groups(router: str, matrices: Sequence[Matrix]) -> Iterator[_MatrixGroup]:
     prefix = router.removesuffix(".router")
     routed = [matrix for matrix in matrices if matrix.of_expert]
     weights = sum(matrix.weights // matrix.copies for matrix in routed)
@@ -163,5 +146,5 @@ def _expert_groups(
     if shared := sum(matrix.weights for matrix in matrices if matrix.of_shared_expert):
         names[f"{prefix}.shared"] = shared
     for name, size in names.items():
-        yield _MatrixGroup(name, size, config.width, (router,))
-    yield _MatrixGroup(f"{prefix}.sum", 0, config.width, tuple(names))
+        yield _MatrixGroup(name, size, (router,))
+    yield _MatrixGroup(f"{prefix}.sum", 0, tuple(names))

@@ -55,18 +55,13 @@ class Greedy:
         everything = in_slots(graph, budget, given, [], 0)
         if everything is not None:
             return everything
-        room = room_for_weights(graph, budget, given)
+        room = room_for_weights(graph, budget)
         slot_bytes = self._slot(graph, budget, room)
         buffers = room.buffers - (SLOTS if slot_bytes else 0)
         max_bytes = budget.max_buffer_bytes // budget.alignment * budget.alignment
-        for reorder in (True, False):
-            region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
-            groups = alternate(graph, budget, region, slot_bytes, reorder=reorder)
-            order = [i for group in groups for i in group.operators]
-            room_then = room_for_weights(graph, budget, tuple(order))
-            if room_then.size >= room.size:
-                break
-        return _laid_out(graph, budget, room_then, region, groups, slot_bytes)
+        region = ResidentRegion(room.size - SLOTS * slot_bytes, buffers, max_bytes)
+        groups = alternate(graph, budget, region, slot_bytes)
+        return _laid_out(graph, budget, room, region, groups, slot_bytes)
 
     def _slot(self, graph: Graph, budget: Budget, room: Room) -> int:
         """Returns a slot's bytes (0: none): as wanted, if the largest operator then has a place."""
@@ -119,9 +114,7 @@ class ResidentRegion:
         return start + free - size
 
 
-def alternate(
-    graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int, *, reorder: bool = True
-) -> list[Group]:
+def alternate(graph: Graph, budget: Budget, region: ResidentRegion, slot_bytes: int) -> list[Group]:
     """Walks through the operators as the paper does; the groups hold each of them once."""
     left, done, groups = list(range(len(graph))), set[int](), []
     while left:
@@ -136,7 +129,7 @@ def alternate(
         left = left[len(residents) :]
         done.update(residents)
         behind = sum(graph.operators[i].compute_ns for i in residents)
-        hidden = _hidden(graph, budget, left, done, behind, slot_bytes, reorder)
+        hidden = _hidden(graph, budget, left, done, behind, slot_bytes)
         if not residents and not hidden:
             hidden = left[:1]  # larger than the region: it takes a slot, and the NPU waits
             operator = graph.operators[left[0]]
@@ -159,7 +152,6 @@ def _hidden(
     done: set[int],
     behind_ns: int,
     slot_bytes: int,
-    reorder: bool,
 ) -> list[int]:
     """Returns operators that could run now, whose transfers together take less than some time."""
     taken, spent, ran = [], 0, set(done)
@@ -171,8 +163,6 @@ def _hidden(
             taken.append(index)
             ran.add(index)
             spent += needs
-        elif not reorder:
-            break
     return taken
 
 

@@ -29,7 +29,7 @@ def problems(graph: Graph, budget: Budget, plan: Plan) -> list[str]:
     found = [*_of_transfers(plan), *_of_slots(graph, plan), *_of_buffers(budget, plan)]
     found += _of_places(graph, budget, plan)
     found = found or list(_of_waits(graph, plan))
-    return found or [*_of_live_weights(graph, plan), *_of_temporaries(graph, plan)]
+    return found or [*_of_live_weights(graph, plan)]
 
 
 def _of_transfers(plan: Plan) -> Iterator[str]:
@@ -61,7 +61,7 @@ def _of_slots(graph: Graph, plan: Plan) -> Iterator[str]:
 
 
 def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
-    parts = [part for part in (plan.arena, *plan.buffers, *plan.slots) if part.size]
+    parts = [part for part in (*plan.buffers, *plan.slots) if part.size]
     for part in parts:
         if part.size > budget.max_buffer_bytes:
             yield f"{part} is larger than a buffer may be"
@@ -70,7 +70,7 @@ def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
     if len(parts) + budget.fixed_buffers > budget.max_buffers:
         yield f"{len(parts) + budget.fixed_buffers} buffers; allowed: {budget.max_buffers}"
     if plan.fixed.size < budget.fixed_bytes:
-        yield f"{plan.fixed} does not hold keys, values and the runtime's own"
+        yield f"{plan.fixed} does not hold keys, values and temporaries"
     everything = sorted([plan.fixed, *parts])
     if everything[0].start < 0 or max(part.end for part in everything) > budget.session_bytes:
         yield f"{everything} are beyond the session's {budget.session_bytes} bytes"
@@ -81,17 +81,13 @@ def _of_buffers(budget: Budget, plan: Plan) -> Iterator[str]:
 
 def _of_places(graph: Graph, budget: Budget, plan: Plan) -> Iterator[str]:
     homes = [*plan.buffers, *plan.slots]
-    for operator, weights, output in zip(
-        graph.operators, plan.weights, plan.temporaries, strict=True
-    ):
-        if weights.size < operator.weight_bytes or output.size < operator.temporary_bytes:
+    for operator, weights in zip(graph.operators, plan.weights, strict=True):
+        if weights.size < operator.weight_bytes:
             yield f"{operator.name} has too little room"
         if weights.size and weights.start % budget.alignment:
             yield f"weights of {operator.name} at {weights} are not aligned"
         if weights.size and not any(home.holds(weights) for home in homes):
             yield f"weights of {operator.name} at {weights} lie in no buffer"
-        if output.size and not plan.arena.holds(output):
-            yield f"output of {operator.name} at {output} lies outside of the arena"
     for number, transfer in enumerate(plan.transfers):
         places = [plan.weights[i] for i in transfer.operators if plan.weights[i].size]
         if not any(all(map(home.holds, places)) for home in homes):
@@ -125,21 +121,6 @@ def _of_live_weights(graph: Graph, plan: Plan) -> Iterator[str]:
             name = f"{graph.operators[index].name} of step {span.step}"
             live.append(_Live(span.start, used[span.step, index], region, name))
     yield from _clashes(live)
-
-
-def _of_temporaries(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yields clashes of outputs, which live until their last reader ran; times are places."""
-    place = {index: position for position, index in enumerate(plan.order)}
-    last = dict(place)
-    for index, operator in enumerate(graph.operators):
-        for other in operator.depends:
-            last[other] = max(last[other], place[index])
-    yield from _clashes(
-        [
-            _Live(place[i], last[i] + 1, plan.temporaries[i], f"the output of {operator.name}")
-            for i, operator in enumerate(graph.operators)
-        ]
-    )
 
 
 def _clashes(lives: Sequence[_Live]) -> Iterator[str]:

@@ -5,16 +5,10 @@ from collections.abc import Mapping
 from llada_jax.config import require
 from llada_jax.swap.address_plan import Planner
 from llada_jax.swap.greedy_planner import Greedy
-from llada_jax.swap.paging_planner import none, paging
-from llada_jax.swap.steady_planner import Steady
+from llada_jax.swap.steady_planner import steady
 
-PLANNERS: Mapping[str, Planner] = {
-    "none": none,
-    "paging": paging,
-    "greedy": Greedy(),
-    "steady": Steady(),
-}
-"""No plan at all, pages on demand, the paper's planner, and ours."""
+PLANNERS: Mapping[str, Planner] = {"greedy": Greedy(), "steady": steady}
+"""The paper's planner, and ours."""
 
 
 def planner(name: str) -> Planner:

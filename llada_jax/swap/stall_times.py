@@ -38,9 +38,7 @@ def waits_of(graph: Graph, plan: Plan) -> Waits:
     place = {index: position for position, index in enumerate(plan.order)}
     first = [place[transfer.operators[0]] for transfer in plan.transfers]
     ns = [graph.transfer_ns(transfer.operators) for transfer in plan.transfers]
-    if plan.prefetch:
-        return Waits(first, ns, *_freed_by(plan, place))
-    return Waits(first, ns, [(at - 1) % len(place) for at in first], [int(at == 0) for at in first])
+    return Waits(first, ns, *_freed_by(plan, place))
 
 
 def _freed_by(plan: Plan, place: Mapping[int, int]) -> tuple[list[int], list[int]]:

@@ -1,80 +1,147 @@
 """The planner for denoising loops: the least stall of a step in a loop without end, and of plans
 that stall equally the one that stages less.
 
-It starts from what is known to be good (the paper's plan, transfers spread over the step), counts
-what each leaves to the next step exactly, and searches on from the best. So it is never worse than
-the paper's planner with slots of the published size, or of the largest operator's.
+Transfers take turns in slots, and all other weights stay mapped. Slots hold little, so a transfer
+can start only shortly before its operators run: what is staged hides behind the compute of its own
+neighbourhood. So plans spread transfers over the step as the compute is: many small ones where
+bytes cost time, few large ones where mappings do. They are compared by what each leaves to the next
+step, exactly, and with the paper's planner, which is never better.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from random import Random
 
-from llada_jax.config import require
 from llada_jax.swap.address_budget import Budget, PlanError
 from llada_jax.swap.address_layout import in_slots, room_for_weights
-from llada_jax.swap.address_plan import Plan, Planner
-from llada_jax.swap.bound import least_step_ns
+from llada_jax.swap.address_plan import Plan
 from llada_jax.swap.graph import Graph
 from llada_jax.swap.greedy_planner import PUBLISHED_SLOT_BYTES, Greedy
-from llada_jax.swap.paging_planner import paging
-from llada_jax.swap.slot_search import SlotSearch
-from llada_jax.swap.stall_times import stall_of
+from llada_jax.swap.stall_times import Waits, prefix_sums, stall_of, steady_stall
 
-STARTS = 3
-"""States from which a search begins; they share its evaluations."""
-PLACES_TRIED = 1_000_000
-"""Operators that the plans of a search have together, so that large graphs get fewer plans."""
+LARGEST_OPERATORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Sizes of slots that are tried, in largest operators."""
+TRANSFERS = (*range(1, 8), *range(8, 33, 2))
+"""Numbers of transfers whose slots are tried."""
 
-
-@dataclass(frozen=True)
-class Steady:
-    """The planner. `evaluations` are the plans that a search tries, fewer for large graphs."""
-
-    evaluations: int = 3000
-
-    def __post_init__(self) -> None:
-        require(self.evaluations >= 0, f"evaluations is {self.evaluations}; allowed: 0 or more")
-
-    def __call__(self, graph: Graph, budget: Budget) -> Plan:
-        given = tuple(range(len(graph)))
-        room_for_weights(graph, budget, given)
-        everything = in_slots(graph, budget, given, [], 0)
-        if everything is not None:
-            return everything
-        goal = Fraction(least_step_ns(graph, budget) - graph.compute_ns)
-        plans = [*_known(graph, budget), *self._in_slots(graph, budget, given, goal)]
-        best = _best(graph, plans)
-        if best.order != given and stall_of(graph, best) > goal:
-            plans += self._in_slots(graph, budget, best.order, goal)
-        return _best(graph, plans)
-
-    def _in_slots(
-        self, graph: Graph, budget: Budget, order: tuple[int, ...], goal: Fraction
-    ) -> Iterator[Plan]:
-        search = SlotSearch(graph, budget, order)
-        evaluations = min(self.evaluations, PLACES_TRIED // len(graph)) // STARTS
-        for at, state in search.starts(STARTS):
-            better = search.improve(state, at, goal, evaluations, Random(0))
-            yield from filter(None, (search.plan(better), search.plan(state)))
+Groups = list[list[int]]
+"""Operators of each transfer, in order of use."""
+Cost = tuple[Fraction, int]
+"""Stall of a step, and time of its transfers, ns; smaller is better."""
 
 
-def _known(graph: Graph, budget: Budget) -> Iterator[Plan]:
-    planners: tuple[Planner, ...] = (Greedy(), Greedy(PUBLISHED_SLOT_BYTES), paging)
-    for planner in planners:
+def steady(graph: Graph, budget: Budget) -> Plan:
+    """Returns the best of the plans that are tried. Raises PlanError where no weights fit, or not
+    those of the largest operator."""
+    order = tuple(range(len(graph)))
+    room = room_for_weights(graph, budget).size
+    everything = in_slots(graph, budget, order, [], 0)
+    if everything is not None:
+        return everything
+    spread = _Spread(graph, budget, room)
+    tried = sorted(spread.priced(), key=lambda each: each[0])
+    fitting = (in_slots(graph, budget, order, groups, slots) for _, groups, slots in tried)
+    # Everything staged through one slot always fits.
+    plans = [next(plan for plan in fitting if plan is not None), *_as_published(graph, budget)]
+    return min(plans, key=lambda plan: (stall_of(graph, plan), _staging_ns(graph, plan)))
+
+
+def _staging_ns(graph: Graph, plan: Plan) -> int:
+    return sum(graph.transfer_ns(transfer.operators) for transfer in plan.transfers)
+
+
+def _as_published(graph: Graph, budget: Budget) -> Iterator[Plan]:
+    for planner in (Greedy(), Greedy(PUBLISHED_SLOT_BYTES)):
         try:
             yield planner(graph, budget)
         except PlanError:
             continue
 
 
-def _best(graph: Graph, plans: Sequence[Plan]) -> Plan:
-    """Returns the plan with the least stall; of equal ones, the one that stages less."""
-    return min(
-        plans,
-        key=lambda plan: (
-            stall_of(graph, plan),
-            sum(graph.transfer_ns(transfer.operators) for transfer in plan.transfers),
-        ),
-    )
+class _Spread:
+    """Transfers of a graph in its own order, spread over the step."""
+
+    def __init__(self, graph: Graph, budget: Budget, room: int):
+        self._graph, self._budget, self._room = graph, budget, room
+        self._sizes = budget.sizes(graph)
+        self._computed = prefix_sums(graph, range(len(graph)))
+        self._weighted = [index for index, size in enumerate(self._sizes) if size]
+
+    def priced(self) -> Iterator[tuple[Cost, Groups, int]]:
+        """Yields transfers that fit the room, through two slots or one of several sizes."""
+        for n_slots in (2, 1):
+            for slot_bytes in self._slot_sizes(n_slots):
+                staged = self._spread(slot_bytes, n_slots)
+                for across in (False, True) if staged else ():
+                    groups = self._grouped(staged, slot_bytes, across)
+                    cost = self._cost(groups, n_slots)
+                    if cost is not None:
+                        yield cost, groups, n_slots
+
+    def _cost(self, groups: Groups, n_slots: int) -> Cost | None:
+        """Returns what transfers cost, or None where they do not fit into the room."""
+        loads = [sum(self._sizes[index] for index in group) for group in groups]
+        slot_bytes, resident = max(loads, default=0), sum(self._sizes) - sum(loads)
+        too_large = slot_bytes > self._budget.max_buffer_bytes
+        if too_large or resident + n_slots * slot_bytes > self._room or len(groups) <= n_slots:
+            return None
+        ns = [self._graph.transfer_ns(group) for group in groups]
+        after = [groups[j - n_slots][-1] for j in range(len(groups))]
+        lag = [int(j < n_slots) for j in range(len(groups))]
+        waits = Waits([group[0] for group in groups], ns, after, lag)
+        return steady_stall(self._computed, waits), sum(ns)
+
+    def _slot_sizes(self, n_slots: int) -> list[int]:
+        """Returns sizes that hold some operators, or with which so many transfers are enough.
+
+        With n slots of S bytes, W - M + n S bytes are staged in a room of M; t transfers of which
+        each leaves u bytes of its slot empty stage t (S - u).
+        """
+        limit = min(self._room // n_slots, self._budget.max_buffer_bytes)
+        excess, largest = sum(self._sizes) - self._room, max(self._sizes)
+        found = {self._sizes[index] for index in self._weighted}
+        found.update(int(factor * largest) for factor in LARGEST_OPERATORS)
+        for empty in (0, largest // 2, largest):
+            found.update(-(-(excess + (n_slots + t) * empty) // t) for t in TRANSFERS)
+        return sorted(size for size in found if size <= limit)
+
+    def _spread(self, slot_bytes: int, n_slots: int) -> list[bool]:
+        """Returns which operators to stage, in runs that lie where the compute does.
+
+        The list is empty where slots of this size cannot stage enough.
+        """
+        sizes = self._sizes
+        eligible = [0 < size <= slot_bytes for size in sizes]
+        needed = sum(sizes) - (self._room - n_slots * slot_bytes)
+        if needed > sum(size for size, ok in zip(sizes, eligible, strict=True) if ok):
+            return []
+        staged, missing, load = [False] * len(sizes), needed, 0
+        total = max(1, self._computed[-1])
+        for index in self._weighted:
+            size = sizes[index]
+            if not (eligible[index] and load and load + size <= slot_bytes and missing > 0):
+                middle = self._computed[index] + self._computed[index + 1]
+                behind = needed * middle // (2 * total) - (needed - missing)
+                load = 0
+                if not (eligible[index] and 2 * behind >= min(slot_bytes, missing) > 0):
+                    continue
+            staged[index], load, missing = True, load + size, missing - size
+        for index in reversed(self._weighted):
+            if missing > 0 and eligible[index] and not staged[index]:
+                staged[index], missing = True, missing - sizes[index]
+        return staged
+
+    def _grouped(self, staged: Sequence[bool], slot_bytes: int, across: bool) -> Groups:
+        """Returns transfers as large as a slot; `across` residents, or of neighbours."""
+        groups: Groups = []
+        load = 0
+        for index in self._weighted:
+            size = self._sizes[index]
+            if not staged[index]:
+                load = load if across else 0
+            elif 0 < load <= slot_bytes - size:
+                groups[-1].append(index)
+                load += size
+            else:
+                groups.append([index])
+                load = size
+        return groups

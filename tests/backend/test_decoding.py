@@ -92,7 +92,6 @@ ALONE: list[dict[str, Any]] = [
     {"confidence_eos_eot_inf": True, "eot_id": 6},
     {"eos_early_stop": True},
     {"predict_mask": True},
-    {"tie_break": "highest_index"},
 ]
 
 
@@ -102,9 +101,6 @@ _LENGTHS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "steps": 16}
 POLICIES = {
     "multi_block": lj.SamplerConfig.preset(
         "multi_block", **_LENGTHS, threshold=0.09, draft_threshold=0.06, lookahead_trigger=8
-    ),
-    "lossless": lj.SamplerConfig(
-        **_LENGTHS, cache="blockwise", window="multi_block", lossless=True, lookahead_trigger=8
     ),
     "llada_cpp": lj.SamplerConfig.preset(
         "llada_cpp", **_LENGTHS, theta_visible=0.06, theta_stable=0.12

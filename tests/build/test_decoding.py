@@ -148,5 +148,5 @@ def test_fused_attention_is_a_backend_of_its_own():
         for backend in ("xla", "xla_fused")
     )
     assert fused.generated[0].tolist() == ours.generated[0].tolist()
-    with pytest.raises(ValueError, match="'xla', 'xla_fused', 'tiles', 'litert', 'qnn'"):
+    with pytest.raises(ValueError, match="'xla', 'xla_fused', 'litert', 'qnn'"):
         lj.generate(model, [[5, 6]], sampler, backend="fused")

@@ -36,7 +36,6 @@ from llada_jax.sampler.windows import DualCache, MultiBlock
         ({"cache": "full"}, "cache is 'full'; allowed: 'none', 'prefix', 'dual', 'blockwise'"),
         ({"remasking": "best"}, "remasking is 'best'; allowed: 'low_confidence', 'random'"),
         ({"confidence_dtype": "bfloat16"}, "confidence_dtype is 'bfloat16'; allowed"),
-        ({"tie_break": "first"}, "tie_break is 'first'; allowed"),
         ({"forced_progress": "none"}, "forced_progress is 'none'; allowed"),
     ],
 )
@@ -58,7 +57,7 @@ def test_presets():
 def test_defaults_are_the_house_rules():
     config = SamplerConfig()
     assert config.confidence_dtype == "float32" and not config.strict_threshold
-    assert config.forced_progress == "top1" and config.tie_break == "lowest_index"
+    assert config.forced_progress == "top1"
     assert not config.predict_mask
 
 
@@ -86,7 +85,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
             r"lookahead_trigger is 33; allowed: 0 to block_length \(32\)",
         ),
         ({**MULTI, "lookahead_trigger": -1}, "lookahead_trigger is -1; allowed: 0 to block_length"),
-        ({**MULTI, "latency_allowance": 0.5}, "latency_allowance is 0.5; allowed: 1 or more"),
         ({**MULTI, "row_budget": 8}, r"row_budget is 8; allowed: a whole number from block_length"),
         ({**MULTI, "row_budget": 64.0}, r"row_budget is 64.0; allowed: a whole number from block"),
         (
@@ -105,10 +103,6 @@ MULTI = {"window": "multi_block", "cache": "blockwise", "threshold": 0.9}
         (
             {**MULTI, "threshold": None, "entropy_bound": 0.5},
             "accept is 'entropy_bound', which accepts the best draft however unsure it is; al",
-        ),
-        (
-            {**MULTI, "lossless": True, "threshold": None, "accept": "staged"},
-            "accept is 'staged' and lossless is True; allowed: a rule that never changes a token",
         ),
         ({"accept": "threshold"}, "accept is 'threshold' and threshold is None; allowed: a number"),
         ({"accept": "staged", "threshold": 0.9}, "threshold is 0.9; allowed: threshold None"),
@@ -141,11 +135,8 @@ def test_settings_of_windows_and_revision(settings, message):
 TABLE = LatencyTable(rows=(32, 64), ms=(1.0, 2.0))
 STAGED = {"cache": "blockwise", "accept": "staged"}
 ELSEWHERE = [
-    ({}, "window is 'multi_block' or window is 'multi_block' and lossless is True",
-     {"lookahead_trigger": 2}),
-    ({**MULTI, "lossless": True}, "window is 'multi_block'",
-     {"row_budget": 64, "draft_threshold": 0.5}),
-    (MULTI, "latency_table is given", {"latency_allowance": 3.0}),
+    ({}, "window is 'multi_block'",
+     {"lookahead_trigger": 2, "row_budget": 64, "draft_threshold": 0.5}),
     ({"accept": "wino"}, "accept is 'staged'",
      {"theta_visible": 0.6, "theta_stable": 0.8, "refresh": "worker", "end_steps": 1}),
     (STAGED, "accept is 'wino'", {"wino_accept": 0.5, "wino_verify": 0.8}),
@@ -189,8 +180,8 @@ def test_policies_are_values_with_flat_names():
     assert config.replace(rule=Quota(), window="by_cache", cache="none") == SamplerConfig()
     assert config.replace(window=MultiBlock(row_budget=40)).row_budget == 40
     assert SamplerConfig(rule=Staged(), theta_visible=0.6).theta_visible == 0.6
-    assert config.parity == HOUSE and config.replace(tie_break="highest_index").parity == Parity(
-        tie_break="highest_index"
+    assert config.parity == HOUSE and config.replace(forced_progress="quota").parity == Parity(
+        forced_progress="quota"
     )
 
 
@@ -253,7 +244,7 @@ def test_the_preset_of_llada_cpp_can_be_switched_off_part_by_part():
     ):
         SamplerConfig.preset("llada_cpp", **part)
     for contradiction in (
-        {"cache": "dual"}, {"threshold": 0.9}, {"lossless": True}, {"wino_accept": 0.5}
+        {"cache": "dual"}, {"threshold": 0.9}, {"wino_accept": 0.5}
     ):  # fmt: skip
         with pytest.raises(ValueError, match="allowed"):
             SamplerConfig.preset("llada_cpp", **contradiction)

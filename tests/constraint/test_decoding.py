@@ -8,10 +8,9 @@ import llada_jax as lj
 from llada_jax.config import SamplerConfig
 from llada_jax.constraint.batch import Texts
 from llada_jax.constraint.patterns import Constraint
-from llada_jax.revision.worker import Worker
 from llada_jax.testing import CONFIDENCES, EOS, EOT, MASK, PROMPTS, VOCAB
 from tests.constraint.tiny import accepts, by_letters
-from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, toy_decode
+from tests.sampler.toy import BLOCK_CAUSAL, CONFIG, Worker, toy_decode
 
 ENDS = (EOS, EOT)
 LOW, HIGH = CONFIDENCES
@@ -31,7 +30,6 @@ SETTINGS = {
     "factor": {"factor": 0.3, "cache": "dual"},
     "entropy bound": {"entropy_bound": 2.0, "cache": "prefix"},
     "drafts": {"threshold": LOW, "window": "multi_block", **BY_BLOCK},
-    "lossless": {"threshold": LOW, "window": "multi_block", "lossless": True, **BY_BLOCK},
     "staged": {"accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, **BY_BLOCK},
     "remasking": {
         "accept": "staged", "theta_visible": LOW, "theta_stable": HIGH, "on_doubt": "remask",
@@ -112,15 +110,6 @@ def test_a_row_decodes_as_it_would_alone():
     together = toy_decode(PROMPTS, config, texts=texts(BRACKETS, FEW, BRACKETS))
     alone = toy_decode(PROMPTS[1:2], config, texts=texts(FEW))
     np.testing.assert_array_equal(together.generated[1], alone.generated[0])
-
-
-@pytest.mark.slow
-def test_lossless_decoding_gives_the_tokens_of_blockwise_decoding():
-    plain = checked({"threshold": LOW, **BY_BLOCK}, "raw")
-    lossless = checked(SETTINGS["lossless"], "raw")
-    assert lossless.nfe.sum() <= plain.nfe.sum()
-    for row in range(len(PROMPTS)):
-        np.testing.assert_array_equal(plain.generated[row], lossless.generated[row])
 
 
 @pytest.mark.slow

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llada_jax.evaluation.metrics import (
-    Point,
-    area_under_parallelism,
-    mcnemar,
-    paired,
-    wilson_interval,
-)
+from llada_jax.evaluation.metrics import mcnemar, paired, wilson_interval
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (10, 10), (81, 263), (465, 500), (1, 1)])
@@ -63,30 +57,12 @@ def test_agresti_and_mins_interval_covers_the_truth_as_often_as_it_says():
     assert 0.93 < covered < 0.99
 
 
-def test_the_area_of_one_setting_is_its_accuracy_times_its_parallelism():
-    assert area_under_parallelism([Point(2.0, 80.0)]) == pytest.approx(160)
-
-
-def test_speed_without_loss_counts_in_full_and_beyond_five_points_not_at_all():
-    slow = Point(1.0, 90.0)
-    assert area_under_parallelism([Point(4.0, 90.0), slow]) == pytest.approx(4 * 90)
-    assert area_under_parallelism([slow, Point(4.0, 84.9)]) == pytest.approx(90)
-
-
-def test_a_loss_is_weighted_against_the_best_decoder():
-    points = [Point(1.0, 80.0), Point(3.0, 76.0)]
-    left, right = (y * math.exp(-3 * (1 - y / 100)) for y in (80.0, 76.0))
-    assert area_under_parallelism(points, best=100) == pytest.approx(80 + left + right)
-    assert area_under_parallelism(points, best=100) < area_under_parallelism(points)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: wilson_interval(0, 0), "n is 0; allowed: 1 or more"),
         (lambda: wilson_interval(3, 2), r"right is 3; allowed: 0 to n \(2\)"),
         (lambda: paired([True], []), "1 and 0 items; allowed: the same items, at least one"),
-        (lambda: area_under_parallelism([]), "no points; allowed: at least one"),
     ],
 )
 def test_bad_input_is_named(call, message):

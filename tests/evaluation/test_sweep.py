@@ -129,7 +129,6 @@ def test_revision_is_compared_with_the_same_threshold_and_with_as_many_forwards(
     [
         {"lookahead_trigger": 2},
         {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 2.0))},
-        {"latency_table": LatencyTable(rows=(32, 64), ms=(1.0, 1.5)), "latency_allowance": 3.0},
         {"row_budget": 64},
         {"block_length": 16},
         {"eos_early_stop": True},

@@ -4,7 +4,7 @@ import numpy as np
 
 from llada_jax.experts.cache import ExpertCache
 from llada_jax.experts.costs import ExpertCosts
-from llada_jax.experts.prefetch import Swap, denoised_again, gates_ahead, refills, swaps
+from llada_jax.experts.prefetch import Swap, gates_ahead, refills, swaps
 from llada_jax.experts.schedule import resident_or_cpu
 from tests.experts.test_cache import visit
 
@@ -40,7 +40,7 @@ def entered(wanted, resident):
 
 def foreseen_swaps(seen, resident, layer=0):
     now = visit(0, [1, 0, 0, 0], layer=layer, foreseen=seen)
-    forecast = gates_ahead(now, CACHE, len(resident))
+    forecast = gates_ahead(now, len(resident))
     return entered(swaps(forecast, CACHE, resident, seconds), resident)
 
 
@@ -76,7 +76,3 @@ def test_a_refill_restores_what_the_cache_wants_latest_layer_first():
     resident = residents([0, 2], [2, 3], [0, 1])
     found = entered(refills(1, CACHE, resident), resident)
     assert found == [Swap(1, 0, 3), Swap(1, 1, 2), Swap(0, 1, 2)]
-
-
-def test_all_layers_are_ahead_when_a_block_is_denoised_again():
-    assert list(denoised_again(visit(0, [1, 0, 0, 0], layer=1), CACHE, 3)) == [2, 0, 1]

@@ -113,15 +113,6 @@ def test_similarity_is_within_blocks():
         step_similarity(parted, lag=2)
 
 
-def test_first_steps():
-    trace = small_trace()
-    part = trace.first_steps(3)
-    assert part.n_steps == 3
-    np.testing.assert_array_equal(part.loads, trace.loads[:3])
-    with pytest.raises(ValueError, match="count is 0; allowed: 1 to"):
-        trace.first_steps(0)
-
-
 def test_runs_are_joined_one_after_another():
     """Two runs, the second with fewer rows: absent rows pad it, and its blocks go on counting."""
     first, second = small_trace(blocks=2), small_trace(seed=1, blocks=1)

@@ -78,7 +78,7 @@ def test_seeds_repeat():
 def test_bad_settings():
     with pytest.raises(ValueError, match=r"popular \+ topic \+ jitter is 1\.2; allowed: up to 1"):
         RoutingStatistics(popular=0.6, topic=0.6)
-    with pytest.raises(ValueError, match=r"topic is -0\.1; allowed: 0 to 1"):
+    with pytest.raises(ValueError, match=r"topic is -0\.1; allowed: 0 or more, up to 1"):
         RoutingStatistics(popular=0.6, topic=-0.1)
     statistics = RoutingStatistics(popular=0.1, topic=0.1)
     with pytest.raises(ValueError, match=r"tokens_per_step is 9; allowed: 1 to block_length \(8\)"):

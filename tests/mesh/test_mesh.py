@@ -1,6 +1,6 @@
 """What a mesh shares out, what it refuses, and the head that is folded from parts."""
 
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from llada_jax.model.head import ScoreRules, head_weight, over_ids
 from llada_jax.model.measures import absorb_head, finish_head, start_head
 from llada_jax.model.mesh import PLACES, require_divides
 from llada_jax.model.mesh_head import merged
+from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import partition_specs
-from llada_jax.model.quantize import QuantArray
+from llada_jax.model.quantize import QuantArray, Shard, quantize
 from llada_jax.types import Asked
+from tests.drawn_params import drawn_params
 from tests.mesh.models import divisible
 from tests.model.test_head import random_case
 
@@ -46,7 +48,7 @@ def test_a_mesh_larger_than_the_devices_is_refused() -> None:
             "llada",
             None,
             Shape(model=3),
-            r"mesh.model is 3; allowed: 1, 2, 4, 8 \(for 128 ids of the",
+            r"mesh.model is 3; allowed: 1, 2, 4, 8 \(for 128 v",
         ),
         ("llada", "int4", Shape(model=4), r"mesh.model is 4; allowed: 1, 2 .*2 groups of 32"),
         ("llada", None, Shape(expert=2), r"mesh.expert is 2; allowed: 1 \(for 0 experts"),
@@ -69,6 +71,27 @@ def test_integers_and_their_scales_lie_together() -> None:
     assert experts.router == P(None, None)
     grouped = partition_specs(divisible("llada"), PLACES, "int4").layers[0].ffn.down
     assert grouped == QuantArray(P(None, "model"), P(None, "model"))
+
+
+def test_own_experts_give_what_all_experts_give() -> None:
+    config = divisible("llada_moe")
+    experts, x = (
+        drawn_params(config).layers[0].ffn,
+        jax.random.normal(jax.random.key(0), (2, 5, 64)),
+    )
+    every = {"gate", "up", "down"}
+    for quantized in (False, True):
+        whole = {name: getattr(experts, name) for name in every}
+        if quantized:
+            whole = {name: quantize(np.asarray(each), 8) for name, each in whole.items()}
+        parts = {name: Shard(each, ("expert", "model")) for name, each in whole.items()}
+        given, cut = experts._replace(**whole), experts._replace(**parts)
+        run = jax.shard_map(
+            partial(moe_feed_forward, config=config.moe),
+            mesh=lj.mesh(), in_specs=P(), out_specs=P(), check_vma=False,
+        )  # fmt: skip
+        expected = jax.jit(moe_feed_forward, static_argnums=2)(x, given, config.moe)
+        np.testing.assert_allclose(jax.jit(run)(x, cut), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_parts_of_the_vocabulary_merge_to_the_whole() -> None:

@@ -2,6 +2,9 @@
 
 from functools import cache
 
+from llada_jax.backend.lower import lower
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.steps import body_step
 from llada_jax.config import ModelConfig
 from llada_jax.phone.graphs import Graphs
 from llada_jax.phone.profile import load_profile
@@ -16,4 +19,4 @@ PHONE = load_profile("SM8750")
 
 @cache
 def body(rows: int, cached: int):
-    return GRAPHS.body(rows, cached)
+    return lower(body_step(SHAPE, range(SHAPE.n_layers), Bucket(rows, cached)), GRAPHS.quant)

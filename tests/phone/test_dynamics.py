@@ -105,10 +105,10 @@ def test_a_window_that_does_not_slide_is_its_block():
     ("make", "message"),
     [
         (lambda: Dynamics(reach=0, decay=0.9), "reach is 0; allowed: above 0, up to 1"),
-        (lambda: replace(USUAL, skipped=2), "skipped is 2; allowed: 0 to 1"),
+        (lambda: replace(USUAL, skipped=2), "skipped is 2; allowed: 0 or more, up to 1"),
         (lambda: replace(USUAL, tokens_per_forward=0.5), "tokens_per_forward is 0.5; allowed: 1"),
         (lambda: Decoding(commit="all"), "commit is 'all'; allowed: 'one', 'threshold'"),
-        (lambda: replace(USUAL, answer=0), "answer is 0; allowed: 1 or more, or none"),
+        (lambda: replace(USUAL, answer=0), "answer is 0; allowed: 1 or more"),
         (lambda: replace(USUAL, wavering=-1.0), "wavering is -1.0; allowed: 0 or more"),
         (lambda: Decoding(visible=0), "visible is 0; allowed: above 0, up to 1"),
         (lambda: Decoding(trigger=-1), "trigger is -1; allowed: 0 or more"),

@@ -103,24 +103,15 @@ def test_no_head_rows_no_head():
 
 def head_event(scores_on: ScoresOn, forward=STEP):
     system = System(runtime="wide", scores_on=scores_on)
-    phone = ForwardTimer(LLADA, PHONE, system, engine=FixedEngine())
+    phone = ForwardTimer(LLADA, PHONE, system)
     (event,) = [e for e in phone.step(forward).events if e.task.name == "head"]
     return event
 
 
-class FixedEngine:
-    """So many microseconds, and bytes, a row."""
-
-    def scores(self, rows: int, gbps: float) -> tuple[float, float]:
-        return rows * 1e-6, rows * 1e3
-
-
-def test_a_sampling_engine_takes_the_place_of_the_heads_vector_work():
-    on_npu, attached = (head_event(where).task for where in ("npu", "sampling_engine"))
-    assert on_npu.lane == attached.lane == "npu"
-    assert on_npu.parts["head"] == attached.parts["head"] > 0
-    assert attached.parts["scores"] == STEP.head_rows * 1e-6 != on_npu.parts["scores"]
-    assert attached.dram_bytes == on_npu.dram_bytes + STEP.head_rows * 1e3
+def test_a_head_on_the_npu_is_its_product_and_vector_work():
+    task = head_event("npu").task
+    assert task.lane == "npu" and task.seconds == pytest.approx(sum(task.parts.values()))
+    assert task.parts["head"] > 0 and task.parts["scores"] > 0
     assert head_event("cpu").task.lane == "cpu"
 
 
@@ -205,7 +196,7 @@ def test_attention_on_the_cpu_takes_its_rate():
         ({"body": "gpu"}, "body is 'gpu'; allowed: 'npu', 'cpu'"),
         ({"runtime": "magic"}, "runtime is 'magic'; allowed: 'none', 'remap'"),
         ({"resident_mib": -1}, "resident_mib is -1; allowed: 0 or more"),
-        ({"scores_on": "gpu"}, "scores_on is 'gpu'; allowed: 'cpu', 'npu', 'sampling_engine'"),
+        ({"scores_on": "gpu"}, "scores_on is 'gpu'; allowed: 'cpu', 'npu'"),
         ({"body": "cpu", "scores_on": "npu"}, "scores_on is 'npu'; allowed: 'cpu', where the body"),
         ({"head": "best"}, "head is 'best'; allowed: 'plain', 'tuned'"),
     ],
@@ -213,11 +204,6 @@ def test_attention_on_the_cpu_takes_its_rate():
 def test_bad_systems_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         System(**settings)
-
-
-def test_an_engine_that_is_missing_is_named():
-    with pytest.raises(ValueError, match="engine is None; allowed: a sampling engine, where"):
-        ForwardTimer(LLADA, PHONE, System(scores_on="sampling_engine"))
 
 
 def test_kernels_of_another_phone_are_named():

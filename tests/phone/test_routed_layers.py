@@ -4,7 +4,6 @@ import math
 from functools import cache
 
 import jax
-import numpy as np
 import pytest
 
 from llada_jax.backend.weights import stored_as
@@ -16,7 +15,7 @@ from llada_jax.phone.cost import price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import Graphs, graphs_of
 from llada_jax.phone.memory import weights_mib
-from llada_jax.phone.routed_layers import IndependentRouting, RecordedRouting, layer_costs
+from llada_jax.phone.routed_layers import experts_by_rows, layer_costs
 from llada_jax.phone.simulate import simulate
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import Forward, Workload
@@ -56,7 +55,7 @@ def test_everyone_counts_the_bytes_of_all_parameters(name):
     memory = weights_mib(model, head=False) * MIB
     assert memory == pytest.approx(body, rel=1e-3)
     assert weights_mib(model, head=True) * MIB == pytest.approx(body + head, rel=1e-3)
-    graph = model_graph(model, rows=1, weight_bits=bits, step_ns=10**9)
+    graph = model_graph(model, weight_bits=bits, step_ns=10**9)
     assert graph.weight_bytes == pytest.approx(body, rel=1e-3)
     stored = (
         stored_as(m.name, named_specs(model)[m.name].shape, "int8") for m in body_matrices(model)
@@ -73,20 +72,9 @@ def test_llada2_flash_is_a_hundred_billion_weights():
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 256])
 def test_independent_rows_activate_as_many_experts_as_chance_says(rows):
-    found = IndependentRouting(256, 8).experts_by_rows(rows)
+    found = experts_by_rows(MoEConfig(n_experts=256, experts_per_token=8, expert_width=1), rows)
     assert sum(found.values()) == pytest.approx(256 * (1 - (1 - 8 / 256) ** rows), rel=1e-4)
     assert sum(n * experts for n, experts in found.items()) == pytest.approx(rows * 8, rel=1e-4)
-
-
-def test_recorded_rows_activate_what_was_recorded():
-    experts = np.full((2, 1, 3, 2), -1)
-    experts[0, 0] = [[0, 1], [0, 1], [0, 2]]
-    experts[1, 0, :2] = [[3, 4], [3, 4]]
-    routing = RecordedRouting(experts, 8)
-    assert routing.experts_by_rows(3) == {3: 1, 2: 1, 1: 1}
-    assert routing.experts_by_rows(2) == {2: 2}
-    assert routing.experts_by_rows(1) == {1: 2}
-    assert routing.experts_by_rows(6) == {6: 1, 4: 1, 2: 1}  # as the step with the most rows
 
 
 def test_a_mixture_of_one_expert_costs_what_the_dense_layer_does():
@@ -99,7 +87,7 @@ def test_a_mixture_of_one_expert_costs_what_the_dense_layer_does():
 
     layer = GRAPHS.layer(32, 96)
     dense = price(layer)
-    (routed, *_) = layer_costs(one, layer, 32, price, IndependentRouting(1, 1))
+    (routed, *_) = layer_costs(one, layer, 32, price)
     for engine in ("matrix", "dequantization", "dma"):
         more = routed.by_engine[engine] - dense.by_engine[engine]
         assert -1e-12 < more < 0.1 * dense.by_engine[engine] + 1e-7
@@ -110,18 +98,6 @@ def test_only_layers_after_the_first_dense_ones_are_routed():
     step = ForwardTimer(MIXED_GRAPHS, PHONE, WIDE).step(STEP)
     layers = [event.task for event in step.events if event.task.name.startswith("layer")]
     assert layers[0].seconds != layers[1].seconds == layers[3].seconds
-
-
-def test_experts_that_agree_cost_less_than_those_taken_by_chance():
-    same = np.tile([0, 1], (1, 3, 32, 1))
-    recorded = ForwardTimer(MIXED_GRAPHS, PHONE, WIDE, routing=RecordedRouting(same, 8))
-    agreed = simulate(Workload((STEP,), 1, 1, "a test"), recorded)
-    chance = simulate(agreed.workload, ForwardTimer(MIXED_GRAPHS, PHONE, WIDE))
-    assert agreed.experts_per_layer == pytest.approx(2)
-    assert chance.experts_per_layer == pytest.approx(8, rel=1e-3)
-    assert agreed.parts["dequantization"] < chance.parts["dequantization"]
-    assert agreed.source == "a test; experts by the routing of 1 recorded forwards"
-    assert "assumed" in chance.source
 
 
 def test_a_step_pays_for_the_weights_that_it_activates():
@@ -140,11 +116,6 @@ def test_a_step_pays_for_the_weights_that_it_activates():
     assert unpacked / kernels.fast_dequant_gweights < seconds < unpacked / kernels.dequant_gweights
 
 
-def test_routing_of_another_model_is_refused():
-    other = RecordedRouting(np.zeros((1, 1, 1, 4), int), 64)
-    with pytest.raises(ValueError, match=r"routing has 64 experts, 4 a row; allowed for this mod"):
-        ForwardTimer(MIXED_GRAPHS, PHONE, WIDE, routing=other)
-    with pytest.raises(ValueError, match="routing is given; allowed: None, for a model without"):
-        ForwardTimer(GRAPHS, PHONE, WIDE, routing=other)
+def test_a_mixture_that_is_mapped_at_once_is_refused():
     with pytest.raises(ValueError, match="runtime is 'none', which maps all at once: 5"):
         ForwardTimer(graphs_of("llada2_flash"), PHONE, System(runtime="none"))

@@ -16,9 +16,8 @@ from llada_jax.phone.workload import (
     rounded,
     vanilla,
 )
-from llada_jax.revision.worker import Worker
 from tests.phone.small import SHAPE
-from tests.sampler.toy import toy_decode
+from tests.sampler.toy import Worker, toy_decode
 
 
 def trace(**changes):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from llada_jax.model.quantize import QuantArray, dequantize
 from llada_jax.revision.matmul import TileMultiplier
-from llada_jax.revision.tiles import Tiles, pack_float16, pack_q4_0, unpack_q4_0
-from tests.revision.test_tiles import unpack_float16
+from llada_jax.revision.tiles import Tiles, pack_q4_0, unpack_q4_0
 
 pytest.importorskip("llvmlite")
 
@@ -26,17 +25,13 @@ def multiply():
         yield multiplier
 
 
-def random_tiles(rng, kind, out, inputs):
-    if kind == "float16":
-        return pack_float16(rng.standard_normal((out, inputs)).astype(np.float16))
+def random_tiles(rng, out, inputs):
     values = rng.integers(-8, 8, (out, inputs)).astype(ml_dtypes.int4)
     scale = rng.uniform(0.001, 1, (out, inputs // 32)).astype(np.float16).astype(np.float32)
     return pack_q4_0(QuantArray(values, scale))
 
 
 def weight_of(tiles):
-    if tiles.kind == "float16":
-        return unpack_float16(tiles).astype(np.float32)
     return np.asarray(dequantize(QuantArray(*map(np.asarray, unpack_q4_0(tiles))), np.float32))
 
 
@@ -47,11 +42,10 @@ def assert_product(found, x, tiles):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "float16"])
 @pytest.mark.parametrize("n_rows", [*range(1, 9), 19])
-def test_as_dequantized(multiply, kind, n_rows):
+def test_as_dequantized(multiply, n_rows):
     rng = np.random.default_rng(n_rows)
-    tiles = random_tiles(rng, kind, 160, 384)
+    tiles = random_tiles(rng, 160, 384)
     x = rng.standard_normal((n_rows, 384)).astype(np.float32)
     assert_product(multiply(x, tiles), x, tiles)
 
@@ -59,15 +53,14 @@ def test_as_dequantized(multiply, kind, n_rows):
 @settings(max_examples=30)
 @given(
     st.integers(0, 2**32),
-    st.sampled_from(["q4_0", "float16"]),
     st.integers(1, 9),
     st.integers(1, 5),
     st.lists(st.integers(0, 3), max_size=2),
     st.integers(1, 4),
 )
-def test_any_shape(seed, kind, out, inputs, leading, threads):
+def test_any_shape(seed, out, inputs, leading, threads):
     rng = np.random.default_rng(seed)
-    tiles = random_tiles(rng, kind, 32 * out, 32 * inputs)
+    tiles = random_tiles(rng, 32 * out, 32 * inputs)
     x = rng.standard_normal((*leading, 32 * inputs)).astype(np.float32)
     with TileMultiplier(threads) as multiply:
         found = multiply(x, tiles)
@@ -76,16 +69,15 @@ def test_any_shape(seed, kind, out, inputs, leading, threads):
         assert_product(found, x, tiles)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "float16"])
-def test_each_weight_meets_its_input(multiply, kind):
+def test_each_weight_meets_its_input(multiply):
     """Products with unit vectors give the weight itself, exactly."""
-    tiles = random_tiles(np.random.default_rng(0), kind, 64, 64)
+    tiles = random_tiles(np.random.default_rng(0), 64, 64)
     np.testing.assert_array_equal(multiply(np.eye(64, dtype=np.float32), tiles).T, weight_of(tiles))
 
 
 def test_a_strided_x_and_a_view_of_tiles(multiply):
     rng = np.random.default_rng(0)
-    tiles = random_tiles(rng, "q4_0", 96, 64)
+    tiles = random_tiles(rng, 96, 64)
     x = rng.standard_normal((128, 3)).astype(np.float32).T[:, ::2]
     some = tiles.columns(32, 96)
     assert_product(multiply(x, some), x, some)
@@ -93,7 +85,7 @@ def test_a_strided_x_and_a_view_of_tiles(multiply):
 
 def test_callers_share_a_multiplier(multiply):
     rng = np.random.default_rng(0)
-    tiles = random_tiles(rng, "q4_0", 256, 256)
+    tiles = random_tiles(rng, 256, 256)
     inputs = [rng.standard_normal((1 + i % 8, 256)).astype(np.float32) for i in range(32)]
     with ThreadPoolExecutor(8) as pool:
         for x, found in zip(inputs, pool.map(lambda x: multiply(x, tiles), inputs), strict=True):
@@ -115,19 +107,18 @@ def test_nothing_decoded_is_stored(multiply):
 
 def test_no_thread_is_left_behind():
     before = set(threading.enumerate())
-    tiles = random_tiles(np.random.default_rng(0), "q4_0", 64, 64)
+    tiles = random_tiles(np.random.default_rng(0), 64, 64)
     with TileMultiplier(threads=3) as multiplier:
         multiplier(np.ones((1, 64), np.float32), tiles)
         assert set(threading.enumerate()) > before, "the case must start a thread"
     assert set(threading.enumerate()) == before
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "float16"])
 @pytest.mark.parametrize("n_rows", [1, 8])
-def test_the_kernel_calls_nothing(kind, n_rows):
+def test_the_kernel_calls_nothing(n_rows):
     from llada_jax.revision.kernel import Emitter
 
-    module = Emitter(kind, n_rows).module
+    module = Emitter(n_rows).module
     assert [function.name for function in module.functions] == ["multiply", "llvm.fmuladd.v32f32"]
     assert "alloca" not in str(module)
 
@@ -143,7 +134,7 @@ def test_the_kernel_calls_nothing(kind, n_rows):
 )
 def test_bad_input(multiply, x, message):
     with pytest.raises(ValueError, match=message):
-        multiply(np.asarray(x), pack_float16(np.zeros((32, 64), np.float16)))
+        multiply(np.asarray(x), random_tiles(np.random.default_rng(0), 32, 64))
 
 
 def test_bad_threads():

@@ -15,15 +15,13 @@ from llada_jax.config import ModelConfig, MoEConfig
 from llada_jax.model.forward import forward_rows
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.quantize import QuantArray, dequantize
-from llada_jax.revision import tiled_forward
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_q4_0
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.drawn_params import drawn_params
-from tests.revision.test_tiles import unpack_float16
-from tests.revision.test_worker import Held
+from tests.sampler.test_worker import Held
 
 pytest.importorskip("llvmlite")
 revision_kernel = pytest.importorskip("llada_jax.revision.kernel")
@@ -45,15 +43,13 @@ def multiply():
 def plain(leaf):
     if not isinstance(leaf, Tiles):
         return leaf
-    if leaf.kind == "float16":
-        return jnp.asarray(unpack_float16(leaf), jnp.float32)
     return dequantize(QuantArray(*map(jnp.asarray, unpack_q4_0(leaf))), jnp.float32)
 
 
 @functools.cache
-def model_of(config, kind="q4_0"):
+def model_of(config):
     """Packed parameters, and what they stand for in float32."""
-    packed = pack_params(drawn_params(config), config, kind)
+    packed = pack_params(drawn_params(config), config)
     return packed, jax.tree.map(plain, packed)
 
 
@@ -88,9 +84,8 @@ def assert_same_rows(found, expected, live):
             assert_near(ours, theirs, at)
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "float16"])
-def test_as_forward_rows(multiply, kind):
-    packed, params = model_of(CONFIG, kind)
+def test_as_forward_rows(multiply):
+    packed, params = model_of(CONFIG)
     denoiser = tiled_denoiser(CONFIG, ScoreRules(), multiply)
     rows, cache = some_rows(), cache_of(CONFIG, 2)
     found = denoiser.forward_rows(packed, rows, cache)
@@ -159,15 +154,6 @@ def tiled_and_plain():
 PROMPT = [[10, 20, 30, 40]]
 
 
-@pytest.mark.slow
-def test_decoding_gives_the_same_tokens():
-    tiles, model = tiled_and_plain()
-    config = lj.SamplerConfig(gen_length=16, block_length=8, steps=8, cache="blockwise")
-    found = lj.generate(tiles, PROMPT, config, backend="tiles")
-    expected = lj.generate(model, PROMPT, config)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-
 REFRESHED = lj.SamplerConfig.preset(
     "staged", gen_length=32, block_length=8, steps=32, theta_visible=0.2, theta_stable=0.9,
     refresh="worker",
@@ -183,30 +169,9 @@ def test_a_worker_refreshes_from_tiles():
     assert expected.trace.refreshed.sum() > 0
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.trace.refreshed, expected.trace.refreshed)
-    both = lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
-    np.testing.assert_array_equal(both.tokens, expected.tokens)
     other = model._replace(params=drawn_params(model.config, 3))
     changed = lj.generate(model, PROMPT, REFRESHED, refresh_on=other)
     assert (changed.tokens != expected.tokens).any()
-
-
-@pytest.mark.slow
-def test_a_run_and_its_worker_read_one_copy_of_the_weights(monkeypatch):
-    """The arrays that reach their forwards are those of the one model that both were given."""
-    (tiles, _), read = tiled_and_plain(), {"run": set(), "worker": set()}
-    unrecorded = tiled_forward.forward_tiled_rows
-
-    def arrays_of(params):
-        return {id(getattr(leaf, "blocks", leaf)) for leaf in jax.tree.leaves(params)}
-
-    def recorded(config, multiply, params, rows, cache):
-        ours = threading.current_thread() is threading.main_thread()
-        read["run" if ours else "worker"] |= arrays_of(params)
-        return unrecorded(config, multiply, params, rows, cache)
-
-    monkeypatch.setattr(tiled_forward, "forward_tiled_rows", recorded)
-    lj.generate(tiles, PROMPT, REFRESHED, backend="tiles", refresh_on=tiles)
-    assert read["run"] == read["worker"] == arrays_of(tiles.params)
 
 
 def fails_beside_a_job(monkeypatch):
@@ -225,7 +190,7 @@ def fails_beside_a_job(monkeypatch):
 
         return denoiser._replace(forward_rows=forward_rows, traceable=False)
 
-    monkeypatch.setattr(decoding, "Worker", lambda: worker)
+    monkeypatch.setattr(decoding, "_worker", lambda: worker)
     monkeypatch.setattr(denoisers, "denoiser_for", failing_denoiser)
     return worker.finished
 
@@ -238,19 +203,16 @@ def fails_in_a_job(monkeypatch):
         failed.set()
         raise RuntimeError("the kernel met a bad tile")
 
-    monkeypatch.setattr(revision_kernel, "kernel_for", lambda kind, n_rows: kernel)
+    monkeypatch.setattr(revision_kernel, "kernel_for", lambda n_rows: kernel)
     return failed
 
 
 def test_a_run_leaves_no_thread():
     tiles, model = tiled_and_plain()
     before = set(threading.enumerate())
-    for options in ({"refresh_on": tiles}, {"refresh_on": tiles, "backend": "tiles"}):
-        run = lj.generate(
-            tiles if "backend" in options else model, PROMPT, REFRESHED, trace=True, **options
-        )
-        assert run.trace.refreshed.sum() > 0
-        assert set(threading.enumerate()) == before
+    run = lj.generate(model, PROMPT, REFRESHED, trace=True, refresh_on=tiles)
+    assert run.trace.refreshed.sum() > 0
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize(
@@ -270,16 +232,13 @@ def test_a_run_that_fails_leaves_no_thread(failure, message, monkeypatch):
 def test_where_tiles_cannot_run():
     tiles, model = tiled_and_plain()
     config = REFRESHED.replace(refresh="rows")
-    for wrong, backend, has in ((tiles, "xla", "has"), (model, "tiles", "has no")):
-        with pytest.raises(ValueError, match=f"'{backend}', and the model {has} tiles; allowed"):
-            lj.generate(wrong, PROMPT, config, backend=backend)
+    with pytest.raises(ValueError, match="the model has tiles; allowed: as refresh_on"):
+        lj.generate(tiles, PROMPT, config)
     with pytest.raises(ValueError, match="refresh_on is a model without a worker"):
         lj.generate(model, PROMPT, config, refresh_on=tiles)
     small = tiles._replace(config=tiles.config.replace(max_length=256))
     with pytest.raises(ValueError, match="refresh_on is a model of another configuration"):
         lj.generate(model, PROMPT, REFRESHED, refresh_on=small)
-    with pytest.raises(ValueError, match="the backend runs outside JAX; allowed: 'rows'"):
-        lj.generate(tiles, PROMPT, REFRESHED, backend="tiles")
 
 
 def test_beside_another_forward(multiply):
@@ -338,11 +297,9 @@ def test_memory_of_the_weights(multiply):
         (lambda: pack_params(drawn_params(CONFIG.replace(ffn_width=80)),
                              CONFIG.replace(ffn_width=80)),
          r"layers.0.ffn.gate: a weight of shape \(80, 64\) in tiles; allowed: \[Out, In\], mult"),
-        (lambda: pack_params(model_of(CONFIG)[1], CONFIG, "q8_0"),
-         "kind is 'q8_0'; allowed: 'q4_0', 'float16'"),
         (lambda: pack_params(
-            jax.tree.map(lambda leaf: leaf * 1e6, model_of(CONFIG)[1]), CONFIG, "float16"),
-         "layers.0.attention.query: a weight of .*; allowed in float16: up to 65504"),
+            jax.tree.map(lambda leaf: leaf * 1e9, model_of(CONFIG)[1]), CONFIG),
+         "layers.0.attention.query: scale .* is too large for Q4_0; allowed: up to 65504"),
     ],
 )  # fmt: skip
 def test_bad_input(make, message):

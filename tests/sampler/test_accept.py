@@ -43,7 +43,6 @@ def test_quota_takes_the_best():
 
 def test_ties():
     assert accepted([0.5, 0.5, 0.5], due=2) == [0, 1]
-    assert accepted([0.5, 0.5, 0.5], due=2, tie_break="highest_index") == [1, 2]
 
 
 def test_threshold():

@@ -20,7 +20,6 @@ PROMPTS = [[29, 259, 9, 163, 26], [92, 145], [128, 122, 11, 4, 39, 5, 202, 159, 
 SHORTEST = 1  # what a batch pads most
 SHOWN = {
     "multi_block": (Event.AHEAD,),
-    "lossless": (Event.AHEAD,),
     "staged": (Event.REPLACE, Event.PROMOTE),
     "llada_cpp": (Event.AHEAD, Event.REPLACE, Event.PROMOTE),
 }
@@ -30,12 +29,8 @@ SHOWN = {
 def sampler(policy: str, threshold: float, **stages: float) -> SamplerConfig:
     """Thresholds between which the confidence of an untrained model lies."""
     lengths = dict(gen_length=16, block_length=8, steps=16)
-    settings = {
-        "multi_block": {"threshold": threshold},
-        "lossless": {"threshold": None, "lossless": True, "lookahead_trigger": 8},
-    }
-    preset = "multi_block" if policy == "lossless" else policy
-    return SamplerConfig.preset(preset, **lengths, **settings.get(policy, stages))
+    settings = {"multi_block": {"threshold": threshold}}.get(policy, stages)
+    return SamplerConfig.preset(policy, **lengths, **settings)
 
 
 @pytest.mark.parametrize("policy", SHOWN)

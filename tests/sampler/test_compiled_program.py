@@ -23,7 +23,6 @@ WINDOWS = {
     "dual": {"cache": "dual", "threshold": 0.9},
     "blockwise": {"cache": "blockwise", "threshold": 0.9},
     "multi_block": {"cache": "blockwise", "window": "multi_block", "threshold": 0.9},
-    "lossless": {"cache": "blockwise", "window": "multi_block", "lossless": True},
     "llada_cpp": {"cache": "blockwise", "window": "multi_block", "accept": "staged"},
     "wide": {"cache": "dual", "confidence_dtype": "float64"},
 }

@@ -301,7 +301,6 @@ def test_eos_rules():
 
 
 DETAILS: list[dict[str, Any]] = [
-    {"tie_break": "highest_index"},
     {"strict_threshold": True},
     {"confidence_dtype": "float64"},
     {"temperature": 0.5, "noise_dtype": "float64"},

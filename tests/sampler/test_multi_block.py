@@ -224,18 +224,18 @@ def test_the_trigger_says_when_the_window_grows(trigger):
         pytest.param({"row_budget": 10}, 10, id="budget", marks=pytest.mark.slow),
         pytest.param({"latency_table": table((8, 12, 32), (1.0, 1.5, 4.0))}, 12, id="next_bucket"),
         pytest.param(
-            {"latency_table": table((8, 12, 32), (1.0, 1.1, 1.2)), "latency_allowance": 9.0},
+            {"latency_table": table((8, 12, 32), (1.0, 1.1, 1.2))},
             12,
             id="no_bucket_is_crossed",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"latency_table": table((8, 12, 32), (1.0, 1.5, 4.0)), "latency_allowance": 1.4},
+            {"latency_table": table((8, 12, 32), (1.0, 2.1, 4.0))},
             8,
             id="too_slow",
         ),
         pytest.param(
-            {"latency_table": table((12, 32), (1.0, 1.5)), "latency_allowance": 1.0},
+            {"latency_table": table((12, 32), (1.0, 2.5))},
             12,
             id="no_slower",
             marks=pytest.mark.slow,
@@ -254,7 +254,7 @@ def most_rows(salt, rows, staged, budget):
     costs = table((8, *rows), tuple(1.0 + 0.01 * n for n in (8, *rows)))
     rule = {"threshold": None, "accept": "staged", "theta_visible": 0.1, "theta_stable": 0.3}
     config = SLIDING.replace(
-        gen_length=64, steps=64, latency_table=costs, latency_allowance=9.0, lookahead_trigger=8,
+        gen_length=64, steps=64, latency_table=costs, lookahead_trigger=8,
         row_budget=budget, **rule if staged else {"threshold": 0.05},
     )  # fmt: skip
     return toy_decode(PROMPTS[1:2], config, salt=salt, seed=[1], loop="host").trace.live_rows.max()

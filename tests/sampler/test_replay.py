@@ -29,7 +29,6 @@ OTHERS = {
     "prefix": {"cache": "prefix", "steps": 8},
     "blockwise": {"cache": "blockwise", "threshold": 0.2},
     "kept": {"window": "multi_block", **STAGED},
-    "lossless": {"window": "multi_block", "cache": "blockwise", "lossless": True, "threshold": 0.2},
 }
 EACH = [*SAMPLERS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 

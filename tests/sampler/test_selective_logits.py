@@ -5,7 +5,6 @@ import pytest
 
 from llada_jax.config import SamplerConfig
 from llada_jax.sampler.trace import Event
-from tests.sampler.test_lossless import BLOCKWISE, lossless
 from tests.sampler.test_multi_block import PROMPTS, SLIDING
 from tests.sampler.test_revise import EDIT, WINO
 from tests.sampler.test_staged import SLIDING as STAGED
@@ -17,7 +16,6 @@ CASES = {
     "staged": (STAGED, Event.REPLACE),
     "wino": (WINO.replace(wino_accept=0.2, wino_verify=0.6), Event.REMASK),
     "token_edit": (EDIT.replace(edit_unmask=0.2, edit_replace=0.3), Event.REPLACE),
-    "lossless": (lossless(BLOCKWISE.replace(threshold=0.24), lookahead_trigger=8), Event.AHEAD),
     "drafts": (SLIDING, Event.AHEAD),
 }
 """Settings, and what they are for."""

@@ -171,7 +171,7 @@ def test_wrong_results_name_the_rule(decision, message):
         decode(rule=Wrong(), **SHORT)
 
 
-def test_needs_that_do_not_exist_and_classes_without_decide_are_refused():
+def test_needs_that_do_not_exist_and_a_class_without_decide_are_refused():
     @lj.rule
     class Greedy:
         needs = frozenset({"everything"})
@@ -214,12 +214,12 @@ def test_all_that_can_be_declared_is_what_the_logits_say():
     @lj.rule
     class Curious:
         needs = frozenset(get_args(Need))
-        top_k, n_classes = 3, 4
+        top_k = 3
         revises, rescore = True, "token"
 
         def ask(self, state):
             listed = jnp.broadcast_to(jnp.array([5, -1], jnp.int32), (3, 8, 2))
-            return lj.Ask(listed=listed, class_of=jnp.arange(VOCAB, dtype=jnp.int32) % 4)
+            return lj.Ask(listed=listed)
 
         def decide(self, seen, state):
             jax.debug.callback(lambda **parts: shown.append(parts), ordered=True, **vars(seen))
@@ -241,8 +241,6 @@ def test_all_that_can_be_declared_is_what_the_logits_say():
         check(now["current"][at], np.take_along_axis(p, token, axis=-1)[..., 0][at])
         check(now["listed"][at][:, 0], logits[at][:, 5])
         assert (now["listed"][at][:, 1] == -np.inf).all()
-        groups = np.stack([logits[..., group::4].max(axis=-1) for group in range(4)], axis=-1)
-        check(now["class_logits"][at], groups[at])
         check(now["margin"][at], np.ptp(np.sort(np.exp(p), axis=-1)[..., -2:], axis=-1)[at])
         scored = at & (before["masked"] | before["rescored"])
         logits = np.array(toy_logits(1, before["hidden"]))
@@ -263,11 +261,6 @@ NONE = jnp.zeros((3, 8, 1), jnp.int32)
         ({"listed"}, lj.Ask(), r"rule Asks: listed is None; allowed: integer\[3, 8, any\]"),
         ({"listed"}, lj.Ask(NONE[:, :4]), r"listed is int32\[3, 4, 1\]; allowed: integer\[3, 8, a"),
         ({"listed"}, lj.Ask(NONE, jnp.zeros((3, 8))), r"added is float32\[3, 8\]; allowed: float"),
-        (
-            {"classes"},
-            lj.Ask(class_of=NONE[0, :, 0]),
-            r"class_of is int32\[8\]; allowed: int",
-        ),
     ],
 )
 def test_wrong_questions_name_the_rule(needs, ask, message):

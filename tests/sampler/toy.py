@@ -1,5 +1,7 @@
 """The toy of `llada_jax.testing`, with a worker for refreshes."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax.numpy as jnp
 
 from llada_jax import testing
@@ -9,11 +11,18 @@ from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.testing import EOS, EOT, MASK, TOY, VOCAB, forward_rows, score_rows, toy_denoiser
 
-__all__ = ["BLOCK_CAUSAL", "CONFIG", "EOS", "EOT", "MASK", "VOCAB", "forward_rows", "score_rows",
-           "toy_decode", "toy_denoiser"]  # fmt: skip
+__all__ = ["BLOCK_CAUSAL", "CONFIG", "EOS", "EOT", "MASK", "VOCAB", "Worker",
+           "forward_rows", "score_rows", "toy_decode", "toy_denoiser"]  # fmt: skip
 
 CONFIG = TOY
 BLOCK_CAUSAL = TOY.replace(block_length=8)
+
+
+class Worker(ThreadPoolExecutor):
+    """The thread of a run."""
+
+    def __init__(self):
+        super().__init__(max_workers=1, thread_name_prefix="revision")
 
 
 def toy_decode(

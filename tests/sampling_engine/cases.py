@@ -1,15 +1,16 @@
 """Small samplers, and the engines that run them."""
 
+from typing import get_args
+
 import numpy as np
 
-from llada_jax.sampling_engine.host import run_sampler, store_logits
+from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
 from llada_jax.sampling_engine.instructions import Instruction
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.reference import Decisions, StepInputs
-from llada_jax.sampling_engine.sampling import Sampling
+from llada_jax.sampling_engine.sampling import Mode, Sampling
 
-MODES = ("performance", "edge", "one_pass", "one_pass_overlapped")
+MODES = get_args(Mode)
 
 
 def program(text: str) -> list[Instruction]:
@@ -30,5 +31,5 @@ def run(sampling: Sampling, engine: EngineConfig, inputs: StepInputs, format="fl
 
 
 def assert_same(found: Decisions, wanted: Decisions) -> None:
-    for name in ("tokens", "predictions", "transfer", "open"):
+    for name in ("tokens", "predictions", "transfer"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)

@@ -15,38 +15,28 @@ def test_the_published_case_fits_the_published_memories(vlen):
     memory_map = memory_map_of(Sampling(**PAPER), engine)
     logits = 32 * -(-126464 // vlen) * vlen * 2
     assert memory_map.logits_rows * vlen * 2 == logits
-    assert memory_map.size("vector", engine) == logits + 3 * 16 * vlen * 2 <= 8 << 20
-    assert memory_map.size("int", engine) <= 8 << 10
+    assert memory_map.words["vector"] * vlen * 2 == logits + 3 * 16 * vlen * 2 <= 8 << 20
+    assert memory_map.words["int"] * 4 <= 8 << 10
     assert memory_map.words["fp"] <= engine.memory("fp").words == vlen
 
 
 def test_streaming_needs_a_chunk_and_not_the_vocabulary():
     engine = EngineConfig(vlen=512, vector_bytes=64 << 10)
-    for mode in ("edge", "one_pass", "one_pass_overlapped"):
-        memory_map = memory_map_of(Sampling(**PAPER, mode=mode), engine)
-        assert memory_map.logits_rows == (8 if mode == "one_pass_overlapped" else 4)
+    for mode in ("edge", "one_pass"):
+        assert memory_map_of(Sampling(**PAPER, mode=mode), engine).logits_rows == 4
     with pytest.raises(ValueError, match=r"a performance program needs 7,952 words of vector"):
         memory_map_of(Sampling(**PAPER), engine)
-
-
-def test_memory_does_not_grow_with_steps_but_for_k():
-    one, many = (
-        memory_map_of(Sampling(**PAPER, steps=steps, mode="one_pass"), EngineConfig())
-        for steps in (1, 32)
-    )
-    assert many.words == one.words | {"int": one.words["int"] + 31 * 16}
 
 
 @pytest.mark.parametrize(
     ("sampling", "engine", "message"),
     [
         (dict(rows=33), dict(vlen=32), r"rows is 33; allowed: up to vlen \(32\)"),
-        (dict(rows=32), dict(vlen=32), r"needs 36 words of fp memory \(144 bytes\); allowed: up"),
+        (dict(rows=32), dict(vlen=32), r"needs 34 words of fp memory \(136 bytes\); allowed: up"),
         (dict(batch=40, rows=30), dict(vlen=64, int_bytes=4096), r"needs 2,440 words of int"),
         (dict(vocab=0), {}, "vocab is 0; allowed: 1 or more"),
         (dict(mode="cloud"), {}, "mode is 'cloud'; allowed: 'performance', 'edge'"),
         (dict(key="hash"), {}, "key is 'hash'; allowed: 'confidence', 'odds'"),
-        (dict(threshold=1.5), {}, "threshold is 1.5; allowed: 0 to 1, or none"),
         ({}, dict(vlen=100), "vlen is 100; allowed: a power of two from 8 on"),
         ({}, dict(vector_format="int8"), "vector_format is 'int8'; allowed: 'bfloat16'"),
         ({}, dict(vector_bytes=0), "vector_bytes is 0; allowed: 1 or more"),

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.sampling_engine.flips import random_inputs
 from llada_jax.model.head import ScoreRules, absorb_chunk, finish_scores, gumbel_noise, start_scores
-from llada_jax.sampling_engine.agreement import random_inputs
 from llada_jax.sampling_engine.host import run_sampler, store_logits
 from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.reference import committed
 from llada_jax.sampling_engine.sampling import Sampling
 from tests.sampling_engine.cases import exact_engine
+from tests.sampling_engine.reference import committed
 
 BATCH, ROWS, VOCAB, K = 2, 8, 100, 3
 
@@ -23,30 +23,28 @@ def of_host(logits, keys, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
-@pytest.mark.parametrize("threshold", [None, 0.6])
-def test_the_engine_samples_as_the_host(temperature, threshold):
-    inputs = random_inputs(3, 1, BATCH, ROWS, VOCAB, K)
+def test_the_engine_samples_as_the_host(temperature):
+    inputs = random_inputs(3, BATCH, ROWS, VOCAB, K)
     keys = jax.random.split(jax.random.key(4), (BATCH, ROWS))
     noise = temperature * np.asarray(gumbel_noise(keys, 0, VOCAB, "float32"))
     sampling = Sampling(
-        batch=BATCH, rows=ROWS, vocab=VOCAB, mode="one_pass", chunk_rows=2, noisy=True,
-        threshold=threshold,
-    )  # fmt: skip
+        batch=BATCH, rows=ROWS, vocab=VOCAB, mode="one_pass", chunk_rows=2, noisy=True
+    )
     engine = exact_engine(vlen=16)
-    hbm = store_logits(sampling, engine.vlen, inputs.logits, "float32", noise[None])
+    hbm = store_logits(sampling, engine.vlen, inputs.logits, "float32", noise)
     found = run_sampler(compile_sampler(sampling, engine), inputs, hbm)
-    wanted = of_host(inputs.logits[0], keys, temperature)
+    wanted = of_host(inputs.logits, keys, temperature)
     np.testing.assert_array_equal(found.predictions, wanted.token)
     if temperature > 0.5:
-        assert (found.predictions != inputs.logits[0].argmax(axis=-1)).any()
+        assert (found.predictions != inputs.logits.argmax(axis=-1)).any()
     confidence = np.asarray(wanted.confidence, np.float64)
-    transfer = committed(confidence, inputs.open, inputs.k[0], sampling)
+    transfer = committed(confidence, inputs.open, inputs.k)
     np.testing.assert_array_equal(found.transfer, transfer)
 
 
 def test_noise_comes_with_a_noisy_program():
     sampling = Sampling(batch=1, rows=1, vocab=8, mode="one_pass", noisy=True)
     with pytest.raises(ValueError, match="noisy is True and noise not given; allowed: both"):
-        store_logits(sampling, 8, np.zeros((1, 1, 1, 8), np.float32), "float32")
+        store_logits(sampling, 8, np.zeros((1, 1, 8), np.float32), "float32")
     with pytest.raises(ValueError, match="mode, key of a noisy sampler are edge, confidence; allo"):
         Sampling(batch=1, rows=1, vocab=8, mode="edge", noisy=True)

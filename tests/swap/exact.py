@@ -44,19 +44,16 @@ def exact(
     """Searches all plans whose addresses repeat after some steps.
 
     Args:
-      reorder: whether operators may run in any order that their dependencies allow. Temporaries
-        then have to be empty, since the room they take depends on the order.
+      reorder: whether operators may run in any order that their dependencies allow.
       steps: after which addresses repeat.
       effort: limit of the search, in OR-tools' deterministic time: about as many seconds of an idle
         core.
 
     Raises:
       PlanError: no plan was found.
-      ValueError: temporaries with `reorder`, or weights that need more than one buffer.
+      ValueError: weights that need more than one buffer.
     """
-    temporaries = any(operator.temporary_bytes for operator in graph.operators)
-    require(not (reorder and temporaries), "reorder is True; allowed: False, with temporaries")
-    room = room_for_weights(graph, budget, range(len(graph)))
+    room = room_for_weights(graph, budget)
     require(
         min(room.size, graph.weight_bytes) <= budget.max_buffer_bytes and room.buffers > 0,
         f"max_buffer_bytes is {budget.max_buffer_bytes}; allowed: all weights in one buffer",
@@ -225,7 +222,7 @@ class _Program:
                 groups.append([index])
             elif staged[t]:
                 groups[-1].append(index)
-        room = room_for_weights(graph, self.budget, tuple(everything))
+        room = room_for_weights(graph, self.budget)
         address = {i: room.start + unit * at for i, at in zip(everything, offsets, strict=True)}
         area = max(
             unit * (at + self.sizes[i % n]) for i, at in zip(everything, offsets, strict=True)

@@ -41,7 +41,7 @@ def one_buffer(size: int, alignment: int = 1, **settings: int) -> Budget:
 
 
 @st.composite
-def graphs(draw, *, most: int = 8, temporaries: int = 3) -> Graph:
+def graphs(draw, *, most: int = 8) -> Graph:
     """Graphs of some operators; some have no weights, some take no time."""
     small = st.integers(0, 9)
     operators = []
@@ -53,7 +53,6 @@ def graphs(draw, *, most: int = 8, temporaries: int = 3) -> Graph:
                 draw(small),
                 draw(small),
                 draw(small),
-                draw(st.integers(0, temporaries)),
                 tuple(sorted(depends)),
             )
         )
@@ -70,12 +69,12 @@ def budgets(draw) -> Budget:
         alignment=draw(st.integers(1, 4)),
         kv_bytes_per_token=draw(st.integers(0, 2)),
         tokens=draw(st.integers(0, 4)),
-        reserved_bytes=draw(st.integers(0, 3)),
+        temporary_bytes=draw(st.integers(0, 9)),
     )
 
 
 def tight_instance(seed: int, most: int, alignment: int = 1) -> tuple[Graph, Budget]:
-    """A graph of up to so many operators, without temporaries, that has to be staged, in one
+    """A graph of up to so many operators that has to be staged, in one
     buffer. Times are multiples of 12, so that rounding a period up changes it little."""
     rng = Random(seed)
     operators = []
@@ -103,7 +102,7 @@ def in_shared_places(
     """A plan in which groups of operators take turns in one buffer, at given offsets; all others
     stay in a buffer of their own."""
     order = range(len(graph))
-    room = room_for_weights(graph, budget, order)
+    room = room_for_weights(graph, budget)
     sizes = [operator.weight_bytes for operator in graph.operators]
     stays = [i for i in order if i not in offsets]
     starts = accumulate((sizes[i] for i in stays), initial=room.start)

@@ -16,10 +16,10 @@ def test_keys_and_values_of_llada_8b():
 def test_what_is_fixed_takes_whole_alignments_and_buffers():
     budget = Budget(
         session_bytes=100, max_buffer_bytes=8, alignment=4,
-        kv_bytes_per_token=3, tokens=5, reserved_bytes=1,
+        kv_bytes_per_token=3, tokens=5,
     )  # fmt: skip
-    assert budget.fixed_bytes == 16 + 4
-    assert budget.fixed_buffers == 2 + 1
+    assert budget.fixed_bytes == 16
+    assert budget.fixed_buffers == 2
 
 
 def test_what_a_step_costs_once_is_spread_over_its_transfers():
@@ -33,10 +33,10 @@ def test_what_a_step_costs_once_is_spread_over_its_transfers():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Budget(session_bytes=0), "session_bytes is 0; allowed: above 0"),
-        (lambda: Budget(max_buffers=-1), "max_buffers is -1; allowed: above 0"),
+        (lambda: Budget(session_bytes=0), "session_bytes is 0; allowed: 1 or more"),
+        (lambda: Budget(max_buffers=-1), "max_buffers is -1; allowed: 1 or more"),
         (lambda: Budget(tokens=-5), "tokens is -5; allowed: 0 or more"),
-        (lambda: Budget(session_bytes=2.5), "session_bytes is 2.5; allowed: above 0"),
+        (lambda: Budget(session_bytes=2.5), "session_bytes is 2.5; allowed: 1 or more"),
     ],
 )
 def test_bad_input(make, message):

@@ -14,7 +14,7 @@ LONG = 2 * 60
 
 
 @settings(max_examples=40)
-@given(graphs(), budgets(), st.sampled_from(["paging", "greedy"]))
+@given(graphs(), budgets(), st.sampled_from(sorted(PLANNERS)))
 def test_many_steps_take_what_the_steady_state_says(graph, budget, name):
     try:
         plan = PLANNERS[name](graph, budget)

@@ -15,34 +15,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments.bench.rivals.answers import LayerClock, answer_lines
-from experiments.harness.random_weights import RandomWeights
+from experiments.harness.random_weights import random_params
 from llada_jax.backend.exported.opened import Exported
 from llada_jax.backend.session import Session
-from llada_jax.backend.weights import whole
 from llada_jax.build.denoisers import denoiser_for, score_rules
 from llada_jax.config import ModelConfig, SamplerConfig
 from llada_jax.model.finite import require_finite_results
-from llada_jax.model.params import ModelParams, abstract_params, parameter_name
 from llada_jax.rows import make_rows
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.types import Denoiser, Params, Scores
-
-
-def random_params(config: ModelConfig, numbers: str) -> ModelParams:
-    """Makes parameters of `int8` or `bfloat16`; what is no matrix of int8 is bfloat16."""
-    weights = RandomWeights(config, "int8" if numbers == "int8" else "float32")
-
-    def leaf(path: tuple[Any, ...], _: object) -> Any:
-        found = whole(weights.rows(parameter_name(path)))
-        if isinstance(found, np.ndarray):
-            return jnp.asarray(found, jnp.bfloat16)
-        return jax.tree.map(jnp.asarray, found)
-
-    return jax.tree.map_with_path(leaf, abstract_params(config))
 
 
 def clocked(denoiser: Denoiser, clock: LayerClock) -> Denoiser:
@@ -101,7 +85,9 @@ def main(settings: str) -> None:
     if runtime == "litert":
         denoiser = Session(Exported(Path(told["folder"])), rules).denoiser()
     else:
-        denoiser, params = denoiser_for(config, rules), random_params(config, numbers)
+        denoiser = denoiser_for(config, rules)
+        quant = "int8" if numbers == "int8" else "float32"
+        params = random_params(config, quant, dtype="bfloat16")
     ours = Ours(clocked(denoiser, clock), params, config, told)
     package = {"litert": "ai-edge-litert", "xla": "jaxlib"}[runtime]
     about = f"{package} {version(package)}"

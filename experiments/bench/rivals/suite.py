@@ -33,6 +33,7 @@ from llada_jax.model.params import param_count
 PROMPT_LENGTH, GEN_LENGTH, BLOCK_LENGTH, CACHED = 64, 128, 32, 256
 CANVAS = PROMPT_LENGTH + GEN_LENGTH
 BLOCKS = GEN_LENGTH // BLOCK_LENGTH
+DECODINGS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,12 @@ class RivalsBenchConfig:
     formats: tuple[str, ...] = ("Q4_0", "Q8_0", "Q4_K_M")
     programs: tuple[str, ...] = ()
     tokens_per_step: int = 4
-    decodings: int = 2
     scratch: str = "outputs/rivals"
 
     def __post_init__(self) -> None:
         ascending_counts("rows", self.rows)
         require(self.rows[-1] <= CACHED, f"rows is {self.rows}; allowed: up to {CACHED}")
         require(self.layers > 0, f"layers is {self.layers}; allowed: 1 or more")
-        require(self.decodings > 1, f"decodings is {self.decodings}; allowed: 2 or more")
         require(
             0 < self.tokens_per_step and BLOCK_LENGTH % self.tokens_per_step == 0,
             f"tokens_per_step is {self.tokens_per_step}; allowed: a divisor of {BLOCK_LENGTH}",
@@ -87,8 +86,6 @@ class _Suite:
         self._scratch = self._gguf = Path(config.scratch).resolve()
         self._steps = GEN_LENGTH // config.tokens_per_step
         self._peaks: dict[str, Peak] = {}
-        self._fastest: dict[int, tuple[float, str]] = {}
-        """The fastest rival's seconds by rows, in those of ours."""
 
     def timed(self) -> Iterator[ResultRow]:
         """Yields all rows; the weights lie in a folder of their own, which is gone then."""
@@ -105,8 +102,6 @@ class _Suite:
                     yield from self._beside(mine, ours, each)
                 for program in self._config.programs:
                     yield from self._canvas_steps(mine, ours, *program.split("=", 1))
-            for rows, (ratio, name) in self._fastest.items():
-                yield ResultRow(f"fastest_rival/{rows}", ratio, f"x {mine.name}", source=name)
 
     def _machine(self) -> Iterator[ResultRow]:
         cores = available_cores()
@@ -187,9 +182,6 @@ class _Suite:
                     ratios = [theirs / ours for ours, theirs in pairs]
                     name = f"ratio/{_named(work, other, number)}"
                     yield from spread(name, ratios, f"x {mine.name}")
-                    if work == "forward" and other.module != "ours":
-                        found = statistics.median(ratios), other.name
-                        self._fastest[number] = min(found, self._fastest.get(number, found))
         except Missing as error:
             left_out(other.name, str(error))
 
@@ -198,7 +190,7 @@ class _Suite:
         yield "decode", self._steps
 
     def _times(self, work: str) -> int:
-        return self._repeats if work == "forward" else self._config.decodings
+        return self._repeats if work == "forward" else DECODINGS
 
     def _in_turns(
         self, ours: Running, running: Running, other: Contender, work: str, number: int

@@ -6,6 +6,7 @@ the float32 weights of one layer at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +29,20 @@ _QUANTIZED = 0.15
 
 
 def example(model: ModelConfig, layers: range, bucket: Bucket) -> dict[str, np.ndarray]:
-    """Returns a body step's inputs: noise of the size that a norm leaves, everything live."""
+    """Returns a body step's inputs: noise of the size that a norm leaves, everything live. Caches
+    are among them where they are empty, for larger buckets."""
     rng = np.random.default_rng(0)
     angles = rotation(model, jnp.arange(bucket.rows, dtype=jnp.int32)[None] + bucket.cache)
+    caches = body_step(model, layers, replace(bucket, cache=max(1, bucket.cache))).inputs
+    empty = {
+        name: np.zeros((shape[0], 0, shape[2]), np.float32)
+        for name, shape in caches.items()
+        if name.startswith(("keys_", "values_"))
+    }
     step = body_step(model, layers, bucket)
     inputs = {name: rng.standard_normal(shape, np.float32) for name, shape in step.inputs.items()}
     cos, sin = (np.asarray(array, np.float32)[0, :, 0] for array in angles)
-    return inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
+    return empty | inputs | {"cos": cos, "sin": sin, "bias": np.zeros_like(inputs["bias"])}
 
 
 def reference(

@@ -20,7 +20,7 @@ from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
 from llada_jax.experts.decoding.recorded_forward import RoutingRecord, recorded
-from llada_jax.experts.decoding.recording import RecordedStep, changed_rows, trace_of_steps
+from llada_jax.experts.decoding.recording import RecordedStep, trace_of_steps
 from llada_jax.experts.expert_policies import ExpertPolicy
 from llada_jax.experts.policy_run import LayerDecision, PolicyRun
 from llada_jax.experts.routing import RoutingTrace, loads_of
@@ -108,7 +108,7 @@ def generate_within_budget(
         lowest index.
 
     Raises ValueError for a model without routed experts, a file of another model, a profile of
-    another shape, a policy that needs the future, slots that no layer has, and damaged experts.
+    another shape, slots that no layer has, and damaged experts.
     """
     _require_experts(model)
     _require_file(model, file)
@@ -141,8 +141,7 @@ class _Budgeted:
         now, before = jax.tree.map(np.asarray, rows), self._before
         # A block has begun where the window stands elsewhere than in the forward before.
         new_block = before is None or not np.array_equal(now.positions, before.positions)
-        changed = changed_rows(now, before)
-        plan = partial(self._plan, now.live.reshape(-1), changed, new_block)
+        plan = partial(self._plan, now.live.reshape(-1), new_block)
         self._before = now
         self.loads.append(np.zeros(self._policy_run.resident.shape, np.int32))
         return forward_rows_budgeted(params, self._model.config, rows, cache, self._slots, plan)
@@ -150,7 +149,6 @@ class _Budgeted:
     def _plan(
         self,
         live: np.ndarray,
-        changed: np.ndarray,
         new_block: bool,
         layer: int,
         routing: RoutingRecord,
@@ -164,11 +162,9 @@ class _Budgeted:
         visit = Visit(
             step=self._step,
             layer=layer,
-            experts=experts,
             loads=loads_of(experts, routing.scores.shape[1]),
             scores=np.asarray(routing.scores)[live].mean(axis=0),
             foreseen=np.where(live[:, None], routing.foreseen, -1),
-            changed=changed,
             new_block=new_block,
         )
         self.loads[-1][layer] = visit.loads

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from llada_jax.config import require, require_choice
+from llada_jax.config import require, require_choice, require_counts
 from llada_jax.inside import inside
 from llada_jax.phone.calibration.timings import read_timing
 
@@ -54,9 +54,8 @@ class Measurement:
             all(isfinite(each) for each in times) and 0 < times[0] <= times[1] <= times[2],
             f"p5, median and p95 of {self.name} are {times}; allowed: above 0, ascending",
         )
-        for name, least in (("rows", 1), ("layers", 1), ("cache", 0), ("runs", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"{name} of {self.name} is {value}; allowed: {least} or more")
+        require_counts(self, "rows", "layers", "runs")
+        require_counts(self, "cache", least=0)
         require(
             self.thermal == 0,
             f"thermal of {self.name} is {self.thermal}; allowed: 0, as a hot phone is another one",

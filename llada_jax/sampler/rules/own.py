@@ -23,7 +23,7 @@ from llada_jax.config import SamplerConfig, require
 from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import Rule, require_for_revision
 
-HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "classes", "divergence"]
+HeadNeed = Literal["top_k", "log_sum_exp", "current", "listed", "divergence"]
 Need = Literal["confidence", "entropy", "margin", HeadNeed, "hidden", "drafts"]
 T = TypeVar("T")
 
@@ -74,8 +74,6 @@ class Seen:
       top_logits: Their logits.
       current: Log-probability of `token`; -inf for [MASK].
       listed: Logits of the tokens that `ask` lists; -inf where it lists none.
-      class_ids: The best token of each class; -1 for none.
-      class_logits: Its logit.
       divergence: Kullback-Leibler divergence of the distribution from that of the position's last
         score in this block (nats); the largest number where there was none.
       hidden: The model's last state, of which the head makes the logits.
@@ -100,8 +98,6 @@ class Seen:
     top_logits: Any = None
     current: Any = None
     listed: Any = None
-    class_ids: Any = None
-    class_logits: Any = None
     divergence: Any = None
     hidden: Any = None
     drafts: Drafts | None = None
@@ -115,12 +111,10 @@ class Ask(NamedTuple):
       listed: Tokens whose logits are needed; below 0: none.
       added: What is added to their logits before anything else is made of them, so that it changes
         what is predicted and how sure it is; None: nothing. -inf forbids.
-      class_of: The class of each token, from 0 up to the rule's `n_classes`.
     """
 
     listed: Int[Array, "B C K"] | None = None
     added: Float[Array, "B C K"] | None = None
-    class_of: Int[Array, " V"] | None = None
 
 
 class Decision(NamedTuple):
@@ -175,7 +169,6 @@ class OwnRule(Rule):
     needs: ClassVar[frozenset[Need] | set[Need]] = frozenset({"confidence"})
     """What is computed for the rule beside the prediction."""
     top_k: ClassVar[int] = 2
-    n_classes: ClassVar[int] = 0
     most_remasks: ClassVar[int] = 3
     """How often a position may be masked again, so that decoding ends."""
     no_drafts = "is a rule of one's own that does not need drafts"
@@ -190,7 +183,7 @@ class OwnRule(Rule):
         raise NotImplementedError
 
     def ask(self, state: State) -> Ask:
-        """Returns what the rule needs of single tokens: `listed` ones, or `classes` of them."""
+        """Returns the tokens of which the rule needs logits."""
         return Ask()
 
     def branch(self, tokens: Int[Array, "B C"], state: State) -> Int[Array, "B C"]:
@@ -229,7 +222,6 @@ class OwnRule(Rule):
             not unknown,
             f"rule {name} needs {sorted(unknown)}; allowed: {', '.join(get_args(Need))}",
         )
-        require(not window.branches, f"lossless is True with rule {name}; allowed: False")
         require(
             not self.branches or (window.leaves_tokens and not window.drafts),
             f"rule {name} has a branch; allowed: with cache 'blockwise', without multi_block",

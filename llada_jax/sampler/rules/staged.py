@@ -169,7 +169,7 @@ def _after_changes(
     assert canvas.history is not None
     batch, length = canvas.tokens.shape
     never = jnp.iinfo(jnp.int32).max
-    when = jnp.where(rescored.fresh, canvas.step[:, None], canvas.history.committed_at)
+    when = jnp.where(rescored.fresh, canvas.nfe[:, None], canvas.history.committed_at)
     block = blocks_of(canvas, rescored.config.block_length)
     block = jnp.where(block < 0, length, block)
     first = jnp.full((batch, length), never, jnp.int32)

@@ -59,6 +59,6 @@ class Wino(RevisingRule):
         failed = fails & (committed >= 2)
         last = jnp.where(canvas.block_step == 0, FIRST_COMMITTED, canvas.accepted)[:, None]
         too_many = failed.sum(axis=1, keepdims=True) >= last
-        rank = ranks(-probability, failed, rescored.config.parity.tie_break)
+        rank = ranks(-probability, failed)
         masked = failed & (~too_many | (rank < last - 1))
         return masked_again(canvas, masked, rescored.config.mask_id)

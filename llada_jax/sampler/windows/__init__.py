@@ -3,7 +3,6 @@
 from llada_jax.config.policies import register
 from llada_jax.sampler.windows.blockwise import Blockwise
 from llada_jax.sampler.windows.dual import DualCache
-from llada_jax.sampler.windows.lossless import Lossless
 from llada_jax.sampler.windows.multi_block import MultiBlock
 from llada_jax.sampler.windows.prefix import PrefixCache
 from llada_jax.sampler.windows.whole_canvas import WholeCanvas
@@ -12,7 +11,6 @@ from llada_jax.sampler.windows.window import Span, Window
 __all__ = [
     "Blockwise",
     "DualCache",
-    "Lossless",
     "MultiBlock",
     "PrefixCache",
     "Span",
@@ -20,4 +18,4 @@ __all__ = [
     "Window",
 ]
 
-register("window", (WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock, Lossless))
+register("window", (WholeCanvas, PrefixCache, DualCache, Blockwise, MultiBlock))

@@ -20,12 +20,14 @@ from llada_jax.sampler.canvas import (
     masks_left,
     positions_of,
 )
-from llada_jax.sampler.policy import policy, static_number
+from llada_jax.sampler.policy import policy
 from llada_jax.sampler.rules.rule import require_probabilities
 from llada_jax.sampler.windows.window import Span, Window, block_stop
 
 LARGEST_GROWTH = 8
 """Blocks that a window without a latency table may grow to."""
+ALLOWANCE = 2.0
+"""A forward of a grown window may take so many times what it would have taken, by its table."""
 
 
 class Growth(NamedTuple):
@@ -50,10 +52,8 @@ class MultiBlock(Window):
 
     Attributes:
       lookahead_trigger: Masks left in the current block at which the window grows into later
-        blocks, or a branch is computed; 0 for never.
-      latency_allowance: A forward with a grown window may take so many times what it would have
-        taken, by `latency_table`. The window grows to its buckets, one at a time; without a table
-        they are doublings of `block_length`.
+        blocks; 0 for never. It grows to the next bucket of `latency_table` where that takes at most
+        twice the time; without a table buckets are doublings of `block_length`.
       row_budget: Most rows of a forward whose window has grown, those beside it included: what the
         memory of activations allows (`ForwardTimer.row_budget` says it of a phone).
       draft_threshold: Drafts of this confidence are accepted when their block becomes current;
@@ -66,25 +66,19 @@ class MultiBlock(Window):
     drafts = True
 
     lookahead_trigger: int = 4
-    latency_allowance: float = static_number(2.0)
     row_budget: int | None = None
     draft_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.latency_allowance >= 1,
-            f"latency_allowance is {self.latency_allowance}; allowed: 1 or more",
-        )
         if self.draft_threshold is not None:
             require_probabilities(self, "draft_threshold")
 
     def check(self, config: SamplerConfig) -> None:
         budget, table, block = self.row_budget, config.latency_table, config.block_length
-        require_trigger(self.lookahead_trigger, config)
+        trigger = self.lookahead_trigger
         require(
-            table is not None or self.latency_allowance == type(self).latency_allowance,
-            f"latency_allowance is {self.latency_allowance!r}, which nothing reads; allowed: "
-            f"{type(self).latency_allowance!r}, or another one where latency_table is given",
+            isinstance(trigger, int) and 0 <= trigger <= block,
+            f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({block})",
         )
         require(
             budget is None or (isinstance(budget, int) and budget >= block),
@@ -100,7 +94,7 @@ class MultiBlock(Window):
         require(
             not reason or self.draft_threshold is not None,
             f"window is 'multi_block' and accept is {config.accept!r}, which {reason}; allowed: "
-            "with draft_threshold or lossless, or another rule",
+            "with draft_threshold, or another rule",
         )
 
     def span(self, canvas: Canvas, config: SamplerConfig, shift: int) -> Span:
@@ -141,7 +135,7 @@ class MultiBlock(Window):
         if table is not None:
             ms = dict(zip(table.rows, table.ms, strict=True))
             larger = tuple(
-                more if ms[more] <= self.latency_allowance * ms[rows] else rows
+                more if ms[more] <= ALLOWANCE * ms[rows] else rows
                 for rows, more in zip(buckets, larger, strict=True)
             )
         return Growth(buckets, larger, min(buckets[-1], self.row_budget or buckets[-1]))
@@ -175,14 +169,6 @@ class MultiBlock(Window):
         order = super().attention_order(canvas, positions, config)
         assert order is not None
         return jnp.minimum(order, canvas.block[:, None])
-
-
-def require_trigger(trigger: int, config: SamplerConfig) -> None:
-    """Raises ValueError unless `lookahead_trigger` is a number of masks that a block may have."""
-    require(
-        isinstance(trigger, int) and 0 <= trigger <= config.block_length,
-        f"lookahead_trigger is {trigger!r}; allowed: 0 to block_length ({config.block_length})",
-    )
 
 
 def _least_stop(canvas: Canvas, config: SamplerConfig) -> Int[Array, " B"]:

@@ -42,8 +42,6 @@ class Window:
     """Whether only finished tokens are cached, so that one may leave while it is visible."""
     drafts: ClassVar[bool] = False
     """Whether the window reaches into later blocks."""
-    branches: ClassVar[bool] = False
-    """Whether the step after the next one is computed beside it."""
 
     def check(self, config: SamplerConfig) -> None:
         """Raises ValueError where the window cannot work with the rest of the settings."""

@@ -73,6 +73,15 @@ def test_files_that_are_right_pass(quant: Quant, tmp_path: Path) -> None:
     assert all(0 <= check["error"] < limit for check in checks)
 
 
+def test_a_file_may_have_forwards_with_and_without_a_cache(tmp_path: Path) -> None:
+    buckets = [Bucket(4, 0), Bucket(4, 32)]
+    steps = [body_step(GQA, range(3), bucket) for bucket in buckets]
+    path = write(tmp_path / "x.tflite", steps, "float32", GQA)
+    weights = stored(GQA, "float32")
+    checks = list(verify.check_body(path, GQA, range(3), buckets, weights))
+    assert [check["error"] < 1e-5 for check in checks] == [True, True]
+
+
 @pytest.mark.parametrize("quant", ["float32", "int8"])
 def test_files_of_other_weights_do_not(quant: Quant, tmp_path: Path) -> None:
     path = write(tmp_path / "x.tflite", [body_step(GQA, range(3), BUCKETS[0])], quant, GQA)

@@ -89,27 +89,14 @@ def test_tokens_are_those_of_answers_and_none_after_their_end(finished):
         assert len(generation.tokens) == 128
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        pytest.param(
-            ["sampler=staged", "sampler.refresh=worker"],
-            "staged@block_length:8@refresh:worker/q4_0",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["sampler=blockwise", "backend=tiles"],
-            "blockwise@block_length:8/tiles/q4_0",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, random_model):
+@pytest.mark.slow
+def test_tiles_are_read_and_stored_with_the_answers(tmp_path, random_model):
     pytest.importorskip("llvmlite")
     lengths = ["task.gen_length=16", "sampler.block_length=8"]
     model = f"model={random_model}"
-    rows = run(tmp_path, model, "task.items=2", *lengths, *changes, "tiles=q4_0")
-    assert rows[f"{name}/exact_match"]["n"] == 2
+    changes = ["sampler=staged", "sampler.refresh=worker", "tiles=q4_0"]
+    rows = run(tmp_path, model, "task.items=2", *lengths, *changes)
+    assert rows["staged@block_length:8@refresh:worker/q4_0/exact_match"]["n"] == 2
     model = lj.load(random_model)
     tiles = lj.tiled(model)
     store = GenerationStore.load(tmp_path / "generations")
@@ -120,10 +107,7 @@ def test_tiles_are_read_and_stored_with_the_answers(changes, name, tmp_path, ran
     prompts = [
         model.tokenizer.encode_chat([{"role": "user", "content": i.question}]) for i in items
     ]
-    if config.has_worker:
-        expected = lj.generate(model, prompts, config, refresh_on=tiles)
-    else:
-        expected = lj.generate(tiles, prompts, config, backend="tiles")
+    expected = lj.generate(model, prompts, config, refresh_on=tiles)
     found = [each.tokens for each in store.generations()]
     assert found == [each.tolist() for each in expected.generated]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.experts.expert_prices import expert_bytes, phone_costs, slots_in_address_space
+from experiments.experts.expert_prices import expert_bytes, phone_costs
 from llada_jax.experts.shapes import LLADA2_MINI, LLADA_MOE
 from llada_jax.phone.profile import load_profile
 
@@ -30,14 +30,6 @@ def test_no_cpu_reads_faster_than_the_memory():
     phone, costs = load_profile("SM8750"), phone_costs("SM8750", LLADA_MOE, "vendor", "tuned")
     from_memory = expert_bytes(LLADA_MOE) * 1e-9 / phone.memory.dram_gbps
     assert costs.cpu(np.arange(1, 33)).min() >= from_memory
-
-
-def test_slots_in_the_address_space():
-    """LLaDA-MoE's 1024 experts of 3.5 MB and 331 MiB beside them: 3,200 MiB hold four fifths."""
-    slots = {shape: slots_in_address_space("SM8750", shape, 1024) for shape in
-             (LLADA2_MINI, LLADA_MOE)}  # fmt: skip
-    assert slots == {LLADA2_MINI: 88, LLADA_MOE: 51}
-    assert slots_in_address_space("SM8750", LLADA_MOE, 4096) < 51
 
 
 def test_unknown_kernels():

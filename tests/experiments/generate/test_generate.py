@@ -203,7 +203,6 @@ def test_a_sweep_has_a_folder_for_each_run(random_model, tmp_path):
         (["model=nowhere"], "no model at 'nowhere'; allowed: a bundled model ("),
         (["backend=abacus"], "backend is 'abacus'; allowed: 'xla'"),
         (["tiles=q4_0"], "tiles is 'q4_0', backend is 'xla' and the sampler has no worker"),
-        (["backend=tiles"], "tiles is None and backend is 'tiles'; allowed: 'q4_0', 'float16'"),
         (["loop=fast"], "loop is 'fast'; allowed: 'host', 'compiled', 'both'"),
         (["sampler.gen_length=12"], "sampler: gen_length is 12; allowed: a multiple of block_l"),
         (["dtype=int3"], "dtype is 'int3'; allowed: "),

@@ -85,14 +85,6 @@ def test_decoders_stand_side_by_side(runs, tmp_path):
     assert "| -45.0 (" in lines[2] and lines[2].endswith("| 0.0039 |")
 
 
-def test_settings_of_a_sampler_make_a_curve_with_an_area(runs, tmp_path):
-    run(tmp_path / "page", f"runs=[{runs}/sweep]")
-    rows = json.loads((tmp_path / "page" / "results.json").read_text())
-    areas = {row["name"]: row["value"] for row in rows if row["name"].endswith("/aup")}
-    task = "yes_no, version 1, difficulty 1, seed 5/tiny"
-    assert areas == {f"{task}: llada/aup": 90, f"{task}: threshold/aup": 270}
-
-
 def test_a_curve_of_training_shows_what_was_probed():
     rows = [{"step": i, "loss": 3 / i, "accuracy": 1 - 1 / i} for i in (1, 2, 3)]
     assert len(training_curve("a", rows).axes) == 2  # loss and accuracy
@@ -130,13 +122,9 @@ def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path)
         "| tiny: threshold, seed 1, run seed1",
         "| tiny: threshold, seed 1, run again",
     ]
-    assert "AUP" not in page
+    assert "parallelism" not in page
     names = [row["name"] for row in json.loads((tmp_path / "page" / "results.json").read_text())]
     assert len(set(names)) == len(names) == 12
-
-
-def test_runs_without_a_curve_have_no_area(runs, tmp_path):
-    assert "AUP" not in run(tmp_path / "page", f"runs=[{runs}/sweep/0]")
 
 
 @pytest.mark.parametrize(

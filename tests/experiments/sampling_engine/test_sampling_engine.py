@@ -9,8 +9,7 @@ from hydra import compose, initialize_config_dir
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.sampling_engine import hardware as sampling_engine_hardware
 from experiments.sampling_engine.__main__ import sampling_engine
-from experiments.sampling_engine.modelled import SamplingEngineConfig, latency_rows
-from llada_jax.checkpoint import fingerprint
+from experiments.sampling_engine.modelled import MODES, SamplingEngineConfig, latency_rows
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
@@ -35,23 +34,18 @@ def test_it_runs(tmp_path):
         "one_pass/vlen32/latency_ms",
     ):
         assert rows[name]["kind"] == "modelled" and rows[name]["value"] > 0
-    for name in ("flips/float32", "flips/mx_e4m3/tiny/odds", "machine/full_size_s"):
+    for name in ("flips/float32", "flips/mx_e4m3/tiny/odds"):
         assert rows[name]["kind"] == "measured"
-    tiny = {name for name, row in rows.items() if row.get("fingerprint") == fingerprint("tiny")}
-    assert tiny == {name for name in rows if "/tiny" in name}
-    assert all("fingerprint" not in row for name, row in rows.items() if name not in tiny)
-    for mode in ("performance", "one_pass"):
-        assert rows[f"machine/exact/{mode}/flips"]["value"] == 0
+    assert rows["flips/float32"]["value"] <= rows["flips/mx_e4m3"]["value"]
     assert "V_RED_MAX_IDX" in (tmp_path / "one_pass.asm").read_text()
 
 
 def test_the_published_case_is_the_default_and_stands_beside_its_source():
     config = read_config(SamplingEngineConfig, composed())
     assert config == SamplingEngineConfig() and config.is_published_case
-    modes = ("performance", "edge", "one_pass", "one_pass_overlapped")
     programs = {
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
-        for mode in modes
+        for mode in MODES
         for vlen in config.vlens
     }
     rows = {row.name: row for row in latency_rows(config, programs)}
@@ -71,8 +65,7 @@ def test_another_case_has_no_published_reference():
     config = replace(SamplingEngineConfig(), batch=1, vlens=(512,))
     sampling = Sampling(batch=1, rows=32, vocab=126464, mode="edge")
     program = compile_sampler(sampling, EngineConfig(vlen=512))
-    modes = ("performance", "edge", "one_pass", "one_pass_overlapped")
-    rows = latency_rows(config, {(mode, 512): program for mode in modes})
+    rows = latency_rows(config, {(mode, 512): program for mode in MODES})
     assert all(row.reference is None for row in rows)
 
 
@@ -83,7 +76,6 @@ def test_another_case_has_no_published_reference():
         ("vlens=[100]", "vlen is 100; allowed: a power of two from 8 on"),
         ("rows=0", "rows is 0; allowed: 1 or more"),
         ("flips.formats=[fp8]", r"flips.formats\[0\] is 'fp8'; allowed: 'float32'"),
-        ("flips.steps=0", "flips: steps is 0; allowed: 1 or more"),
         ("flips.k=9", r"flips.k is 9; allowed: up to rows \(8\)"),
         ("vlens=[4]", "vlen is 4; allowed: a power of two from 8 on"),
         ("rows=40", r"rows is 40; allowed: up to vlen \(32\)"),

@@ -1,7 +1,6 @@
 """`experiments.simulate`: what it prints, and what it refuses."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +9,9 @@ from omegaconf import OmegaConf
 
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.simulate import __main__ as simulate
-from llada_jax.experts.synthetic import RoutingStatistics, denoising_trace
 from llada_jax.phone.published_tasks import PublishedTasks
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
-from tests.experts.traces import SMALL, small_trace
 
 SOURCE = "published statistics (arXiv 2606.13740, Figures 5 and 8)"
 
@@ -54,8 +51,6 @@ def test_the_headline_is_the_mean_of_several_runs(tmp_path, monkeypatch):
     shown = rows["SM8750/latency/of_the_run_below"]["value"]
     parts = sum(row["value"] for name, row in rows.items() if "/part/" in name)
     assert parts == pytest.approx(shown) and shown != mean["value"]
-    assert rows["SM8750/scores_on/npu/latency"]["value"] == mean["value"]
-    assert rows["SM8750/scores_on/cpu/latency"]["value"] != mean["value"]
 
 
 def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
@@ -71,24 +66,12 @@ def test_a_run_with_a_planner_reports_its_plan(tmp_path, monkeypatch):
 def test_a_mixture_says_how_many_experts_it_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulate, "workloads_of", lambda config, model: (blockwise(8, 32),))
     changes = ("phones=[SM8750]", "shape=tiny_moe", "pictures=false")
-    path, shape = tmp_path / "routing.npz", replace(SMALL, n_experts=8)
-    alike = RoutingStatistics(popular=0.1, topic=0.4)
-    denoising_trace(shape, alike, seed=0, blocks=2, block_length=8, tokens_per_step=1.5).save(path)
-    found = {}
-    for name, more in (("assumed", ()), ("recorded", (f"routing={path}",))):
-        folder = tmp_path / name
-        simulate.simulate_run(composed(*changes, *more), Run(folder, OmegaConf.create({})))
-        rows = json.loads((folder / "results.json").read_text())
-        found[name] = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
-        assert name in rows[0]["trace_source"]
-        assert "of 8 experts a layer and forward: experts" in capsys.readouterr().out
-    assert found["recorded"]["experts_per_layer"] < found["assumed"]["experts_per_layer"] <= 8
-    assert found["assumed"]["weights"] == found["recorded"]["weights"] > 0
-    small_trace().save(path)
-    with pytest.raises(ValueError, match="routing has 16 experts, 2 a row; allowed for this model"):
-        simulate.simulate_run(
-            composed(*changes, f"routing={path}"), Run(tmp_path / "no", OmegaConf.create({}))
-        )
+    simulate.simulate_run(composed(*changes), Run(tmp_path / "run", OmegaConf.create({})))
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())
+    found = {row["name"].removeprefix("SM8750/"): row["value"] for row in rows}
+    assert "assumed" in rows[0]["trace_source"]
+    assert "of 8 experts a layer and forward: experts" in capsys.readouterr().out
+    assert 2 < found["experts_per_layer"] <= 8 and found["weights"] > 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from experiments.stream.streamed_share import ShareOutcome
 from llada_jax.backend.layer_file import PAGE, StoredLayer
 from llada_jax.swap.stall_times import stall_of
 
-SHORT = ["sampler.gen_length=8", "sampler.block_length=8", "sampler.steps=8"]
-
 
 def composed(*overrides: str):
     with initialize_config_dir(str(REPOSITORY / "conf"), version_base="1.3"):
@@ -26,18 +24,9 @@ def streamed(tmp_path, *overrides: str) -> dict:
     return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
 
 
-@pytest.mark.slow
-def test_the_tokens_of_a_bundled_model_stay(tmp_path):
-    rows = streamed(tmp_path, *SHORT, "shares=[0,1]")
-    for share in ("0", "1"):
-        assert rows[f"stream/{share}/same_tokens"]["value"] == 1
-        if (peak := rows.get(f"stream/{share}/peak")) is not None:
-            assert peak["value"] > peak["reference"] == rows[f"stream/{share}/memory"]["value"]
-
-
-def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
+def test_a_shape_with_random_weights_is_streamed(tmp_path):
     shape = ["architecture=tiny", "+architecture.mask_id=511", "architecture.n_layers=4"]
-    rows = streamed(tmp_path, *SHORT, *shape, "shares=[0,1]", "copy_mb_per_second=20")
+    rows = streamed(tmp_path, *shape, "shares=[0,1]")
     for share in ("0", "1"):
         assert rows[f"stream/{share}/same_tokens"]["value"] == 1
         memory = rows[f"stream/{share}/memory"]
@@ -46,8 +35,6 @@ def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
             # Pages of an allocator hide half a megabyte; test_streamed_memory measures more.
             assert peak["value"] >= 0 and peak["reference"] == memory["value"]
     assert 1.9 < rows["stream/1/memory"]["value"] / rows["stream/0/memory"]["value"] < 2.1
-    assert rows["stream/copy"]["value"] < 21
-    assert rows["stream/0/stall"]["value"] > 1 > rows["stream/1/stall"]["value"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "results.json", "metrics.jsonl", "config.yaml", "env.json"
     }  # fmt: skip
@@ -55,7 +42,7 @@ def test_a_shape_with_random_weights_is_streamed_and_slow_copies_show(tmp_path):
 
 def test_a_peak_that_could_not_be_restarted_says_so(tmp_path, monkeypatch):
     ran = ShareOutcome(np.zeros(8), 1.0, [0.0] * 8, 10_000_000, 90_000_000, with_compilation=True)
-    monkeypatch.setattr(stream, "in_own_process", lambda *_: ran)
+    monkeypatch.setattr(stream, "in_own_process", lambda *_, **__: ran)
     config = read_config(stream.StreamConfig, composed())
     stored = tuple(StoredLayer(index * PAGE, PAGE, ()) for index in range(6))
     times = stream.ForwardTimes([2e-3] * 6, 1e-3, [5e-3] * 6)
@@ -81,9 +68,7 @@ def test_a_plan_is_made_for_what_was_measured():
     [
         ("shares=[]", "shares is empty; allowed: at least one"),
         ("shares=[0.5,2]", "share is 2.0; allowed: 0 to 1"),
-        ("planner=best", "planner is 'best'; allowed: 'none', 'paging', 'greedy', 'steady'"),
-        ("copy_mb_per_second=0", "copy_mb_per_second is 0.0; allowed: above 0, or null"),
-        ("model=nowhere", "no model at 'nowhere'"),
+        ("planner=best", "planner is 'best'; allowed: 'greedy', 'steady'"),
     ],
 )
 def test_bad_input_leaves_no_files(override, message, tmp_path):

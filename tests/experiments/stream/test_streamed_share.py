@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.own_process import in_own_process
+from experiments.harness.own_process import FREED_AT_ONCE, in_own_process
 from experiments.harness.random_weights import RandomWeights
 from experiments.stream import __main__ as stream
 from experiments.stream.streamed_share import StreamConfig, run_share
@@ -27,11 +27,15 @@ def test_the_measured_peak_grows_with_the_share(tmp_path):
     path = tmp_path / "layers.bin"
     stored = write_layers(path, SHAPE, RandomWeights(SHAPE, "int8")).layers
     times = stream.ForwardTimes([1e-3] * 8, 1e-3, [1e-3] * 8)
-    config = StreamConfig(architecture=SHAPE, prompt="", sampler=SAMPLER)
+    config = StreamConfig(architecture=SHAPE, sampler=SAMPLER)
     found = []
     for share in (0.0, 0.4, 1.0):
         _, plan = stream.plan_for(config, stored, times, share)
-        found.append(in_own_process(run_share, config, path, stored, staging_of(plan)))
+        found.append(
+            in_own_process(
+                run_share, config, path, stored, staging_of(plan), environment=FREED_AT_ONCE
+            )
+        )
     counted = [ran.layer_bytes / LAYER for ran in found]
     assert counted == pytest.approx([2, 5, 8], rel=0.01)
     peaks = [ran.peak_bytes / LAYER for ran in found if ran.peak_bytes is not None]

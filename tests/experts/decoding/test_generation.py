@@ -18,7 +18,7 @@ from llada_jax.experts.decoding.generation import (
     record_routing,
     write_experts_of,
 )
-from llada_jax.experts.expert_policies import ORACLE, POLICIES
+from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.params import init_params
@@ -76,7 +76,7 @@ def test_a_recorded_trace_is_saved_and_simulated(tmp_path):
     _, trace = recorded("llada2-moe")
     trace.save(tmp_path / "routing.npz")
     loaded = RoutingTrace.load(tmp_path / "routing.npz")
-    outcome = replay(loaded, POLICIES["denoising"], COSTS, 6, profile_steps=4)
+    outcome = replay(loaded, POLICIES["hybrimoe"], COSTS, 6, profile_steps=4)
     assert outcome.committed.sum() == trace.committed[4:].sum()
     assert 0 < outcome.hit_rate <= 1
 
@@ -96,7 +96,7 @@ def budgeted(family, policy, slots, dtype="float32", **options):
     )
 
 
-@pytest.mark.parametrize("name", ["ktransformers", "adapmoe", "hybrimoe", "denoising"])
+@pytest.mark.parametrize("name", ["ktransformers", "adapmoe", "tide", "hybrimoe"])
 def test_a_budget_changes_speed_alone(name):
     result, profile = recorded("llada-moe")
     run = budgeted("llada-moe", name, 3, profile=profile.loads)
@@ -126,7 +126,7 @@ def test_tokens_are_the_plain_ones_at_every_budget(dtype, tmp_path):
     file = ExpertFile(tmp_path / "experts")
     for slots in (1, 5, 16):
         run = generate_within_budget(
-            mixture, file, PROMPTS, POLICIES["denoising"], COSTS, slots, config=SAMPLER
+            mixture, file, PROMPTS, POLICIES["hybrimoe"], COSTS, slots, config=SAMPLER
         )
         np.testing.assert_array_equal(run.result.tokens, plain.tokens)
     assert run.slots.read == 0
@@ -154,7 +154,6 @@ def test_bad_input():
         "the profile has 2 layers of 8 experts; allowed: 3 layers of 8": dict(
             profile=np.zeros((1, 2, 8), int)
         ),
-        "cache 'belady' needs the future; allowed: loads": dict(policy=ORACLE),
         "slots is 9; allowed: 1 to 8 experts of a layer": dict(slots=9),
         r"has experts of \(3, 8, .*\); allowed: \(2, 16": dict(model=model("llada2-moe")),
         "has the experts of another model; allowed: those of": dict(

@@ -14,7 +14,7 @@ from llada_jax.phone.cost import price_on_cpu, price_on_npu
 from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import buffers_mib, resident_mib, weights_mib
 from llada_jax.phone.profile import Profile
-from llada_jax.phone.single_steps import ALL_MAPPED, ffn_down, table2_seconds, vendor_pass
+from llada_jax.phone.single_steps import ALL_MAPPED, ffn_down, one_pass, table2_seconds
 from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
 
@@ -119,7 +119,7 @@ def fit_vendor(
         found, wanted = [], []
         for shape, profile, name in cells:
             cell, moved = figures[name][profile.soc], profile.with_values(changed[profile.soc])
-            found += [vendor_pass(graphs_of(shape), moved, rows) for rows in (1, 128)]
+            found += [one_pass(graphs_of(shape), moved, rows) for rows in (1, 128)]
             wanted += [1e3 / np.mean(cell["tokens_per_second"]), np.mean(cell["rows128_ms"])]
         return _relative(found, wanted)
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.bench.rivals.answers import LayerClock
-from experiments.bench.rivals.ours import Ours, clocked, random_params
+from experiments.bench.rivals.ours import Ours, clocked
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
+from experiments.harness.random_weights import random_params
 from llada_jax.build.denoisers import denoiser_for
 from llada_jax.config import ModelConfig
 from llada_jax.model.head import ScoreRules
@@ -20,7 +21,7 @@ TOLD = {"cached": 32, "prompt_length": 8, "gen_length": 8, "block_length": 4}
 
 
 def test_int8_is_in_the_matrices_and_the_rest_is_narrow():
-    params = random_params(SHAPE, "int8")
+    params = random_params(SHAPE, "int8", dtype="bfloat16")
     assert isinstance(params.layers[1].ffn.down, QuantArray)
     floats = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim == 1]
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("bfloat16")}
@@ -30,7 +31,7 @@ def test_int8_is_in_the_matrices_and_the_rest_is_narrow():
 def test_layers_are_a_part_of_a_forward():
     clock = LayerClock()
     denoiser = clocked(denoiser_for(SHAPE, ScoreRules()), clock)
-    ours = Ours(denoiser, random_params(SHAPE, "bfloat16"), SHAPE, TOLD)
+    ours = Ours(denoiser, random_params(SHAPE, "float32", dtype="bfloat16"), SHAPE, TOLD)
     assert ours.forward(4).token.shape == (1, 4)
     assert clock.seconds > 0
 

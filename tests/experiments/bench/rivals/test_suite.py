@@ -76,12 +76,6 @@ def test_others_are_compared_turn_by_turn(timed):
     assert names[first - 1 : first + 7] == [one, other, other, one, one, other, other, one]
 
 
-def test_the_fastest_rival_is_none_of_ours(timed):
-    rows, _ = timed()
-    assert rows["fastest_rival/2"].source in ("fast_dllm/bfloat16", "llama.cpp/Q4_0")
-    assert "fastest_rival/4" in rows
-
-
 def test_who_does_not_decode_forwards_the_canvas_in_each_step(timed):
     rows, calls = timed()
     assert ("llama.cpp/Q4_0", "forward", 192) in calls
@@ -162,7 +156,6 @@ def test_units_of_this_machine():
         ({"ours": ()}, "ours is .*; allowed: one or more"),
         ({"llama_cpp": ("/a/path",)}, "'/a/path' names no rival"),
         ({"tokens_per_step": 5}, "tokens_per_step is 5; allowed: a divisor of 32"),
-        ({"decodings": 1}, "decodings is 1; allowed: 2 or more"),
     ],
 )
 def test_bad_settings(changes, message):

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 import traceback
+from concurrent.futures import Executor, Future
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,11 @@ import numpy as np
 import pytest
 
 from llada_jax.config import SamplerConfig
-from llada_jax.revision.worker import Worker
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.loops import Refresher
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampler.trace import Event
-from tests.sampler.toy import CONFIG, toy_decode, toy_denoiser
+from tests.sampler.toy import CONFIG, Worker, toy_decode, toy_denoiser
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 STAGED = SamplerConfig(
@@ -33,17 +33,16 @@ class Delayed(Worker):
             time.sleep(random.random() / 100)
             return job()
 
-        super().submit(later)
+        return super().submit(later)
 
 
-class Synchronous:
+class Synchronous(Executor):
     """Does its job before anything else goes on."""
 
     def submit(self, job):
-        self._result = job()
-
-    def collect(self):
-        return self._result
+        done = Future()
+        done.set_result(job())
+        return done
 
 
 def threads():
@@ -96,7 +95,7 @@ class Failing(Worker):
 
     def submit(self, job):
         self.jobs += 1
-        super().submit(job if self.jobs < 2 else self._fail)
+        return super().submit(job if self.jobs < 2 else self._fail)
 
     def _fail(self):
         raise RuntimeError("the kernel met a bad tile")
@@ -123,8 +122,9 @@ class Held(Worker):
             job()
             self.finished.set()
 
-        super().submit(later)
+        found = super().submit(later)
         self.submitted.set()
+        return found
 
 
 def test_a_run_that_fails_beside_a_job_leaves_no_thread():
@@ -162,7 +162,7 @@ def test_where_no_worker_can_run(options, message):
 def test_models_with_shifted_outputs_have_no_rows_of_their_own(settings, rows, refresh):
     shifted = CONFIG.replace(shift_logits=True)
     config = STAGED.replace(refresh=refresh, **settings)
-    message = f"{rows} rows need .* allowed: no lossless, and revision with rescore 'token' and ref"
+    message = f"{rows} rows need .* allowed: no branch, and revision with rescore 'token' and ref"
     with pytest.raises(ValueError, match=message), Worker() as worker:
         toy_decode(PROMPTS, config, shifted, loop="host", worker=worker)
 

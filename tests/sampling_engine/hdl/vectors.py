@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from llada_jax.sampling_engine.formats import Floats, largest
 from llada_jax.sampling_engine.hdl.max_index import MaxIndex
-from llada_jax.sampling_engine.hdl.netlist import Netlist, NetlistSimulator
 from llada_jax.sampling_engine.hdl.sum_tree import SumTree
 from llada_jax.sampling_engine.hdl.top_k import TopK
 from llada_jax.sampling_engine.machine import first_maximum, top_k_mask, tree_sum
+from tests.sampling_engine.hdl.netlist import Netlist, NetlistSimulator
 
 Ints = NDArray[np.int64]
 ROW_GROUP = 5

@@ -1,0 +1,26 @@
+"""The documentation site: these pages, and the public names with their docstrings."""
+
+import re
+
+import llada_jax
+
+project, author, copyright = "llada_jax", "The llada_jax authors", "2026, the llada_jax authors"
+version = release = llada_jax.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+html_theme = "furo"
+html_title = f"llada_jax {release}"
+# A heading is linked as GitHub links it, where the same pages are read.
+myst_heading_anchors = 3
+# Docstrings mark code as Markdown does.
+default_role = "code"
+napoleon_use_ivar = True
+autodoc_typehints = "none"
+
+
+def unlink_repository(app, page, source):
+    """Leaves of links to files outside `docs`, which the site does not have, their text."""
+    source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", source[0])
+
+
+def setup(app):
+    app.connect("source-read", unlink_repository)
