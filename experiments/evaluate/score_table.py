@@ -92,20 +92,20 @@ def suite_tables(
         found = {task: rows[f"{suite}/{baseline}/{task}/exact_match"].n for task in tasks}
         questions = ", ".join(f"{task} {n}" for task, n in found.items())
         parts += ["", f"exact match by task (questions: {questions})", aligned(by_task, tasks)]
-    parts += ["", *_regime_table(suite, list(decoders), rows)]
+    parts += _regime_table(suite, list(decoders), rows)
     return "\n".join([*parts, *traces(results)])
 
 
 def _regime_table(
     suite: str, decoders: Sequence[str], rows: Mapping[str, ResultRow]
 ) -> Iterator[str]:
-    """Yields the regime card: a line for each decoder, and one for LLaDA-8B."""
+    """Yields the regime card: a line for each decoder, and one for LLaDA-8B; nothing without."""
     own = {d: {what: rows.get(f"{suite}/{d}/{REGIME}/{what}") for what in UNITS} for d in decoders}
     if not any(any(card.values()) for card in own.values()):
         return
     lines = {d: {k: f"{r.value:.2f}" if r else "" for k, r in c.items()} for d, c in own.items()}
     paper = {what: f"{PUBLISHED[what][0]:.2f}" if what in PUBLISHED else "" for what in UNITS}
-    yield "regime (docs/quality.md says what each column is)"
+    yield from ("", "regime (docs/quality.md says what each column is)")
     table = [{"decoder": name, **card} for name, card in {**lines, "LLaDA-8B": paper}.items()]
     yield aligned(table, tuple(UNITS))
 

@@ -1,6 +1,7 @@
 """Order matters on Sudoku: a small model, decoded in several orders (after arXiv 2502.06768).
 
     python -m experiments.sudoku hydra.run.dir=outputs/sudoku
+    python -m experiments.sudoku items=1000 blanks=[40,50] hydra.run.dir=outputs/sudoku
     python -m experiments.sudoku objective=self_fill hydra.run.dir=outputs/sudoku_revising
 
 It trains a masked-diffusion model on grids drawn here, fits a quality head to it, and decodes

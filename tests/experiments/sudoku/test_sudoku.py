@@ -95,6 +95,7 @@ def test_bad_settings_are_refused(changes, message):
         type(config)(**{**vars(config), **changes})
 
 
+@pytest.mark.slow
 def test_a_run_decodes_in_every_order(tmp_path):
     run_experiment(entry.main, [*SMALL, f"hydra.run.dir={tmp_path}"])
     rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
