@@ -10,7 +10,7 @@ from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import Shard, Weight, is_quantized
+from llada_jax.model.quantize import Shard, Weight
 
 
 class Chosen(NamedTuple):
