@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -108,6 +109,16 @@ def loop_on_all(
 
 
 def begun_on(place: OnMesh, canvas: Any) -> Any:
-    """Returns a canvas that begins on one device as one that is on the whole mesh."""
-    put = jax.device_put(canvas._replace(cache=None), NamedSharding(place.mesh, P()))
-    return put._replace(cache=canvas.cache)
+    """Returns a canvas that begins on one device as one that is on the whole mesh; of several
+    processes, all have begun the same."""
+    where = NamedSharding(place.mesh, P())
+
+    def put(leaf: Any) -> Any:
+        if where.is_fully_addressable:
+            return jax.device_put(leaf, where)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
+        here = np.asarray(leaf)
+        return jax.make_array_from_callback(here.shape, where, lambda index: here[index])
+
+    return jax.tree.map(put, canvas._replace(cache=None))._replace(cache=canvas.cache)

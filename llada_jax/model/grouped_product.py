@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from llada_jax.model.quantize import Shard, Weight, is_quantized, linear
+from llada_jax.model.quantize import QuantArray, Weight, is_quantized, linear
 
 MOST_ROWS = 32
 """Rows of a tile at most: then what a product costs is its arithmetic, not reading a matrix."""
@@ -26,7 +26,7 @@ def grouped_product(
     On a CPU the work is proportional to the rows, as XLA's own `ragged_dot` is not: there it
     multiplies all rows by all matrices. That of the gradients is, too.
     """
-    if is_quantized(weights) or isinstance(weights, Shard):
+    if is_quantized(weights):
         return _tile_by_tile(rows, weights, group_sizes)
     return jax.lax.platform_dependent(
         rows, weights, group_sizes, cpu=_differentiable_tiles, default=_at_once
@@ -71,7 +71,7 @@ def _tile_by_tile(
 ) -> Float[Array, "T Out"]:
     """Multiplies tiles of rows. What a tile has beyond its group is overwritten by the tile of the
     next group."""
-    n_groups, n_out = jax.tree.leaves(weights)[0].shape[:2]
+    n_groups, n_out = (weights.values if isinstance(weights, QuantArray) else weights).shape[:2]
     size = tile_rows(len(rows), n_groups)
     padded = jnp.pad(rows, [(0, size), (0, 0)])
 

@@ -1,8 +1,8 @@
 """The head on a mesh: each device streams its own part of the vocabulary, and all fold the parts.
 
 The vocabulary is always cut into the same `PARTS`, or a multiple, whatever number of devices holds
-them, and statistics of parts are merged in order. So scores are equal to the bit on 1, 2, 4 and 8
-devices, and on all of them: what the decoding loops branch by is the same everywhere.
+them, and statistics of parts are merged in order. So scores of equal states are equal to the bit on
+1, 2, 4 and 8 devices, and on all of them: what the decoding loops branch by is the same everywhere.
 """
 
 from dataclasses import replace

@@ -10,7 +10,7 @@ from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.params import Experts
-from llada_jax.model.quantize import Shard, Weight, is_quantized
+from llada_jax.model.quantize import Shard, Weight
 
 
 class Chosen(NamedTuple):
@@ -108,10 +108,8 @@ def _by_own_experts(
     An expert is whole on its device, and a row's outputs are added up when all are there: no sum
     depends on the mesh.
     """
-    axes, count = matrices[0].axes, jax.tree.leaves(matrices[0])[0].shape[0]
-    own = [
-        Shard(each.weight, ()) if is_quantized(each.weight) else each.weight for each in matrices
-    ]
+    axes, own = matrices[0].axes, [each.weight for each in matrices]
+    count = jax.tree.leaves(own[0])[0].shape[0]
     first = jax.lax.axis_index(axes) * count
     sizes = jax.lax.dynamic_slice_in_dim(group_sizes, first, count)
     before = jnp.where(jnp.arange(len(group_sizes)) < first, group_sizes, 0).sum()

