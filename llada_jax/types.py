@@ -9,7 +9,7 @@ Shape letters, used in every signature of this package:
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -128,7 +128,8 @@ class HeadOut(NamedTuple):
 
 
 ForwardRows = Callable[[Params, Rows, KVCache], RowsOut]
-Hidden, NoiseKeys = Float[Array, "B C D"], Key[Array, "B C"] | None
+Hidden: TypeAlias = Float[Array, "B C D"]
+NoiseKeys: TypeAlias = Key[Array, "B C"] | None
 ScoreRows = Callable[[Params, Hidden, NoiseKeys], Scores]
 MeasureRows = Callable[[Params, Hidden, NoiseKeys, Asked], HeadOut]
 EmptyCache = Callable[[Params, int, int], KVCache]

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.on_phones import as_if_llada_8b, mean_latency
+from experiments.harness.on_phones import SHAPE, mean_latency
 from experiments.harness.results import ResultRow
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.metrics import Paired
 from llada_jax.evaluation.regime import PUBLISHED, UNITS, regime
 from llada_jax.evaluation.tally import Tally, joined
-from llada_jax.phone.workload import Workload
+from llada_jax.model.architecture import architecture
+from llada_jax.phone.workload import Workload, from_trace
 
 REGIME = "regime"
 """In the names of the rows that say how a model decodes."""
@@ -84,28 +85,29 @@ def _speed_rows(name: str, parts: Sequence[Evaluation]) -> Iterator[ResultRow]:
 
 def _phone_rows(name: str, parts: Sequence[Evaluation], socs: Sequence[str]) -> Iterator[ResultRow]:
     """Yields the mean latency of a question on each phone, by forwards of LLaDA-8B's shape."""
-    workloads = [workload for part in parts for workload in _workloads(part)] if socs else []
+    runs = [run for part in parts for run in workloads(part)] if socs else []
     for soc in socs:
-        seconds, interval = mean_latency(workloads, soc)
-        counts: Any = {"n": len(workloads), "items": sum(len(part.right) for part in parts)}
-        told: Any = {"interval": interval, "trace_source": workloads[0].source, **counts}
+        seconds, interval = mean_latency(runs, soc)
+        counts: Any = {"n": len(runs), "items": sum(len(part.right) for part in parts)}
+        told: Any = {"interval": interval, "trace_source": runs[0].source, **counts}
         yield ResultRow(f"{name}/phone/{soc}", seconds, "s", kind="modelled", **told)
 
 
-def _workloads(found: Evaluation) -> list[Workload]:
-    """Returns the forwards of each question. Raises ValueError where a batch has no trace."""
-    counted = found.counted
-    workloads = [
-        as_if_llada_8b(trace, row)
+def workloads(found: Evaluation, shape: str = SHAPE) -> list[Workload]:
+    """Returns the forwards of each question, for a model of a shape. Raises ValueError where a
+    batch has no trace."""
+    counted, model = found.counted, architecture(shape)
+    runs = [
+        from_trace(trace, model, row)
         for batch, trace in found.store.traces()
         for row, generation in enumerate(batch.generations)
         if generation.index in counted
     ]
     require(
-        len(workloads) == len(counted),
-        f"{found.store} has traces of {len(workloads)} questions; allowed: of all {len(counted)}",
+        len(runs) == len(counted),
+        f"{found.store} has traces of {len(runs)} questions; allowed: of all {len(counted)}",
     )
-    return workloads
+    return runs
 
 
 def comparison_rows(baseline: Evaluation, found: Evaluation) -> list[ResultRow]:

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from llada_jax.model.architecture import architecture
 from llada_jax.phone.graphs import unknown_so_far
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.phone.uncertainty import with_uncertainty
-from llada_jax.phone.workload import Workload, blockwise, from_trace, vanilla
+from llada_jax.phone.workload import Workload, blockwise, vanilla
 
 SHAPE = "llada_8b"
 DOUBTED = 8
@@ -26,11 +25,6 @@ def on_phones(trace: lj.Trace, socs: Sequence[str]) -> Iterator[ResultRow]:
         yield from _on_phone(trace, phone)
     for operation in unknown_so_far():
         print(f"warning: {operation}")
-
-
-def as_if_llada_8b(trace: lj.Trace, row: int = 0) -> Workload:
-    """Returns the forwards of one row of a trace, for a model of LLaDA-8B's shape."""
-    return from_trace(trace, architecture(SHAPE), row)
 
 
 def mean_latency(workloads: Sequence[Workload], soc: str) -> tuple[float, tuple[float, float]]:

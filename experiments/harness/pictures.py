@@ -100,9 +100,11 @@ def parallelism_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -
     return drawn
 
 
-def forwards_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
-    """Draws exact match by forwards: a point for each setting, and a line for each decoder through
-    those that none of its others beats with as many forwards or fewer."""
+def forwards_curves(
+    title: str, curves: Mapping[str, Sequence[ScorePoint]], cost: str = "forwards an item"
+) -> "Figure":
+    """Draws exact match by what it costs: a point for each setting, and a line for each decoder
+    through those that none of its others beats at that cost or less."""
     drawn = figure(7.6, 4.6)
     axes = drawn.subplots()
     for number, (name, points) in enumerate(curves.items()):
@@ -112,7 +114,7 @@ def forwards_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "
         marker = "s" if number >= 10 else "o"
         axes.scatter([p.at for p in ordered], [p.value for p in ordered], 9, color=color)
         _line(axes, line, marker=marker, elinewidth=0.6, color=color, label=name)
-    axes.set(title=title, xlabel="forwards an item", ylabel="exact match, 95 % interval")
+    axes.set(title=title, xlabel=cost, ylabel="exact match, 95 % interval")
     axes.set_xscale("log")
     axes.grid(**GRID)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")

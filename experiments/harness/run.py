@@ -126,11 +126,27 @@ def entry_point(
                     parse_yaml(file)
             require(not pickled, f"--experimental-rerun is {pickled!r}; allowed: none, since a "
                     "pickle runs code")  # fmt: skip
+            for override in arguments.overrides:
+                offer_preset_file(override)
             command()
 
     if experiment.__module__ == "__main__":
         main()
     return main
+
+
+def offer_preset_file(override: str) -> None:
+    """Makes each file of `sampler=best.json`, or of a sweep over such, a choice of Hydra's group.
+
+    Raises ValueError for a file that is missing or damaged."""
+    group, _, chosen = override.partition("=")
+    if group.partition("@")[0] != "sampler":
+        return
+    for path in filter(lambda name: name.endswith(".json"), chosen.split(",")):
+        settings = SamplerConfig.preset(path).as_dict()
+        folder, _, name = path.rpartition("/")
+        where = "/".join(filter(None, ["sampler", folder.strip("/")]))
+        ConfigStore.instance().store(name, {**settings, "steps": None}, group=where)
 
 
 def command_that_goes_on(verb: str) -> str:

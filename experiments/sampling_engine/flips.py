@@ -3,21 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
 from experiments.harness.results import ResultRow
-from experiments.sampling_engine.format_costs import KEYS
+from experiments.sampling_engine.format_costs import KEYS, decided
 from llada_jax.config import require, require_counts
 from llada_jax.evaluation.tasks import word_problems
 from llada_jax.sampling_engine.formats import LogitFormat
-from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
-from llada_jax.sampling_engine.memories import EngineConfig
-from llada_jax.sampling_engine.programs import compile_sampler
-from llada_jax.sampling_engine.sampling import Key, Sampling
+from llada_jax.sampling_engine.host import Decisions, StepInputs
+from llada_jax.sampling_engine.sampling import Key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +59,6 @@ def _flips(
     found = decided(inputs, vlen, format, "bfloat16", key)
     flipped = found.predictions != wanted.predictions
     return (flipped | (found.transfer != wanted.transfer))[inputs.open]
-
-
-def decided(
-    inputs: StepInputs, vlen: int, format: LogitFormat = "float32", vectors: Any = "float32",
-    key: Key = "confidence",
-) -> Decisions:  # fmt: skip
-    """Returns what the engine decides on logits in a format."""
-    batch, rows, vocab = inputs.logits.shape
-    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
-    program = compile_sampler(sampling, EngineConfig(vlen=vlen, vector_format=vectors))
-    return run_sampler(program, inputs, store_logits(sampling, vlen, inputs.logits, format))
 
 
 def load_model(config: FlipsConfig) -> lj.Model:

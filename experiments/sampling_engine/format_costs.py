@@ -20,8 +20,8 @@ from llada_jax.model.head import ScoreRules, logits_of, without
 from llada_jax.sampler.generate import decode
 from llada_jax.sampler.prompts import with_ids
 from llada_jax.sampling_engine.formats import LogitFormat, bits_per_element
-from llada_jax.sampling_engine.host import StepInputs, run_sampler, store_logits
-from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.host import Decisions, StepInputs, run_sampler, store_logits
+from llada_jax.sampling_engine.memories import EngineConfig, VectorFormat
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Key, Sampling
 from llada_jax.types import Denoiser, Scores
@@ -102,13 +102,23 @@ def engine_scores(
     Vectors are float32 where the logits are, and BF16 for every narrower format.
     """
     logits = np.asarray(without(logits_of(params, hidden), rules.forbidden))
-    batch, rows, vocab = logits.shape
-    vectors = "float32" if format == "float32" else "bfloat16"
-    engine = EngineConfig(vlen=VLEN, vector_format=vectors, int_bytes=1 << 20)
-    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
-    stored = store_logits(sampling, VLEN, logits, format)
-    block, none = np.zeros((batch, rows), np.int32), np.zeros(batch, np.int32)
-    inputs = StepInputs(logits, block, block == 0, none)
-    found = run_sampler(compile_sampler(sampling, engine), inputs, stored)
-    unknown = jnp.full((batch, rows), jnp.nan)
+    block = np.zeros(logits.shape[:2], np.int32)
+    inputs = StepInputs(logits, block, block == 0, np.zeros(len(block), np.int32))
+    found = decided(inputs, VLEN, format, "float32" if format == "float32" else "bfloat16", key)
+    unknown = jnp.full(block.shape, jnp.nan)
     return Scores(jnp.asarray(found.predictions), jnp.asarray(found.keys), unknown, unknown)
+
+
+def decided(
+    inputs: StepInputs,
+    vlen: int,
+    format: LogitFormat = "float32",
+    vectors: VectorFormat = "float32",
+    key: Key = "confidence",
+) -> Decisions:
+    """Returns what the engine decides on logits in a format."""
+    batch, rows, vocab = inputs.logits.shape
+    sampling = Sampling(batch=batch, rows=rows, vocab=vocab, mode="one_pass", key=key)
+    engine = EngineConfig(vlen=vlen, vector_format=vectors, int_bytes=1 << 20)
+    stored = store_logits(sampling, vlen, inputs.logits, format)
+    return run_sampler(compile_sampler(sampling, engine), inputs, stored)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, get_args
 
-from experiments.harness.results import Kind, ResultRow
+from experiments.harness.results import ResultRow
 from experiments.sampling_engine.flips import FlipsConfig
 from experiments.sampling_engine.format_costs import AnswersConfig
 from experiments.sampling_engine.gpu_share import share_rows
@@ -59,71 +60,56 @@ ProgramsByCase = Mapping[tuple[Mode, int], SamplerProgram]
 """Programs by mode and vector length."""
 
 
+_modelled = partial(ResultRow, kind="modelled")
+
+
 def modelled_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields all that is modelled."""
-    yield from fit_rows()
+    """Yields all that is modelled, beside what is published; GPUs take bytes over bandwidth."""
+    hbm, source = fitted_hbm(), f"fitted to {FITTED_TO} of {paper.PAPER}"
+    fitted = partial(ResultRow, kind="fitted", source=source)
+    yield fitted("fit/hbm_latency_ns", hbm.latency, "ns")
+    yield fitted("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s")
     yield from latency_rows(config, programs)
     yield from sensitivity_rows(config, programs)
-    yield from gpu_rows(config)
+    logits = config.batch * config.rows * config.vocab
+    for gpu, sampler in product(paper.GPU_BYTES_PER_SECOND, paper.GPU_BYTES_A_LOGIT):
+        known = {}
+        if (gpu, sampler, config.is_published_case) == ("a6000", "unfused_float64", True):
+            known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
+        ms = paper.roofline_ms(gpu, sampler, logits)
+        yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)
     yield from share_rows()
 
 
-def _modelled(
-    name: str, value: float, unit: str, kind: Kind = "modelled", **more: Any
-) -> ResultRow:
-    return ResultRow(name, value, unit, kind=kind, **more)
-
-
-def _beside(known: Mapping[int, float], vlen: int, source: str) -> dict[str, Any]:
-    """Returns the published value at a vector length, where there is one, and its source."""
-    return {"reference": known[vlen], "source": source} if vlen in known else {}
-
-
-def fit_rows() -> Iterator[ResultRow]:
-    """Yields the two constants that were fitted."""
-    hbm = fitted_hbm()
-    source = f"fitted to {FITTED_TO} of {paper.PAPER}"
-    yield _modelled("fit/hbm_latency_ns", hbm.latency, "ns", "fitted", source=source)
-    yield _modelled("fit/hbm_gb_per_s", 1024 / hbm.per_kib, "GB/s", "fitted", source=source)
-
-
-LATENCY_KINDS: Mapping[int, Kind] = {512: "fitted", 2048: "informed"}
-"""Of the latencies' rows; at 2048 the memory cycles are fitted."""
-CYCLES_KINDS: Mapping[str, Kind] = {"memory": "fitted", "vector": "informed"}
-"""What a top-k unit takes was chosen with the published total of the vector cycles in view."""
-
-
 def latency_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
-    """Yields the published rows and breakdown, then the other programs at the same lengths."""
-    table = paper.LATENCY_MS if config.is_published_case else {}
-    for vlen in config.vlens:
-        cycles = time_program(programs["performance", vlen]).cycles
-        known = _beside(table, vlen, TABLE)
-        kind = LATENCY_KINDS.get(vlen, "modelled") if known else "modelled"
-        yield _modelled(f"vlen{vlen}/latency_ms", cycles.ms, "ms", kind, **known)
-        if not known:
-            continue
-        yield _modelled(
-            f"vlen{vlen}/speedup_vs_a6000", paper.A6000_MS / cycles.ms, "x faster", "repeated",
-            reference=paper.A6000_MS / table[vlen], source=TABLE,
-        )  # fmt: skip
-        if vlen == 2048:
-            yield from _breakdown_rows(cycles._asdict())
-    for mode in MODES[1:]:
-        for vlen in config.vlens:
-            timing = time_program(programs[mode, vlen])
-            yield _modelled(f"{mode}/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
-            for unit, cycles in timing.cycles._asdict().items():
-                yield _modelled(f"{mode}/vlen{vlen}/{unit}_cycles", cycles, "cycles")
-            yield _modelled(f"{mode}/vlen{vlen}/hbm_mb", timing.hbm_bytes / 1e6, "MB")
+    """Yields time, its breakdown and traffic of every program; `performance` is the paper's."""
+    for (mode, vlen), program in programs.items():
+        timing, is_paper = time_program(program), mode == "performance"
+        name = f"vlen{vlen}" if is_paper else f"{mode}/vlen{vlen}"
+        known = _published(vlen) if is_paper and config.is_published_case else {}
+        values = {"latency_ms": (timing.cycles.ms, "ms"), "hbm_mb": (timing.hbm_bytes / 1e6, "MB")}
+        values |= {f"{unit}_cycles": (n, "cycles") for unit, n in timing.cycles._asdict().items()}
+        for what, (value, unit) in values.items():
+            yield _modelled(f"{name}/{what}", value, unit, **known.get(what, {}))
 
 
-def _breakdown_rows(cycles: dict[str, float]) -> Iterator[ResultRow]:
-    for unit, value in cycles.items():
-        yield _modelled(
-            f"vlen2048/{unit}_cycles", value, "cycles", CYCLES_KINDS.get(unit, "modelled"),
-            reference=paper.CYCLES_AT_2048[unit], source=f"{paper.PAPER}, breakdown",
-        )  # fmt: skip
+def _published(vlen: int) -> dict[str, dict[str, Any]]:
+    """Returns what the paper has of a row at a vector length, and what that was used for.
+
+    The memory cycles at 2048 are fitted, and so the latency there is informed; what a top-k unit
+    takes was chosen with the published total of the vector cycles in view.
+    """
+    kinds = {512: "fitted", 2048: "informed"}
+    ms, cycles = paper.LATENCY_MS.get(vlen), paper.CYCLES_AT_2048 if vlen == 2048 else {}
+    found: dict[str, dict[str, Any]] = {}
+    if ms is not None:
+        kind = kinds.get(vlen, "modelled")
+        found["latency_ms"] = {"reference": ms, "source": TABLE, "kind": kind}
+    for unit, count in cycles.items():
+        kind = {"memory": "fitted", "vector": "informed"}.get(unit, "modelled")
+        source = f"{paper.PAPER}, breakdown"
+        found[f"{unit}_cycles"] = {"reference": count, "source": source, "kind": kind}
+    return found
 
 
 def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> Iterator[ResultRow]:
@@ -134,14 +120,3 @@ def sensitivity_rows(config: SamplingEngineConfig, programs: ProgramsByCase) -> 
         noisy = replace(config.sampling("one_pass"), noisy=True)
         timing = time_program(compile_sampler(noisy, EngineConfig(vlen=vlen)))
         yield _modelled(f"temperature/one_pass/vlen{vlen}/latency_ms", timing.cycles.ms, "ms")
-
-
-def gpu_rows(config: SamplingEngineConfig) -> Iterator[ResultRow]:
-    """Yields what the same sampling costs on GPUs at the least, unfused and fused."""
-    logits = config.batch * config.rows * config.vocab
-    for gpu, sampler in product(paper.GPU_BYTES_PER_SECOND, paper.GPU_BYTES_A_LOGIT):
-        known = {}
-        if (gpu, sampler, config.is_published_case) == ("a6000", "unfused_float64", True):
-            known = {"reference": paper.A6000_MS, "source": f"{TABLE}: the A6000"}
-        ms = paper.roofline_ms(gpu, sampler, logits)
-        yield _modelled(f"gpu/{gpu}/{sampler}/latency_ms", ms, "ms", **known)

@@ -8,8 +8,9 @@
 
 Without a trace, the paper's published statistics stand for one (GSM8K, 128 tokens): `latency` is
 the mean over 24 runs that are drawn from them, the other rows are of the run that has a usual
-number of forwards. All numbers are modelled. The run folder gets `timeline_<SoC>.json`, which
-ui.perfetto.dev opens.
+number of forwards. All numbers are modelled. The run folder gets a picture of each timeline, and
+`timeline_<SoC>.perfetto-trace`, which ui.perfetto.dev opens: with counters, and below it what the
+forwards took where the trace was recorded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,10 @@ from experiments.harness.run import Run, entry_point
 from experiments.simulate.timeline_picture import draw_timeline
 from llada_jax.config import ModelConfig, Quant, require, require_choice, require_counts
 from llada_jax.model.architecture import architecture
-from llada_jax.phone.chrome_trace import write_chrome_trace
 from llada_jax.phone.dynamics import Decoding
 from llada_jax.phone.graphs import Shape, graphs_of, unknown_so_far
 from llada_jax.phone.memory import weights_mib
+from llada_jax.phone.perfetto_trace import Counters, write_perfetto_trace
 from llada_jax.phone.phone import ModelledRun
 from llada_jax.phone.profile import load_profile
 from llada_jax.phone.published_tasks import PublishedTasks
@@ -73,13 +74,16 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
     rows = []
     for phone, modelled in zip(phones, found, strict=True):
         rows += on_phone(phone, workloads, modelled, config.shape)
-        path = run.folder / f"timeline_{modelled.soc}.json"
         title = f"{config.shape} on {modelled.soc}, modelled ({modelled.source})"
         last = config.drawn_from + config.drawn_forwards
         shown = modelled.timeline(config.drawn_from, last)
-        write_chrome_trace(shown, title, path)
         if config.pictures:
-            draw_timeline(shown, title, path.with_suffix(".png"))
+            path = run.folder / f"timeline_{modelled.soc}.png"
+            draw_timeline(shown, title, path)
+            counters = Counters(phone.profile.power, modelled.footprint.total)
+            seconds = measured_seconds(config)
+            path = path.with_suffix(".perfetto-trace")
+            write_perfetto_trace(path, shown, title, counters, seconds)
         for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     run.finish(rows)
@@ -94,6 +98,15 @@ def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, 
     runs = world.workloads(config.task, config.tokens, Decoding())
     usual = fmean(len(run.forwards) for run in runs)
     return tuple(sorted(runs, key=lambda run: abs(len(run.forwards) - usual)))
+
+
+def measured_seconds(config: SimulateConfig) -> list[float]:
+    """Returns what the shown forwards took where the trace was recorded, if it says."""
+    if config.trace is None:
+        return []
+    seconds = lj.Trace.load(config.trace).seconds
+    shown = seconds[config.drawn_from : config.drawn_from + config.drawn_forwards].tolist()
+    return shown if all(each > 0 for each in shown) else []
 
 
 def timed(phone: lj.Phone, workload: Workload, config: SimulateConfig) -> ModelledRun:

@@ -1,9 +1,11 @@
 """How a canvas is decoded: a rule, a window, and what they have in common."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, cast, get_type_hints
 
 from llada_jax.config.checks import require, require_choice, require_counts, require_numbers
 from llada_jax.config.parity import HOUSE, Parity
@@ -209,9 +211,29 @@ class SamplerConfig:
 
         Where llada.cpp refreshes by a worker, these presets have `refresh="rows"`: the same tokens,
         while a worker needs the host loop and a model that two threads may call.
+
+        A name that ends in `.json` is a file of one's own, as `experiments.tune` writes it: its
+        `sampler` has settings. Raises ValueError for another name, and for a damaged file.
         """
-        require(name in PRESETS, f"preset is {name!r}; allowed: {', '.join(map(repr, PRESETS))}")
-        return cls(**{**PRESETS[name], **overrides})
+        settings = read_preset(name) if name.endswith(".json") else PRESETS.get(name)
+        allowed = ", ".join(map(repr, PRESETS))
+        require(settings is not None, f"preset is {name!r}; allowed: {allowed}, or a .json file")
+        return cls.from_dict({**(settings or {}), **overrides})
+
+
+def read_preset(path: str) -> dict[str, Any]:
+    """Returns the settings that a preset file has. Raises ValueError for one that is missing or
+    damaged."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"preset is {path!r}; allowed: a JSON file ({error})") from error
+    settings = content.get("sampler") if isinstance(content, dict) else None
+    require(
+        isinstance(settings, dict),
+        f"{path} is no preset; allowed: a mapping whose `sampler` has settings of SamplerConfig",
+    )
+    return cast(dict[str, Any], settings)
 
 
 _PARITY = tuple(field.name for field in fields(Parity))

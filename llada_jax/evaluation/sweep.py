@@ -29,11 +29,15 @@ class Axes(
 ):
     """Holds values of settings of `SamplerConfig`; empty ones stay as the sampler has them."""
 
+    @property
+    def given(self) -> dict[str, tuple[Any, ...]]:
+        """Returns the values of the settings that have some."""
+        return {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
+
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields all of them, less those whose theta_visible is above theta_stable."""
-        axes = {e.name: getattr(self, e.name) for e in fields(self) if getattr(self, e.name)}
-        for values in itertools.product(*axes.values()):
-            combination: dict[str, Any] = dict(zip(axes, values, strict=True))
+        for values in itertools.product(*self.given.values()):
+            combination: dict[str, Any] = dict(zip(self.given, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
             if low is None or high is None or low <= high:
                 yield combination

@@ -35,12 +35,13 @@ class Energy(NamedTuple):
 def energy_of(timeline: Timeline, power: Power) -> Energy:
     """Returns what a timeline takes from the battery, by what runs; staging keeps one core busy."""
     joules = math.fsum(
-        seconds * _watts(busy, power) for busy, seconds in busy_seconds(timeline).items()
+        seconds * watts(busy, power) for busy, seconds in busy_seconds(timeline).items()
     )
     return Energy(joules, joules - power.idle_w * timeline.seconds, timeline.seconds)
 
 
-def _watts(busy: Sequence[Lane], power: Power) -> float:
+def watts(busy: Sequence[Lane], power: Power) -> float:
+    """Returns what a phone takes while these lanes are busy."""
     staging = power.core_w * ("staging" in busy)
     if "npu" in busy:
         return power.both_w if "cpu" in busy else power.npu_w + staging
@@ -74,7 +75,8 @@ class Simulated:
         for index, forward in list(enumerate(self.workload.forwards))[first:last]:
             step = self.steps[forward]
             for task, start, end, waited in step.events:
-                task = task._replace(name=f"{task.name}, step {index}")
+                names = [f"{name}, step {index}" for name in (task.name, *task.needs)]
+                task = task._replace(name=names[0], needs=tuple(names[1:]))
                 events.append(TimedTask(task, start + now, end + now, waited))
             now += step.seconds
         return Timeline(tuple(events))

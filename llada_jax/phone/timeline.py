@@ -131,7 +131,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
             for name, seconds in (task.parts or {task.name: task.seconds}).items():
                 parts[name] += seconds
             parts["shared memory"] += event.slowed
-    for seconds, busy in _stretches(timeline):
+    for seconds, busy in stretches(timeline):
         if lead not in busy:
             kinds = (f"{next(iter(busy[lane].task.parts), lane)} (not hidden)" for lane in busy)
             parts[next(kinds, "idle")] += seconds
@@ -141,13 +141,13 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
 def busy_seconds(timeline: Timeline) -> dict[tuple[Lane, ...], float]:
     """Sums seconds by the lanes that are busy together, in order of `LANES`."""
     found: dict[tuple[Lane, ...], float] = defaultdict(float)
-    for seconds, busy in _stretches(timeline):
+    for seconds, busy in stretches(timeline):
         together: tuple[Lane, ...] = tuple(sorted(busy, key=LANES.index))
         found[together] += seconds
     return found
 
 
-def _stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask]]]:
+def stretches(timeline: Timeline) -> Iterator[tuple[float, dict[Lane, TimedTask]]]:
     """Yields seconds in which the same tasks run, with these by lane, in order of `LANES`."""
     left: dict[Lane, list[TimedTask]] = {lane: [] for lane in LANES}
     for event in reversed(timeline.events):

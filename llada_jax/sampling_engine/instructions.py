@@ -32,10 +32,10 @@ class Spec:
     """Kind of each, by name: gp, fp, or imm for a number."""
     meaning: str
     unit: Unit
-    calibrated: int
-    tree: int | None
-    per_element: bool
-    source: str
+    calibrated: int = 0
+    tree: int | None = None
+    per_element: bool = False
+    source: str = "latency table of the simulator behind arXiv 2601.20706"
 
     def cycles(self, column: Column, vlen: int, length: int = 0) -> int:
         """Returns the cycles until the next instruction may start, in order."""
@@ -54,18 +54,10 @@ class Spec:
 
 
 def _read(path: Path) -> dict[str, Spec]:
-    return {
-        name: Spec(
-            operands=dict(each.split(":") for each in entry["operands"].split()),
-            meaning=entry["meaning"],
-            unit=entry["unit"],
-            calibrated=entry.get("cycles", 0),
-            tree=entry.get("tree"),
-            per_element=entry.get("per_element", False),
-            source=entry.get("source", "latency table of the simulator behind arXiv 2601.20706"),
-        )
-        for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()
-    }
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    for entry in entries.values():
+        entry["operands"] = dict(each.split(":") for each in entry["operands"].split())
+    return {name: Spec(**entry) for name, entry in entries.items()}
 
 
 INSTRUCTION_SET: Mapping[str, Spec] = _read(Path(__file__).with_name("instructions.toml"))

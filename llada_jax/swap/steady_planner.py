@@ -40,8 +40,10 @@ def steady(graph: Graph, budget: Budget) -> Plan:
     spread = _Spread(graph, budget, room)
     tried = sorted(spread.priced(), key=lambda each: each[0])
     fitting = (in_slots(graph, budget, order, groups, slots) for _, groups, slots in tried)
-    # Everything staged through one slot always fits.
-    plans = [next(plan for plan in fitting if plan is not None), *_as_published(graph, budget)]
+    found = next((plan for plan in fitting if plan is not None), None)
+    if found is None:  # too many buffers: all through one slot takes a single one
+        found = in_slots(graph, budget, order, [[index] for index in spread.weighted], 1)
+    plans = [*filter(None, [found]), *_as_published(graph, budget)]
     return min(plans, key=lambda plan: (stall_of(graph, plan), _staging_ns(graph, plan)))
 
 
@@ -64,7 +66,7 @@ class _Spread:
         self._graph, self._budget, self._room = graph, budget, room
         self._sizes = budget.sizes(graph)
         self._computed = prefix_sums(graph, range(len(graph)))
-        self._weighted = [index for index, size in enumerate(self._sizes) if size]
+        self.weighted = [index for index, size in enumerate(self._sizes) if size]
 
     def priced(self) -> Iterator[tuple[Cost, Groups, int]]:
         """Yields transfers that fit the room, through two slots or one of several sizes."""
@@ -98,7 +100,7 @@ class _Spread:
         """
         limit = min(self._room // n_slots, self._budget.max_buffer_bytes)
         excess, largest = sum(self._sizes) - self._room, max(self._sizes)
-        found = {self._sizes[index] for index in self._weighted}
+        found = {self._sizes[index] for index in self.weighted}
         found.update(int(factor * largest) for factor in LARGEST_OPERATORS)
         for empty in (0, largest // 2, largest):
             found.update(-(-(excess + (n_slots + t) * empty) // t) for t in TRANSFERS)
@@ -116,7 +118,7 @@ class _Spread:
             return []
         staged, missing, load = [False] * len(sizes), needed, 0
         total = max(1, self._computed[-1])
-        for index in self._weighted:
+        for index in self.weighted:
             size = sizes[index]
             if not (eligible[index] and load and load + size <= slot_bytes and missing > 0):
                 middle = self._computed[index] + self._computed[index + 1]
@@ -125,7 +127,7 @@ class _Spread:
                 if not (eligible[index] and 2 * behind >= min(slot_bytes, missing) > 0):
                     continue
             staged[index], load, missing = True, load + size, missing - size
-        for index in reversed(self._weighted):
+        for index in reversed(self.weighted):
             if missing > 0 and eligible[index] and not staged[index]:
                 staged[index], missing = True, missing - sizes[index]
         return staged
@@ -134,7 +136,7 @@ class _Spread:
         """Returns transfers as large as a slot; `across` residents, or of neighbours."""
         groups: Groups = []
         load = 0
-        for index in self._weighted:
+        for index in self.weighted:
             size = self._sizes[index]
             if not staged[index]:
                 load = load if across else 0

@@ -86,9 +86,7 @@ def test_random_ranks_by_random_numbers():
 )
 def test_ranks_equal_a_stable_sort(confidence, data):
     is_open = data.draw(st.lists(st.booleans(), min_size=len(confidence), max_size=len(confidence)))
-    found = np.asarray(
-        ranks(jnp.asarray([confidence], jnp.float32), jnp.asarray([is_open]), "lowest_index")
-    )[0]
+    found = np.asarray(ranks(jnp.asarray([confidence], jnp.float32), jnp.asarray([is_open])))[0]
     candidates = [i for i, value in enumerate(is_open) if value]
     best_first = sorted(candidates, key=lambda i: (-np.float32(confidence[i]), i))
     assert [found[i] for i in best_first] == list(range(len(best_first)))

@@ -40,8 +40,8 @@ class ExpertSlots:
         self._stopped, self._error = False, None
         self.read = 0
         """Experts read since the first residents were there."""
-        self.waited = self.reading_seconds = 0.0
-        """Seconds that computing waited for experts, and that reading them took, since then."""
+        self.waited = 0.0
+        """Seconds that computing waited for experts since then."""
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class ExpertSlots:
         for layer, experts in enumerate(self._resident):
             for expert in experts:
                 self.matrices(layer, expert)
-        self.read, self.waited, self.reading_seconds = 0, 0.0, 0.0
+        self.read, self.waited = 0, 0.0
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,12 +137,10 @@ class ExpertSlots:
                 return False
             key, place = self._wanted.popleft(), self._free.pop()
             self._reading = key
-        began = time.perf_counter()
         self._file.read(*key, place)
         matrices = self._file.matrices(place)
         with self._changed:
             self._there[key], self._reading = (place, matrices), None
-            self.reading_seconds += time.perf_counter() - began
             self.read += 1
             self._changed.notify_all()
         return True

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,4 @@ def measured(
         unknown = Measurement(**each, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
         off = math.hypot(noise, MODEL_DOUBT) * draw()
         median = 1e3 * rows.seconds(phone, unknown) * math.exp(off)
-        times: dict[str, Any] = {
-            "median_ms": median,
-            "p5_ms": median * 0.98,
-            "p95_ms": median * 1.04,
-        }
-        yield Measurement(**each, **state, **times)
+        yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)

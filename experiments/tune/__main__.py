@@ -1,0 +1,159 @@
+"""Searches the best sampler for a phone, a task and a quality, and confirms it on other items.
+
+    python -m experiments.tune
+    python -m experiments.tune phone=SM8650 'tasks=[word_problems]' loss=0.5 budget=60
+    python -m experiments.tune phone=here backend=litert items=200
+
+Optuna proposes samplers of the `families`. Each answers items of all tasks in turns of `at_once`,
+until its loss against `reference` surely is more than `loss` points. What its forwards take is
+modelled for the phone, or measured here (`phone=here`). The fastest that loses no more is then
+confirmed, with the reference and the published sampler, on items that the search never saw.
+
+The run folder gets `best.json`, which `sampler=<file>` of every verb and `SamplerConfig.preset`
+take, `front.png`, and the study and its answers: the same command on the same folder
+(`hydra.run.dir`) goes on where an interrupted run stopped.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llada_jax as lj
+from experiments.harness.pictures import ScorePoint, forwards_curves, require_plots, save
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, entry_point
+from experiments.tune.judge import Judge, Judged
+from experiments.tune.search import Candidate, candidate, fastest_allowed, front, search
+from experiments.tune.settings import HERE, TuneConfig
+from llada_jax.config import SamplerConfig, require
+
+BEST = "best.json"
+
+
+def tune(config: TuneConfig, run: Run) -> None:
+    """Searches, says which setting does what, confirms, and writes the preset."""
+    require_plots("front.png")
+    model = run.of(lj.load(config.model, config.dtype))
+    run.begin()
+    judge = Judge(config, model, Path(config.answers or run.folder / "answers"))
+    *_, reference = judge.searched(config.reference)
+    candidates, tried = search(config, judge, reference, run.folder)
+    best = fastest_allowed(candidates, config.loss)
+    _draw(config, run, judge, reference, candidates, best)
+    rows = [
+        ResultRow("tune/tried", tried, "samplers"),
+        *_front_rows(front(candidates), _told(config)),
+    ]
+    require(
+        best is not None,
+        f"of {tried} samplers none loses at most {config.loss} points on the items of the search; "
+        "allowed: more of loss, budget, or families",
+    )
+    assert best is not None
+    rows += _reasons(config, judge, reference, best)
+    rows += _confirmation(config, judge, best.judged.sampler)
+    about = f"tuned for {config.phone} on {', '.join(config.tasks)}, to lose {config.loss} points"
+    run.write(BEST, preset_text(best.judged.sampler, about))
+    run.finish(rows)
+
+
+def preset_text(sampler: SamplerConfig, about: str) -> str:
+    """Returns a preset file: the settings of a sampler that are not the defaults. The answer's
+    length is not among them, as tasks and prompts decide it."""
+    usual, settings = SamplerConfig().as_dict(), sampler.as_dict()
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if value != usual[name] and name not in ("gen_length", "steps")
+    }
+    return json.dumps({"about": about, "sampler": kept}, indent=2) + "\n"
+
+
+def _reasons(
+    config: TuneConfig, judge: Judge, reference: Judged, best: Candidate
+) -> Iterator[ResultRow]:
+    """Yields what each setting of the best sampler does: without it, all else as it is."""
+    base, chosen = best.family.sampler, best.judged.sampler
+    for name in best.family.over.given:
+        usual, value = getattr(base, name), getattr(chosen, name)
+        if usual == value:
+            continue
+        without = candidate(config, judge, reference, best.family, chosen.replace(**{name: usual}))
+        what = f"tune/why/{name}:{value} in place of {usual}"
+        if without is None:
+            yield ResultRow(f"{what}/allowed", 0.0, "without it more is lost than is allowed")
+            continue
+        ratio = best.price.seconds / without.price.seconds
+        yield ResultRow(f"{what}/seconds", ratio, "x as long", **_told(config))
+        yield ResultRow(f"{what}/exact_match", without.lost - best.lost, "points")
+
+
+def _confirmation(config: TuneConfig, judge: Judge, best: SamplerConfig) -> Iterator[ResultRow]:
+    """Yields what the best sampler gains over the reference and the published one, on items that
+    the search never saw; and what the planners of the phone's address space make of it."""
+    told, found = _told(config), judge.confirmed(best)
+    price, n = judge.price(found), len(found.tally.right)
+    yield ResultRow("tune/confirmed/exact_match", found.tally.exact_match, "of questions", n=n,
+                    interval=found.tally.interval)  # fmt: skip
+    yield ResultRow("tune/confirmed/seconds", price.seconds, "s", n=n, **told)
+    yield ResultRow("tune/confirmed/joules", price.joules, "J", n=n, **told)
+    for name, sampler in {"reference": config.reference, "published": config.published}.items():
+        other = judge.confirmed(sampler)
+        theirs, difference = judge.price(other), found.against(other)
+        yield ResultRow(f"tune/{name}/seconds", theirs.seconds, "s", n=n, **told)
+        yield ResultRow(f"tune/{name}/exact_match", other.tally.exact_match, "of questions", n=n,
+                        interval=other.tally.interval)  # fmt: skip
+        yield ResultRow(f"tune/against_{name}/seconds", price.seconds / theirs.seconds, "x as long",
+                        **told)  # fmt: skip
+        yield ResultRow(f"tune/against_{name}/difference", difference.difference, "of questions",
+                        n=n, interval=difference.interval)  # fmt: skip
+    for planner in config.planners if config.phone != HERE else ():
+        seconds = judge.price(found, planner).seconds
+        yield ResultRow(f"tune/planner/{planner}", seconds / price.seconds, "x as long", **told)
+
+
+def _front_rows(candidates: Sequence[Candidate], told: Mapping[str, Any]) -> Iterator[ResultRow]:
+    for number, each in enumerate(candidates):
+        name, n = f"tune/front/{number}/{described(each)}", len(each.judged.tally.right)
+        yield ResultRow(f"{name}/seconds", each.price.seconds, "s", n=n, **told)
+        yield ResultRow(f"{name}/joules", each.price.joules, "J", n=n, **told)
+        yield ResultRow(f"{name}/lost", each.lost, "points")
+
+
+def _told(config: TuneConfig) -> dict[str, Any]:
+    """Returns how seconds and joules are known."""
+    return {"kind": "measured" if config.phone == HERE else "modelled"}
+
+
+def described(each: Candidate) -> str:
+    """Returns `staged@theta_visible:0.8,theta_stable:0.99`."""
+    values = (f"{n}:{getattr(each.judged.sampler, n)}" for n in each.family.over.given)
+    return f"{each.family.name}@{','.join(values)}"
+
+
+def _draw(
+    config: TuneConfig,
+    run: Run,
+    judge: Judge,
+    reference: Judged,
+    candidates: Sequence[Candidate],
+    best: Candidate | None,
+) -> None:
+    def point(judged: Judged) -> ScorePoint:
+        tally = judged.tally
+        return ScorePoint(judge.price(judged).seconds, tally.exact_match, *tally.interval)
+
+    *_, published = judge.searched(config.published)
+    curves: Mapping[str, Sequence[ScorePoint]] = {
+        family.name: [point(each.judged) for each in candidates if each.family == family]
+        for family in config.families
+    }
+    curves |= {"reference": [point(reference)], "published": [point(published)]}
+    curves |= {} if best is None else {"best": [point(best.judged)]}
+    title = f"{', '.join(config.tasks)} on {config.phone}: {config.items} items each"
+    shown = {name: points for name, points in curves.items() if points}
+    save(forwards_curves(title, shown, "seconds an answer"), run.folder / "front.png")
+
+
+main = entry_point("tune", tune, TuneConfig)

@@ -1,0 +1,131 @@
+"""What a sampler is worth: right answers to items, and what an answer takes."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import llada_jax as lj
+from experiments.evaluate.result_rows import workloads
+from experiments.tune.settings import HERE, TuneConfig
+from llada_jax.config import SamplerConfig, require
+from llada_jax.evaluation.graded import Evaluation
+from llada_jax.evaluation.harness import Trial, lengthened
+from llada_jax.evaluation.items import TaskItems
+from llada_jax.evaluation.metrics import Paired, paired
+from llada_jax.evaluation.tally import Tally, joined
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.phone.simulate import simulate
+from llada_jax.phone.workload import Workload
+
+
+class Price(NamedTuple):
+    """What an answer takes, on average: modelled on a phone, or measured here."""
+
+    seconds: float
+    joules: float
+    """NaN where it is measured here."""
+
+
+class Judged(NamedTuple):
+    """A sampler with its answers."""
+
+    sampler: SamplerConfig
+    parts: tuple[Evaluation, ...]
+    """One for each task."""
+
+    @property
+    def tally(self) -> Tally:
+        """Counts the questions of all tasks."""
+        return joined([part.tally for part in self.parts])
+
+    def against(self, other: "Judged") -> Paired:
+        """Compares with another sampler on the items that both have, which its answers begin."""
+        pairs = [
+            (theirs.right[index], right)
+            for part, theirs in zip(self.parts, other.parts, strict=True)
+            for index, right in part.counted.items()
+        ]
+        return paired(*zip(*pairs, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Decodes items of all tasks, each once, and prices the answers."""
+
+    config: TuneConfig
+    model: lj.Model
+    folder: Path
+    """Where the answers are kept, by sampler: a search that goes on reads them."""
+
+    def searched(self, sampler: SamplerConfig) -> Iterator[Judged]:
+        """Yields a sampler with ever more of the items that settings are chosen by."""
+        at_once, count = self.config.at_once, self.config.items
+        items = [self.config.searched(task) for task in map(load_task, self.config.tasks)]
+        for size in range(at_once, count + at_once, at_once):
+            yield self._judged(sampler, items, min(size, count))
+
+    def confirmed(self, sampler: SamplerConfig) -> Judged:
+        """Returns a sampler with all items that confirm."""
+        items = [self.config.confirmed(task) for task in map(load_task, self.config.tasks)]
+        return self._judged(sampler, items, self.config.confirm_items)
+
+    def price(self, judged: Judged, planner: str | None = None) -> Price:
+        """Returns what an answer takes; on a phone, with a planner of its address space.
+
+        Raises ValueError where nothing that was measured here is without compilation.
+        """
+        if self.config.phone != HERE:
+            runs = [run for part in judged.parts for run in workloads(part, self.config.shape)]
+            return self._modelled(runs, planner)
+        warm = [batch for part in judged.parts for batch in part.timed if not batch.compiled]
+        require(len(warm) > 0, "items are all decoded while programs compile; allowed: more items")
+        answers = sum(len(batch.generations) for batch in warm)
+        return Price(sum(batch.seconds for batch in warm) / answers, math.nan)
+
+    def _modelled(self, runs: Sequence[Workload], planner: str | None) -> Price:
+        forwards = tuple(forward for run in runs for forward in run.forwards)
+        whole = Workload(forwards, max(run.canvas for run in runs), 0, runs[0].source)
+        if planner is None:
+            timer = self._phone.timer(self.config.shape, whole.canvas)
+            found = simulate(whole, timer)
+            return Price(found.seconds / len(runs), found.energy.joules / len(runs))
+        planned = self._phone.time(whole, self.config.shape, planner=planner)
+        return Price(planned.seconds / len(runs), planned.energy.joules / len(runs))
+
+    @cached_property
+    def _phone(self) -> lj.Phone:
+        return lj.phone(self.config.phone)
+
+    def _judged(self, sampler: SamplerConfig, items: Sequence[TaskItems], count: int) -> Judged:
+        return Judged(sampler, tuple(self._answered(sampler, each, count) for each in items))
+
+    def _answered(self, sampler: SamplerConfig, items: TaskItems, count: int) -> Evaluation:
+        fitting = lengthened(sampler, items.task)
+        name = named(fitting)
+        trial = Trial(
+            model=self.model,
+            dtype=self.config.dtype,
+            items=replace(items, count=count),
+            sampler_name=name,
+            sampler=fitting,
+            backend=self.config.backend,
+            batch_size=self.config.at_once,
+            places=self.config.places,
+        )
+        folder = self.folder / f"{items.task.name}-{items.seed}-{name}"
+        return trial.run(trial.store(folder), progress=False)
+
+
+def named(sampler: SamplerConfig) -> str:
+    """Names a sampler by all of its settings."""
+    return digest(json.dumps(sampler.as_dict(), sort_keys=True))
+
+
+def digest(text: str) -> str:
+    """Returns twelve letters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

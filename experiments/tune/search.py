@@ -1,0 +1,131 @@
+"""The search: Optuna proposes samplers, and what surely loses is given up early."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tqdm import tqdm
+
+from experiments.tune.judge import Judge, Judged, Price, digest, named
+from experiments.tune.settings import Family, TuneConfig, drawn
+from llada_jax.config import SamplerConfig
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
+
+STUDY = "study.log"
+PROPOSALS = 4
+"""For each sampler of the budget: Optuna proposes some of them again."""
+
+
+class Candidate(NamedTuple):
+    """A sampler that was judged on all items of the search."""
+
+    family: Family
+    judged: Judged
+    price: Price
+    lost: float
+    """Points of exact match below the reference."""
+
+
+def search(
+    config: TuneConfig, judge: Judge, reference: Judged, folder: Path
+) -> tuple[list[Candidate], int]:
+    """Returns what was judged on all items, and how many samplers were tried: `budget` of them,
+    where the families have as many.
+
+    The study is kept in the folder: the same search goes on with it, and finds its answers stored.
+    """
+    study, found = _study(config, folder), dict[str, Candidate | None]()
+    told = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    with tqdm(total=config.budget, desc="tune", unit="sampler") as bar:
+        for place in range(PROPOSALS * config.budget):
+            asked = study.ask() if place >= len(told) else None
+            family, sampler = _drawn(config, asked or told[place])
+            name = named(sampler)
+            if name not in found:
+                found[name] = candidate(config, judge, reference, family, sampler)
+            if asked is not None:
+                _tell(study, asked, found[name], config.loss)
+            bar.update(len(found) - bar.n)
+            if len(found) == config.budget:
+                break
+    return list(filter(None, found.values())), len(found)
+
+
+def candidate(
+    config: TuneConfig, judge: Judge, reference: Judged, family: Family, sampler: SamplerConfig
+) -> Candidate | None:
+    """Judges a sampler; gives it up, and returns None, where the interval of what it loses against
+    the reference lies above what is allowed."""
+    difference = judged = None
+    for judged in judge.searched(sampler):
+        difference = judged.against(reference)
+        if -100 * difference.interval.high > config.loss:
+            return None
+    assert judged is not None and difference is not None
+    return Candidate(family, judged, judge.price(judged), -100 * difference.difference)
+
+
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns, fastest first, those that no other beats in quality, seconds and joules at once."""
+
+    def beaten(one: Candidate, other: Candidate) -> bool:
+        pairs = list(zip(_costs(one), _costs(other), strict=True))
+        return all(b <= a for a, b in pairs) and any(b < a for a, b in pairs)
+
+    kept = [one for one in candidates if not any(beaten(one, other) for other in candidates)]
+    return sorted(kept, key=_costs)
+
+
+def fastest_allowed(candidates: Sequence[Candidate], loss: float) -> Candidate | None:
+    """Returns the fastest candidate that loses at most so many points; None where all lose more."""
+    return min((each for each in candidates if each.lost <= loss + 1e-9), key=_costs, default=None)
+
+
+def _costs(each: Candidate) -> tuple[float, float, float]:
+    joules = each.price.joules
+    return each.price.seconds, each.lost, 0.0 if math.isnan(joules) else joules
+
+
+def _study(config: TuneConfig, folder: Path) -> "Study":
+    """Opens the study of these settings; others, on the same folder, are another study."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(folder / STUDY))),
+        study_name=digest(repr(config)),
+        load_if_exists=True,
+    )
+    known = study.get_trials(deepcopy=False)
+    study.sampler = optuna.samplers.TPESampler(
+        seed=config.seed + len(known),  # a study that goes on must not draw the same again
+    )
+    for trial in known:
+        if not trial.state.is_finished():  # of a process that was killed
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def _drawn(config: TuneConfig, trial: "Trial | FrozenTrial") -> tuple[Family, SamplerConfig]:
+    def draw(name: str, n: int) -> int:
+        if name == "family":  # which has no order
+            return trial.suggest_categorical(name, range(n))
+        return trial.suggest_int(name, 0, n - 1)
+
+    return drawn(config.families, draw)
+
+
+def _tell(study: "Study", trial: "Trial", found: Candidate | None, loss: float) -> None:
+    from optuna.trial import TrialState
+
+    trial.set_constraint("points above the loss", 100.0 if found is None else found.lost - loss)
+    if found is None:
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, found.price.seconds)

@@ -1,0 +1,109 @@
+"""What a search may set, and on what it is judged."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.evaluation.harness import PLACES, lengthened
+from llada_jax.evaluation.items import TaskItems, ValidationItems
+from llada_jax.evaluation.sweep import Axes
+from llada_jax.evaluation.task import Task
+from llada_jax.evaluation.tasks import load_task
+from llada_jax.model.architecture import architecture
+from llada_jax.phone.profile import load_profile
+from llada_jax.swap.planner_registry import planner
+
+HERE = "here"
+"""The name of the machine at hand, in place of a phone's."""
+BOUNDED = {"theta_visible": "theta_stable", "lookahead_trigger": "block_length"}
+Draw = Callable[[str, int], int]
+"""Draws a place, 0 to a number less one, for a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A sampler, and values of the settings of it that a search chooses from."""
+
+    name: str
+    sampler: SamplerConfig
+    over: Axes = field(default_factory=Axes)
+
+    def sampler_with(self, values: Sequence[Any]) -> SamplerConfig:
+        """Returns the sampler with a value on each axis. One that another value makes too large,
+        `theta_visible` by `theta_stable` and `lookahead_trigger` by `block_length`, is as large."""
+        settings = dict(zip(self.over.given, values, strict=True))
+        for low, high in BOUNDED.items():
+            if low in settings:
+                settings[low] = min(settings[low], settings.get(high, getattr(self.sampler, high)))
+        return self.sampler.replace(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """What to search, for which phone, on which items. The comments are in conf/tune.yaml."""
+
+    model: str
+    dtype: str | None = None
+    backend: str = "xla"
+    phone: str
+    shape: str
+    planners: tuple[str, ...] = ()
+    tasks: tuple[str, ...]
+    difficulty: int | None = None
+    items: int = 150
+    at_once: int = 50
+    seed: int = 2000
+    confirm_items: int = 400
+    confirm_seed: int = 3000
+    places: int = PLACES
+    answers: str | None = None
+    loss: float = 0.5
+    budget: int = 40
+    reference: SamplerConfig
+    published: SamplerConfig
+    families: tuple[Family, ...]
+
+    def __post_init__(self) -> None:
+        require_counts(self, "items", "at_once", "confirm_items", "places", "budget")
+        require(self.loss >= 0, f"loss is {self.loss}; allowed: points, 0 or more")
+        require(len(self.tasks) > 0, "tasks is empty; allowed: one or more")
+        require(len(self.families) > 0, "families is empty; allowed: one or more")
+        names = [family.name for family in self.families]
+        twice = [name for name in names if names.count(name) > 1]
+        require(not twice, f"family {twice[:1]} is there twice; allowed: each name once")
+        if self.phone != HERE:
+            _ = load_profile(self.phone)
+        for name in self.planners:
+            _ = planner(name)
+        _ = architecture(self.shape)
+        for task in map(load_task, self.tasks):
+            _ = self.searched(task), self.confirmed(task)
+            for family in self.families:
+                for values in itertools.product(*family.over.given.values()):
+                    _ = lengthened(family.sampler_with(values), task)
+
+    def searched(self, task: Task) -> TaskItems:
+        """Returns the items that settings are chosen by: none of those that confirm."""
+        return ValidationItems(
+            task=task,
+            count=self.items,
+            seed=self.seed,
+            difficulty=self.difficulty,
+            scored_seed=self.confirm_seed,
+            scored_items=self.confirm_items,
+        )
+
+    def confirmed(self, task: Task) -> TaskItems:
+        """Returns the items that only what was chosen, and what it is to beat, answer."""
+        count, seed = self.confirm_items, self.confirm_seed
+        return TaskItems(task=task, count=count, seed=seed, difficulty=self.difficulty)
+
+
+def drawn(families: Sequence[Family], draw: Draw) -> tuple[Family, SamplerConfig]:
+    """Returns one of the families, and its sampler with a value on each of its axes."""
+    family = families[draw("family", len(families))]
+    axes = family.over.given.items()
+    values = [axis[draw(f"{family.name}.{name}", len(axis))] for name, axis in axes]
+    return family, family.sampler_with(values)

@@ -1,0 +1,159 @@
+"""A timeline as a trace that ui.perfetto.dev opens: Perfetto's own protobuf."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from os import PathLike
+from typing import Any, NamedTuple
+
+from llada_jax import atomic
+from llada_jax.phone.profile import Power
+from llada_jax.phone.simulate import watts
+from llada_jax.phone.timeline import LANES, Timeline, stretches
+
+_SEQUENCE = 1
+_TITLES = {"npu": "NPU", "staging": "Staging", "cpu": "CPU (head, revision)"}
+
+
+class Counters(NamedTuple):
+    """What a trace counts beside the tasks."""
+
+    power: Power
+    mapped_mib: float
+    """Of the NPU's address space, at the most."""
+
+
+def write_perfetto_trace(
+    path: str | PathLike[str],
+    timeline: Timeline,
+    title: str,
+    counters: Counters,
+    measured: Sequence[float] = (),
+) -> None:
+    """Writes the file, whole or not at all.
+
+    It has a track for each lane, an arrow from each transfer to what needs it, and counters of the
+    memory's GB/s, of watts, and of MiB that are mapped. Tasks without length are left out: they say
+    nothing in a picture.
+
+    Args:
+      measured: seconds of the same forwards where the run was recorded, which then lie below.
+
+    Raises ImportError, which names the extra, where `perfetto` is not installed.
+    """
+    atomic.write_bytes(path, perfetto_trace(timeline, title, counters, measured))
+
+
+def perfetto_trace(
+    timeline: Timeline, title: str, counters: Counters, measured: Sequence[float] = ()
+) -> bytes:
+    """Returns the trace as `write_perfetto_trace` writes it."""
+    if find_spec("perfetto") is None:
+        raise ImportError("a trace for Perfetto needs the extra `plots`: pip install .[plots]")
+    trace = _Trace()
+    modelled = trace.process(title)
+    lanes = {lane: trace.track(_TITLES[lane], modelled) for lane in LANES}
+    arrows = _arrows(timeline)
+    for event in timeline.events:
+        if event.end > event.start:
+            lost = {"waited": event.waited, "slowed": event.slowed, **event.task.parts}
+            begins, ends = arrows.get(event.task.name, ((), ()))
+            trace.slice(
+                lanes[event.task.lane], event.task.name, event.start, event.end, lost, begins, ends
+            )
+    for name, unit, values in _counted(timeline, counters):
+        trace.counter(trace.track(name, modelled, unit), values)
+    if measured:
+        track, now = trace.track("forwards", trace.process("measured where it ran")), 0.0
+        for step, seconds in enumerate(measured):
+            trace.slice(track, f"forward {step}", now, now + seconds, {})
+            now += seconds
+    return trace.builder.serialize()
+
+
+def _arrows(timeline: Timeline) -> dict[str, tuple[list[int], list[int]]]:
+    """Returns, by a task's name, the numbers of arrows that leave it, and of those that end in it:
+    one from each transfer to each task that waits for it."""
+    transfers = {e.task.name for e in timeline.events if e.task.lane == "staging"}
+    arrows: dict[str, tuple[list[int], list[int]]] = {}
+    number = 0
+    for event in timeline.events:
+        for need in transfers.intersection(event.task.needs):
+            number += 1
+            arrows.setdefault(need, ([], []))[0].append(number)
+            arrows.setdefault(event.task.name, ([], []))[1].append(number)
+    return arrows
+
+
+def _counted(
+    timeline: Timeline, counters: Counters
+) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
+    """Yields name, unit and values at times of each counter; all of them end with the run."""
+    now, rates, power = 0.0, [], []
+    for seconds, busy in stretches(timeline):
+        rates.append((now, sum(e.task.dram_bytes / (e.end - e.start) for e in busy.values()) / 1e9))
+        power.append((now, watts(list(busy), counters.power)))
+        now += seconds
+    mapped = counters.mapped_mib
+    yield "memory", "GB/s", [*rates, (now, 0.0)]
+    yield "power", "W", [*power, (now, counters.power.idle_w)]
+    yield "mapped, at the most", "MiB", [(0.0, mapped), (now, mapped)]
+
+
+class _Trace:
+    """Packets of a trace, in seconds from its start."""
+
+    def __init__(self) -> None:
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+
+        self.builder = TraceProtoBuilder()
+        self._last = 0
+
+    def process(self, title: str) -> int:
+        descriptor = self._descriptor()
+        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, title
+        return descriptor.uuid
+
+    def track(self, name: str, parent: int, unit: str | None = None) -> int:
+        descriptor = self._descriptor()
+        descriptor.name, descriptor.parent_uuid = name, parent
+        descriptor.sibling_order_rank = descriptor.uuid
+        if unit is not None:
+            descriptor.counter.unit_name = unit
+        return descriptor.uuid
+
+    def slice(
+        self,
+        track: int,
+        name: str,
+        start: float,
+        end: float,
+        seconds: Mapping[str, float],
+        begins: Sequence[int] = (),
+        ends: Sequence[int] = (),
+    ) -> None:
+        event = self._event(track, start)
+        event.type, event.name = event.TYPE_SLICE_BEGIN, name
+        event.flow_ids.extend(begins)
+        event.terminating_flow_ids.extend(ends)
+        for part, value in seconds.items():
+            event.debug_annotations.add(name=f"{part}, ms", double_value=value * 1e3)
+        event = self._event(track, end)
+        event.type = event.TYPE_SLICE_END
+
+    def counter(self, track: int, values: Sequence[tuple[float, float]]) -> None:
+        for time, value in values:
+            event = self._event(track, time)
+            event.type, event.double_counter_value = event.TYPE_COUNTER, value
+
+    def _descriptor(self) -> Any:
+        self._last += 1
+        descriptor = self.builder.add_packet().track_descriptor
+        descriptor.uuid = self._last
+        return descriptor
+
+    def _event(self, track: int, seconds: float) -> Any:
+        packet = self.builder.add_packet()
+        packet.timestamp = round(seconds * 1e9)
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.track_event.track_uuid = track
+        return packet.track_event

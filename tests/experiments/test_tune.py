@@ -1,0 +1,145 @@
+"""`python -m experiments.tune`: what it chooses, confirms and writes, and how it goes on."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.harness.run import offer_preset_file
+from experiments.tune import __main__ as entry
+from experiments.tune import search as searching
+from experiments.tune.judge import Price
+from experiments.tune.search import fastest_allowed, front
+from experiments.tune.settings import Family
+from llada_jax.config import SamplerConfig
+from llada_jax.evaluation import harness
+from llada_jax.evaluation.sweep import Axes
+from tests.experiments.in_process import run_experiment
+
+FAMILIES = (
+    "families=[{name: blockwise, sampler: {cache: blockwise, threshold: 0.99},"
+    " over: {threshold: [0.0001, 0.9]}}]"
+)
+SMALL = [
+    "tasks=[yes_no]", "difficulty=0", "items=4", "at_once=2", "confirm_items=4", "budget=2",
+    "loss=100", "planners=[steady]", "published={window: by_cache, latency_table: null}", FAMILIES,
+]  # fmt: skip
+
+
+def run(model, folder, *changes):
+    arguments = [f"model={model}", *SMALL, *changes, f"hydra.run.dir={folder}"]
+    run_experiment(entry.main, arguments)
+    return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory, random_model):
+    """A run that was killed while it judged its second sampler, and went on."""
+    folder, judged = tmp_path_factory.mktemp("tune"), []
+
+    def killed(*arguments):
+        judged.append(arguments)
+        if len(judged) == 2:
+            raise KeyboardInterrupt
+        return searching_candidate(*arguments)
+
+    searching_candidate = searching.candidate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "candidate", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(random_model, folder)
+    assert not (folder / "results.json").exists()
+    return folder, run(random_model, folder)
+
+
+def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
+    folder, rows = interrupted
+    best = SamplerConfig.preset(str(folder / "best.json"))
+    assert (best.threshold, best.cache) == (0.0001, "blockwise")
+    assert rows["tune/tried"]["value"] == 2
+    ratio = rows["tune/confirmed/seconds"]["value"] / rows["tune/reference/seconds"]["value"]
+    assert rows["tune/against_reference/seconds"]["value"] == pytest.approx(ratio)
+    assert ratio < 0.2, "one forward a block, where a model of random weights takes one a token"
+    assert rows["tune/why/threshold:0.0001 in place of 0.99/seconds"]["value"] < 0.2
+    assert rows["tune/confirmed/seconds"]["kind"] == "modelled"
+    assert (folder / "front.png").stat().st_size > 5_000
+
+
+def test_the_same_command_decodes_nothing_again(interrupted, random_model, monkeypatch):
+    folder, rows = interrupted
+    monkeypatch.setattr(harness.build, "generate_stream", None)
+    assert run(random_model, folder) == rows
+
+
+def test_a_preset_file_is_a_choice_of_every_verb(interrupted):
+    folder, _ = interrupted
+    offer_preset_file(f"sampler={folder / 'best.json'}")
+    with pytest.raises(ValueError, match=r"preset is 'nowhere\.json'; allowed: a JSON file"):
+        offer_preset_file("sampler=llada,nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "allowed: a JSON file"),
+        ("[1]", "allowed: a mapping"),
+        ('{"sampler": 3}', "allowed: a mapping"),
+        ('{"sampler": {"thresold": 0.5}}', "thresold"),
+        ('{"sampler": {"threshold": NaN}}', "threshold is nan"),
+    ],
+)
+def test_a_damaged_preset_is_refused(tmp_path, content, said):
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=said):
+        SamplerConfig.preset(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("phone=SM1", "SM1"),
+        ("planners=[best]", "planner is 'best'"),
+        ("loss=-1", "loss is -1"),
+        ("budget=0", "budget is 0"),
+        ("confirm_seed=2000", "allowed: another one"),
+        ("families=[]", "families is empty"),
+        ("families=[{name: a, sampler: {cache: blockwise}, over: {block_length: [7]}}]", "allowed"),
+    ],
+)
+def test_bad_settings_leave_nothing(tmp_path, random_model, change, said):
+    with pytest.raises(SystemExit, match=said):
+        run(random_model, tmp_path / "run", change)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_values_that_another_makes_too_large_are_as_large():
+    staged = SamplerConfig(cache="blockwise", accept="staged")
+    family = Family(name="staged", sampler=staged, over=Axes(theta_visible=(0.95,)))
+    assert family.sampler_with([0.95]).theta_visible == staged.theta_stable
+
+
+def candidate_of(seconds, lost, joules):
+    return SimpleNamespace(price=Price(seconds, joules), lost=lost)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8), st.booleans())
+def test_the_front_is_what_no_other_beats(costs, measured):
+    known = [(s, lost, math.nan if measured else float(j)) for s, lost, j in costs]
+    candidates = [candidate_of(*cost) for cost in known]
+    kept = front(candidates)
+    sizes = 2 if measured else 3
+    shown = {(each.price.seconds, each.lost, each.price.joules)[:sizes] for each in kept}
+    plain = {cost[:sizes] for cost in costs}
+    assert shown == {
+        one
+        for one in plain
+        if not any(o != one and all(b <= a for a, b in zip(one, o, strict=True)) for o in plain)
+    }
+    best = fastest_allowed(candidates, 1)
+    allowed = [cost[0] for cost in costs if cost[1] <= 1]
+    assert (best.price.seconds if best else None) == min(allowed, default=None)
