@@ -9,17 +9,22 @@ On a machine with LLaDA-8B's weights and the data, the rows of Table 5 of llada.
     python -m experiments.lm_eval model=path/to/LLaDA-8B-Instruct dtype=bfloat16 \\
         data=path/to/data limit=200 sampler=llada sampler.gen_length=128 sampler.steps=128
 
-The tasks are the files of conf/lm_eval, each of which says what its data holds; `task_folder` names
-another folder of such files, one's own. The run folder
-gets, besides what every run writes, `samples_<task>.jsonl` (every item, request, response and
-score) and `lm_eval.json` (the harness's version, its results, and the tasks' settings).
+The tasks are the files of conf/lm_eval, each of which says what its data holds. `task_folder` names
+another folder of such files, one's own, or with `harness` the tasks that come with the harness:
+their data are `<data>/<task>/<split>.jsonl`. `+protocol=...` are settings that were published, with
+their scores (conf/protocol).
+
+The run folder gets, besides what every run writes, `samples_<task>.jsonl` (every item, request,
+response and score) and `lm_eval.json` (the harness's version, its results, and the tasks'
+settings). Answers are kept in `answers/`, from which an interrupted run goes on; workers fill it
+together, and the same command without `worker` scores (docs/scale.md).
 """
 
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,14 +35,32 @@ from omegaconf import OmegaConf
 import llada_jax as lj
 from experiments.harness.results import ResultRow
 from experiments.harness.run import REPOSITORY, Run, entry_point
+from experiments.harness.workers import told
 from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.evaluation.lm_eval_answers import StoredAnswers
 from llada_jax.evaluation.metrics import wilson_interval
+from llada_jax.evaluation.worker import ALONE, Worker
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
 TASKS = REPOSITORY / "conf" / "lm_eval"
+HARNESS = "harness"
+"""The `task_folder` of tasks that come with the harness, as they are."""
+ANSWERS = "answers"
+"""The folder, in that of a run, where answers are stored."""
+_DECIDING = ("limit", "chat", "fewshot_as_multiturn", "seed", "backend", "mc_num")
+"""Settings that answers depend on, beside the tasks, the sampler and the model."""
 _SUMMARY = ("lm_eval_version", "results", "n-samples", "configs", "config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A score that others report of a task's metric, whatever the filter, and where they do."""
+
+    row: str
+    score: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +74,22 @@ class LmEvalConfig:
     task_folder: str | None = None
     limit: int | None = None
     chat: bool = True
+    fewshot_as_multiturn: bool = False
+    published: tuple[Published, ...] = ()
     sampler: SamplerConfig
     seed: int = 0
     backend: str = "xla"
     batch_size: int = 16
     mc_num: int = 128
+    worker: Worker = ALONE
 
     def __post_init__(self) -> None:
-        known = sorted(path.stem for path in self.folder.glob("*.yaml"))
-        require(bool(known), f"task_folder is {self.task_folder}; allowed: one with *.yaml files")
+        own = self.task_folder != HARNESS
+        known = sorted(each.stem for each in self.folder.glob("*.yaml")) if own else self.tasks
+        require(
+            bool(known) or not own,
+            f"task_folder is {self.task_folder}; allowed: one with *.yaml files, or {HARNESS}",
+        )
         require(bool(self.tasks), f"tasks is empty; allowed: {', '.join(known)}")
         for task in self.tasks:
             require(task in known, f"task is {task!r}; allowed: {', '.join(known)}")
@@ -68,7 +98,7 @@ class LmEvalConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the tasks' files are."""
+        """Where the tasks' files are; `HARNESS` for those that come with the harness."""
         return TASKS if self.task_folder is None else Path(self.task_folder)
 
 
@@ -78,6 +108,10 @@ def score(config: LmEvalConfig, run: Run) -> None:
 
     files = {task: data_files(task, Path(config.data), config.folder) for task in config.tasks}
     model = run.of(lj.load(config.model, config.dtype))
+    settings = {"fingerprint": run.fingerprint, "dtype": model.stored_as}
+    settings |= {key: value for key, value in asdict(config).items() if key in _DECIDING}
+    settings |= {"sampler": config.sampler.as_dict(), "tasks": list(config.tasks)}
+    kept = StoredAnswers(run.folder / ANSWERS, settings, config.batch_size, config.worker)
     harness_model = LmEvalModel(
         model,
         config.sampler,
@@ -85,11 +119,20 @@ def score(config: LmEvalConfig, run: Run) -> None:
         mc_num=config.mc_num,
         batch_size=config.batch_size,
         seed=config.seed,
+        kept=kept,
     )
     run.begin()
     found = evaluate(
-        harness_model, files, limit=config.limit, chat=config.chat, folder=config.folder
+        harness_model,
+        files,
+        limit=config.limit,
+        chat=config.chat,
+        folder=config.folder,
+        multiturn=config.fewshot_as_multiturn,
     )
+    if not config.worker.is_alone:
+        print(told(config.worker, kept.answered, "requests"))
+        return
     rows: list[ResultRow] = []
     for task in config.tasks:
         samples = found["samples"][task]
@@ -98,7 +141,7 @@ def score(config: LmEvalConfig, run: Run) -> None:
             metrics = {metric: float(sample[metric]) for metric in sample["metrics"]}
             whose = {"task": task, "item": sample["doc_id"], "filter": sample["filter"]}
             run.record(whose | metrics)
-        rows += rows_of(task, samples)
+        rows += rows_of(task, samples, config.published)
     run.write("lm_eval.json", _json_line({name: found[name] for name in _SUMMARY}))
     run.finish(rows)
 
@@ -110,20 +153,30 @@ def evaluate(
     limit: int | None,
     chat: bool,
     folder: Path = TASKS,
+    multiturn: bool = False,
 ) -> dict[str, Any]:
     """Returns the harness's results on tasks, by the files of their data; it keeps no cache."""
+    own = None if str(folder) == HARNESS else str(folder)
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    manager = TaskManager(include_path=own, include_defaults=own is None)
+    unknown = sorted(files.keys() - set(manager.all_tasks))
+    require(not unknown, f"the harness has no task {unknown}; allowed: `lm-eval ls tasks`")
     with TemporaryDirectory() as cache:
         found = simple_evaluate(
             harness_model,
             tasks=[
-                {"task": task, "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache}}
+                {
+                    "task": task,
+                    **({} if own else {"dataset_path": "json", "dataset_name": None}),
+                    "dataset_kwargs": {"data_files": dict(paths), "cache_dir": cache},
+                }
                 for task, paths in files.items()
             ],
-            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+            task_manager=manager,
+            fewshot_as_multiturn=multiturn,
             limit=limit,
             apply_chat_template=chat,
             bootstrap_iters=0,
@@ -132,8 +185,11 @@ def evaluate(
     return found
 
 
-def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
-    """Returns a row for each metric, and filter of the responses where there are several."""
+def rows_of(
+    task: str, samples: Sequence[Mapping[str, Any]], published: Sequence[Published] = ()
+) -> list[ResultRow]:
+    """Returns a row for each metric, and filter of the responses where there are several, beside
+    what others report."""
     values: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         chosen = [] if sample["filter"] == "none" else [sample["filter"]]
@@ -144,7 +200,9 @@ def rows_of(task: str, samples: Sequence[Mapping[str, Any]]) -> list[ResultRow]:
         require(set(scores) <= {0.0, 1.0}, f"{name} has scores {scores}; allowed: 0 and 1")
         right, n = int(sum(scores)), len(scores)
         interval = wilson_interval(right, n)
-        rows.append(ResultRow(name, right / n, "of items", n=n, interval=interval))
+        found = next((each for each in published if name.startswith(each.row)), None)
+        beside: Any = {"reference": found.score, "source": found.source} if found else {}
+        rows.append(ResultRow(name, right / n, "of items", n=n, interval=interval, **beside))
     return rows
 
 
@@ -160,6 +218,11 @@ def _json_line(content: Any) -> str:
 def data_files(name: str, data: Path, folder: Path = TASKS) -> dict[str, str]:
     """Returns where the data of a task is, by split. Raises FileNotFoundError, or ValueError for a
     file that does not hold what the task reads."""
+    if str(folder) == HARNESS:
+        found = {path.stem: str(path) for path in sorted((data / name).glob("*.jsonl"))}
+        if not found:
+            raise FileNotFoundError(f"no {data / name}/<split>.jsonl, which task {name} reads")
+        return found
     task = OmegaConf.load(folder / f"{name}.yaml")
     wanted = task.metadata.format
     paths = {split: data / file for split, file in task.dataset_kwargs.data_files.items()}

@@ -14,6 +14,7 @@ from llada_jax.config import ExportConfig, LatencyTable, ModelConfig, SamplerCon
 from llada_jax.constraint.patterns import Constraint, choice, json_schema, regex
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import evaluate
+from llada_jax.model.mesh import mesh
 from llada_jax.phone.phone import Phone, phone
 from llada_jax.sampler.generate import Result
 from llada_jax.sampler.rules.own import Ask, Decision, Seen, Sizes, State, rule
@@ -47,6 +48,7 @@ __all__ = [
     "json_schema",
     "latency_table",
     "load",
+    "mesh",
     "phone",
     "regex",
     "rule",

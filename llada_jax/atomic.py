@@ -46,15 +46,26 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
             raise
 
 
+def write_first(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text as UTF-8 unless there is a file: of several writers at once, the first does."""
+    with new_file(path, only_first=True) as part:
+        part.write_bytes(text.encode())
+
+
 @contextmanager
-def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Gives the path of a file to write, which replaces `path` where the body succeeds."""
+def new_file(path: str | os.PathLike[str], only_first: bool = False) -> Iterator[Path]:
+    """Gives the path of a file to write, which replaces `path` where the body succeeds; with
+    `only_first`, only where there is none."""
     target = Path(path)
     part = _temporary(target)
     try:
         yield part
         sync(part)
-        part.replace(target)
+        if only_first:
+            with suppress(FileExistsError):
+                target.hardlink_to(part)
+        else:
+            part.replace(target)
         _sync(target.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -151,3 +151,14 @@ class Denoiser(NamedTuple):
     keeps_cache: bool = False
     measure_rows: MeasureRows | None = None
     """As `score_rows`, with what a rule asks beside the scores; None where a backend cannot."""
+    on_mesh: "OnMesh | None" = None
+    """How a loop runs where the parameters are on a mesh; None where they are not."""
+
+
+class OnMesh(NamedTuple):
+    """A denoiser's functions as a device runs them on its part, for `llada_jax.on_mesh`."""
+
+    mesh: jax.sharding.Mesh
+    part: Denoiser
+    params: Params
+    """The `PartitionSpec` of every parameter."""

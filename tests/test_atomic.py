@@ -188,3 +188,10 @@ def test_the_disk_has_files_that_join_others(steps, tmp_path):
         (part / "file").write_text("new")
     assert steps[-3:] == [("rename", "file"), ("sync", "a"), ("sync", tmp_path.name[:7])]
     assert ("sync", "file") in steps[:2]
+
+
+def test_of_several_first_writers_one_writes(tmp_path):
+    for text in ("one", "two"):
+        atomic.write_first(tmp_path / "settings", text)
+    assert (tmp_path / "settings").read_text() == "one"
+    assert [each.name for each in tmp_path.iterdir()] == ["settings"]

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llada_jax"
 
-DATA = {"config", "architecture", "types", "rows"}
+DATA = {"config", "architecture", "types", "rows", "on_mesh"}
 EVERYONES = {"atomic", "cache_folder", "inside", "locked"}
 """Rooms that all others may import."""
 EVERYTHING = {
@@ -56,6 +56,7 @@ ALLOWED = {
     "architecture": {"config_files", "config"},
     "types": {"config"},
     "rows": {"types", "config"},
+    "on_mesh": {"types", "config"},
     "chat_template": set(),
     "text": {"chat_template", "config"},
     "archive": {"config"},

@@ -58,3 +58,14 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unknown)
     with pytest.warns(UserWarning, match="has no locks"), locked(tmp_path):
         pass
+
+
+def test_some_share_a_folder_and_none_of_them_has_it_alone(tmp_path):
+    with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
+        with pytest.raises(ValueError, match="is in use by another process"), locked(tmp_path):
+            raise AssertionError("it is shared")
+    with locked(tmp_path):
+        with pytest.raises(ValueError, match=rf"is in use by process {os.getpid()}"):
+            with locked(tmp_path, shared=True):
+                raise AssertionError("it is not shared")
+    assert not list(tmp_path.iterdir())

@@ -7,13 +7,17 @@
     python -m experiments.evaluate suite=decoding task.items=100
     python -m experiments.evaluate suite=decoding chosen=outputs/thresholds/a_run
     python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
+    python -m experiments.evaluate worker.rank=0 worker.count=3 hydra.run.dir=outputs/evaluate/of_3
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
 settings, commit and versions, and the traces, from which `rescore` judges again, in a folder of its
 own, without decoding. A suite puts many such runs into one folder and prints one table; with
 `chosen` it also decodes with what a run of `experiments.thresholds` chose. The same command on the
 same folder (`hydra.run.dir`) goes on where an interrupted run stopped, and a sweep (`-m`) on the
-same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs behind it.
+same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs behind it. At its
+end a sweep has `report.md` in its folder: a table of its jobs, and their picture. Workers share a
+folder, also that of a sweep or a suite, and the same command without `worker` judges what they
+decoded (docs/scale.md).
 `metrics.jsonl` has a line for each item; `python -m experiments.report` makes a page with tables
 and pictures from many runs.
 """
@@ -23,11 +27,12 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-import llada_jax as lj
 from experiments.evaluate.config import CELLS, EvaluateConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
+from experiments.evaluate.sweep_page import sweep_page
 from experiments.harness.run import Run, entry_point
+from experiments.harness.workers import filled
 from llada_jax.config import require
 from llada_jax.evaluation.graded import GENERATIONS, Evaluation, require_same_items
 
@@ -38,10 +43,13 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     if config.rescore:
         require_for_rescore(HydraConfig.get().overrides.task)
     if config.is_suite:
-        run.finish(*_suite_result(config, run))
+        if (result := _suite_result(config, run)) is not None:
+            run.finish(*result)
         return
     baseline = Evaluation.load(config.baseline) if config.baseline else None
     found = Evaluation.load(config.rescore) if config.rescore else _decoded(config, run, baseline)
+    if found is None:
+        return
     run.fingerprint = found.settings.get("fingerprint")
     rows = decoder_rows(found.name, [found], config.phones)
     rows += comparison_rows(baseline, found) if baseline else []
@@ -53,7 +61,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> None:
     run.finish(rows)
 
 
-def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
+def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult | None:
     if config.suite is None:
         result = rescore_suite(Path(config.rescore or ""), config.phones, run)
         run.begin()
@@ -64,14 +72,17 @@ def _suite_result(config: EvaluateConfig, run: Run) -> SuiteResult:
     return evaluate_suite(config.suite, config, run, config.task.difficulty if asked else None)
 
 
-def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> Evaluation:
-    model, items = lj.load(config.model, config.dtype), config.task.asked
+def _decoded(config: EvaluateConfig, run: Run, baseline: Evaluation | None) -> Evaluation | None:
+    """Returns the graded answers; of a worker, which judges nothing, None."""
+    model, items = config.load(), config.task.asked
     trial = config.trial(model, items, config.sampler, sampler_name())
     if baseline:
         require_same_items(baseline, items.settings, items.count)
     store = trial.store(run.folder)
     run.begin()
-    return trial.run(store)
+    if config.worker.is_alone:
+        return trial.run(store)
+    return filled(config.worker, [(trial, store)])
 
 
 def require_no_other_answers(config: EvaluateConfig, folder: Path) -> None:
@@ -124,4 +135,4 @@ def sampler_name() -> str:
     return "@".join([chosen.runtime.choices["sampler"], *shown])
 
 
-main = entry_point("evaluate", evaluate, EvaluateConfig)
+main = entry_point("evaluate", evaluate, EvaluateConfig, after_sweep=sweep_page)

@@ -7,11 +7,13 @@ from hydra.core.config_store import ConfigStore
 
 import llada_jax as lj
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import SamplerConfig, require, require_counts
+from llada_jax.config import ONE_DEVICE, MeshConfig, SamplerConfig, require, require_counts
 from llada_jax.evaluation.graded import GENERATIONS
 from llada_jax.evaluation.harness import PLACES, Trial, lengthened
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.tasks import load_task, task_names
+from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.model.mesh import mesh_for
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 
@@ -82,6 +84,7 @@ class EvaluateConfig:
     sampler: SamplerConfig
     backend: str = "xla"
     tiles: Kind | None = None
+    mesh: MeshConfig = ONE_DEVICE
     seed: int = 0
     batch_size: int = 50
     places: int = PLACES
@@ -90,6 +93,7 @@ class EvaluateConfig:
     phones: tuple[str, ...] = ()
     suite: SuiteConfig | None = None
     chosen: str | None = None
+    worker: Worker = ALONE
 
     def __post_init__(self) -> None:
         require_counts(self, "batch_size", "places")
@@ -120,6 +124,10 @@ class EvaluateConfig:
             self.chosen is None or self.suite is not None,
             f"chosen is {self.chosen!r} without a suite; allowed: suite=decoding chosen=<folder>",
         )
+
+    def load(self) -> lj.Model:
+        """Loads the model, onto the mesh where one is asked for."""
+        return lj.load(self.model, self.dtype, mesh=mesh_for(self.mesh))
 
     @property
     def is_suite(self) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
-import llada_jax as lj
 from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.evaluate.config import CELLS, DecoderConfig, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
@@ -20,6 +19,7 @@ from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
 from experiments.harness.run import CONFIG, Run, read_config, stored_settings
 from experiments.harness.tiled import check_tiles
+from experiments.harness.workers import filled
 from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import fingerprint, lengthened
@@ -33,8 +33,8 @@ SuiteResult = tuple[list[ResultRow], str]
 
 def evaluate_suite(
     suite: SuiteConfig, config: EvaluateConfig, run: Run, difficulty: int | None
-) -> SuiteResult:
-    """Finds each decoder's score over all tasks, then its score on each.
+) -> SuiteResult | None:
+    """Finds each decoder's score over all tasks, then its score on each; of a worker, none.
 
     Args:
       config: everything else; its task and its sampler give way to the suite's.
@@ -52,7 +52,7 @@ def evaluate_suite(
     }
     for decoder in suite.decoders:
         check_tiles(config.tiles, config.backend, decoder.sampler)
-    model = run.of(lj.load(config.model, config.dtype))
+    model = run.of(config.load())
     if chosen is not None:
         chosen.require_for(fingerprint(model), seed, count)
     trials = {
@@ -64,6 +64,8 @@ def evaluate_suite(
     }
     stores = {key: each.store(_folder(run.folder, *key)) for key, each in trials.items()}
     run.begin()
+    if not config.worker.is_alone:
+        return filled(config.worker, [(trials[key], stores[key]) for key in trials])
     if chosen is not None:
         run.write(CHOSEN, chosen.as_json())
     found = {

@@ -4,6 +4,7 @@
     python -m experiments.generate prompt="Anna has 3 apples. ..." sampler=llada
     python -m experiments.generate model=path/to/folder sampler.cache=blockwise pause=0.05
     python -m experiments.generate sampler=llada_cpp sampler.refresh=worker tiles=q4_0
+    python -m experiments.generate dtype=int8 mesh.data=2 mesh.model=4
     python -m experiments.generate infill=true prompt="2+2=<|mask|> and 3*3=<|mask|>"
     python -m experiments.generate 'sampler.constraint.regex="[A-Z][^#]*#### [0-9]+"'
     python -m experiments.generate -m sampler=llada,fast_dllm seed=0,1
@@ -33,7 +34,8 @@ from experiments.harness.on_phones import on_phones
 from experiments.harness.results import ResultRow, table, traces
 from experiments.harness.run import Run, entry_point
 from experiments.harness.tiled import check_tiles
-from llada_jax.config import require
+from llada_jax.config import ONE_DEVICE, MeshConfig, require
+from llada_jax.model.mesh import mesh_for
 from llada_jax.phone.profile import load_profile
 from llada_jax.revision.tiles import Kind
 from llada_jax.sampler.trace import Event
@@ -55,6 +57,7 @@ class GenerateConfig:
     seed: int = 0
     backend: str = "xla"
     tiles: Kind | None = None
+    mesh: MeshConfig = ONE_DEVICE
     loop: Loops = "both"
     pause: float = 0.0
     phones: tuple[str, ...] = ()
@@ -79,7 +82,7 @@ class GenerateConfig:
 
 def generate(config: GenerateConfig, run: Run) -> None:
     """Decodes, prints the answer and the results, and fills the run folder."""
-    model = run.of(lj.load(config.model, config.dtype))
+    model = run.of(lj.load(config.model, config.dtype, mesh=mesh_for(config.mesh)))
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"model {config.model!r} has no tokenizer.json; allowed: one that has")

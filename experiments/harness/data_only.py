@@ -91,6 +91,9 @@ def _in_tree(node: Any, key: str = "") -> Found:
     elif key == "hydra.job.env_set":  # PATH, LD_PRELOAD: programs that are started run them
         if node and not (isinstance(node, dict) and node.items() <= os.environ.items()):
             yield key, node, "what the shell has set"
+    elif key == "hydra.launcher.setup":  # commands that submitit puts before a job's own
+        if node:
+            yield key, node, "none; jobs have what the shell that submits them has loaded"
     elif key in ("hydra.job_logging", "hydra.hydra_logging"):
         yield from _in_logging(node, key)
     elif key.rpartition(".")[2] == "_target_":

@@ -74,13 +74,15 @@ def scores(title: str, shares: Mapping[str, ScorePoint]) -> "Figure":
     """Draws one bar for each decoder, with its interval."""
     drawn = figure()
     axes = drawn.subplots()
-    names, points = [fill(name, 30) for name in shares], list(shares.values())
+    names = [fill(name.replace("@", " @"), 30) for name in shares]
+    points = list(shares.values())
     axes.barh(
         names, [point.value for point in points], xerr=_errors(points),
         color="tab:blue", ecolor="0.3", capsize=3, height=0.6,
     )  # fmt: skip
     axes.invert_yaxis()
-    axes.set(title=title, xlabel="exact match, 95 % interval", xlim=(0, 1))
+    axes.set(xlabel="exact match, 95 % interval", xlim=(0, 1))
+    drawn.suptitle(title)  # over the names as well
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     return drawn

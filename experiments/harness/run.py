@@ -35,18 +35,20 @@ from experiments.harness.compiled_programs import keep_compiled_programs
 from experiments.harness.data_only import DataOnlyLoader
 from experiments.harness.failures import terminable, told_in_a_line
 from experiments.harness.results import ResultRow, table
+from experiments.harness.workers import writing
 from llada_jax import atomic
 from llada_jax.config import SamplerConfig, require
 from llada_jax.config.sampler import PRESETS
 from llada_jax.config_files import checked_dataclass, parse_yaml
 from llada_jax.evaluation.environment import environment
 from llada_jax.evaluation.stored import stored_text
-from llada_jax.locked import locked
+from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG, RESULTS = "config.yaml", "results.json"
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
+_multirun = hydra_main.Hydra.multirun
 
 # `sampler=default`, and one for each preset: every setting, so that each can be overridden.
 _SAMPLER = {**SamplerConfig().as_dict(), "steps": None}  # which follow gen_length
@@ -62,18 +64,21 @@ T = TypeVar("T")
 
 
 def entry_point(
-    verb: str, experiment: Callable[[T, "Run"], None], schema: type[T]
+    verb: str,
+    experiment: Callable[[T, "Run"], None],
+    schema: type[T],
+    after_sweep: Callable[[Path, Sequence[Path]], None] | None = None,
 ) -> Callable[[], None]:
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 
     Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. They are
     composed and checked for what would run code (`data_only`) before anything else happens. What
     ends a run before its end is one line and an exit code (`failures`). A folder that another run
-    writes to is refused.
+    writes to is refused. At the end of a sweep (`-m`), `after_sweep` gets its folder and its jobs'.
     """
 
     def resume() -> str:
-        return _command_that_goes_on(verb)
+        return command_that_goes_on(verb)
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=verb)
     def command(config: DictConfig) -> None:
@@ -81,12 +86,22 @@ def entry_point(
             logging.getLogger(name).setLevel(logging.WARNING)
         with told_in_a_line(resume):
             settings = read_config(schema, config)
-            run = Run(Path(HydraConfig.get().runtime.output_dir), config)
-            with locked(run.folder):
+            worker: Worker = getattr(settings, "worker", ALONE)
+            run = Run(Path(HydraConfig.get().runtime.output_dir), config, worker)
+            with writing(run.folder, worker, HydraConfig.get().overrides.hydra):
                 run.require_own_folder()
                 experiment(settings, run)
             if verb not in ("report", "view") and (run.folder / RESULTS).exists():
                 print(f"\nlook at it: {_command_that_shows(run.folder)}")
+
+    def multirun(started: Any, **options: Any) -> Any:
+        """Runs a sweep, and what comes after it."""
+        found = _multirun(started, **options)
+        folders = [job.hydra_cfg.hydra.runtime.output_dir for jobs in found for job in jobs]
+        if after_sweep is not None and folders:
+            sweep = Path(found[0][0].hydra_cfg.hydra.sweep.dir)
+            after_sweep(sweep, [Path(folder) for folder in dict.fromkeys(folders)])
+        return found
 
     def reported(body: Callable[[], Any]) -> Any:
         """Tells in a line what Hydra would show as a traceback of its own."""
@@ -102,6 +117,7 @@ def entry_point(
         with (
             patch.object(hydra_main, "ConfigLoaderImpl", DataOnlyLoader),
             patch.object(hydra_utils, "run_and_report", reported),
+            patch.object(hydra_main.Hydra, "multirun", multirun),
             told_in_a_line(resume),
             terminable(),
         ):
@@ -133,7 +149,7 @@ def offer_preset_file(override: str) -> None:
         ConfigStore.instance().store(name, {**settings, "steps": None}, group=where)
 
 
-def _command_that_goes_on(verb: str) -> str:
+def command_that_goes_on(verb: str) -> str:
     """Returns the command line, with the folder of the run or the sweep that is under way."""
     arguments = sys.argv[1:]
     if HydraConfig.initialized():
@@ -192,8 +208,8 @@ def read_config(schema: type[T], config: DictConfig) -> T:
 class Run:
     """The folder of one run. It stays empty until `begin`, so that bad input leaves no files."""
 
-    def __init__(self, folder: Path, config: DictConfig) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, config: DictConfig, worker: Worker = ALONE) -> None:
+        self.folder, self.worker = folder, worker
         self._config = config
         self._recorded = 0
         self.fingerprint: str | None = None
@@ -221,10 +237,12 @@ class Run:
 
     def begin(self) -> None:
         """Writes `config.yaml` and `env.json`; takes away the results of an earlier run, and what
-        it left half-written."""
+        it left half-written. One of several workers touches no file that another may write."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic.remove_temporaries(self.folder)
         (self.folder / RESULTS).unlink(missing_ok=True)
+        if not self.worker.is_alone:
+            return
+        atomic.remove_temporaries(self.folder)
         self.write(CONFIG, OmegaConf.to_yaml(self._config, resolve=True))
         self.write("env.json", _json(environment(), indent=2))
 

@@ -31,17 +31,18 @@ from experiments.train.scores import ScoreConfig, probe, task_scores
 from llada_jax.atomic import new_folder
 from llada_jax.build import Model
 from llada_jax.checkpoint import fingerprint, load_params, model_path
-from llada_jax.config import ModelConfig, TrainConfig, require
+from llada_jax.config import ONE_DEVICE, MeshConfig, ModelConfig, TrainConfig, require
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
 from llada_jax.model.families.config_json import config_to_hf
+from llada_jax.model.mesh import mesh_for
 from llada_jax.model.params import ModelParams
 from llada_jax.text import Tokenizer
 from llada_jax.training.copying import check_shape
 from llada_jax.training.loop import read_metrics, require_steps, train
 from llada_jax.training.model_folder import export_model
 from llada_jax.training.objectives import Objective
-from llada_jax.training.state import MASKED
+from llada_jax.training.state import MASKED, trained
 from llada_jax.training.tokenizer import build_tokenizer, save_tokenizer
 from llada_jax.training.upcycling import dense_shape, upcycled
 
@@ -64,6 +65,7 @@ class RunConfig:
     train: TrainConfig
     data: MixtureConfig
     score: ScoreConfig
+    mesh: MeshConfig = ONE_DEVICE
     parent: str | None = None
     """A bundled model or a model's folder: training begins with its parameters and tokenizer."""
     objective: Objective = MASKED
@@ -140,9 +142,10 @@ def train_and_export(config: RunConfig, run: Run) -> None:
         source,
         evaluate,
         parent=parent,
+        mesh=mesh_for(config.mesh),
         objective=config.objective,
     )
-    model = Model(model_config, state.params, tokenizer)
+    model = Model(model_config, trained(state.params, config.train, parent), tokenizer)
     finish(config, run, model, folder, training.commands)
 
 

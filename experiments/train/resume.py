@@ -32,7 +32,7 @@ class Training(NamedTuple):
     @classmethod
     def of(cls, config: Mapping[str, Any], data: MixtureConfig, command: str) -> "Training":
         """Begins a training with a configuration's sections of plain values."""
-        fixed = {name: section for name, section in config.items() if name != "score"}
+        fixed = {name: each for name, each in config.items() if name not in ("score", "mesh")}
         fixed["train"] = {key: each for key, each in fixed["train"].items() if key not in FREE}
         fixed["versions"] = {name: load_task(name).version for name in data.task_names}
         return cls(json.loads(json.dumps(fixed)), [command])

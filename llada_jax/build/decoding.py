@@ -55,7 +55,8 @@ def generate(
         (the extra `qnn`), an emulated SM8750 in float16; a `Backend`, for example an `EmulatedNpu`
         of another SoC; or a `StreamedProgram`, whose layers need not be in memory.
       seed: one for the batch, or one for each row.
-      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too.
+      trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
+        and `"margins"` how far each was from the second one.
       on_step: called after each forward with a `StepView`; runs the host loop.
       loop: `compiled` or `host`; default: compiled, unless `on_step` is given.
       refresh_on: what the worker of `refresh="worker"` runs, for example `tiled(model)` (the extra
@@ -102,7 +103,7 @@ def generate_stream(
     config: SamplerConfig | None = None,
     *,
     places: int = 8,
-    together: int = 1,
+    together: int | Sequence[int] = 1,
     backend: str | Backend | StreamedProgram = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
@@ -117,14 +118,14 @@ def generate_stream(
 
     Args:
       places: how many prompts are decoded at a time. It changes no token.
-      together: how many prompts, one after the other, a result is of.
+      together: how many prompts, one after the other, a result is of; or of each result so many.
       The others: as in `generate`.
 
     Raises:
       ValueError: as `generate`, when it is called.
       FloatingPointError: as `generate`, in place of the first bad canvas's result.
     """
-    for name, count in (("places", places), ("together", together)):
+    for name, count in (("places", places), ("together", np.min(together))):
         require(count > 0, f"{name} is {count}; allowed: 1 or more")
     opened = ExitStack()
     with ExitStack() as threads:

@@ -25,6 +25,7 @@ from llada_jax.model.forward import PLAIN, LayerHooks
 from llada_jax.model.fused_attention import fused_attend_to_cache
 from llada_jax.model.head import ScoreRules, score_rows
 from llada_jax.model.measures import measure_rows
+from llada_jax.model.mesh import mesh_denoiser, mesh_of, specs_of
 from llada_jax.model.params import ModelParams
 from llada_jax.revision.tiles import Tiles
 from llada_jax.types import Denoiser, Params
@@ -80,7 +81,14 @@ def backend_denoiser(
         not has_tiles(model.params),
         "the model has tiles; allowed: as refresh_on, for the worker of refresh='worker'",
     )
+    mesh = mesh_of(model.params)
+    require(
+        mesh is None or backend in XLA,
+        f"backend is {backend!r}, and the model is on a mesh; allowed: {', '.join(map(repr, XLA))}",
+    )
     if isinstance(backend, str) and backend in XLA:
+        if mesh is not None:
+            return mesh_denoiser(model.config, rules, XLA[backend], mesh, specs_of(model.params))
         return denoiser_for(model.config, rules, XLA[backend])
     if model.artifact:
         manifest = (model.artifact / MANIFEST).read_bytes()

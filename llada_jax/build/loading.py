@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from llada_jax import checkpoint
@@ -19,6 +20,7 @@ from llada_jax.config import ExportConfig, ModelConfig, require
 from llada_jax.content import content_hash
 from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
+from llada_jax.model.mesh import agreed
 from llada_jax.model.params import ModelParams, param_count
 from llada_jax.model.quantize import QuantArray
 from llada_jax.programs import kept, own_jit
@@ -81,6 +83,7 @@ def load(
     family: Family | str | None = None,
     block_length: int | None = None,
     experts: bool = True,
+    mesh: Mesh | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -96,6 +99,7 @@ def load(
         (dllm's BD3LM).
       experts: False leaves the routed experts of a mixture out: `generate_within_budget` reads
         them from a file of their own.
+      mesh: the devices that share the model, of `llada_jax.mesh`; default: one has it whole.
 
     Raises:
       FileNotFoundError, ValueError: one message that names the file and what is wrong with it,
@@ -104,11 +108,13 @@ def load(
     """
     name = None if family is None else add_family(family)
     if (Path(source) / MANIFEST).is_file():
+        require(mesh is None, f"{source} is an export; allowed on a mesh: a checkpoint")
         return _load_exported(Path(source), dtype)
+    settings = f"model {source}, dtype {dtype}, mesh {mesh and dict(mesh.shape)}"
     before = checkpoint.file_states(source)
-    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts)
+    config, params, tokenizer_folder = checkpoint.load_params(source, dtype, name, experts, mesh)
     tokenizer = tokenizer_folder and _tokenizer(tokenizer_folder, config)
-    fingerprint = checkpoint.fingerprint(source)
+    fingerprint = agreed(settings, partial(checkpoint.fingerprint, source))
     require(
         checkpoint.file_states(source) == before,
         f"{source} was changed while it was loaded; allowed: files that nobody writes meanwhile",

@@ -4,6 +4,8 @@ import re
 from os import PathLike
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from llada_jax.checkpoint.bundled import bundled_names, model_path
 from llada_jax.checkpoint.gguf import open_gguf
 from llada_jax.checkpoint.huggingface import CONFIG_FILE, open_huggingface, save_huggingface
@@ -36,6 +38,7 @@ def load_params(
     dtype: str | None = None,
     family: str | None = None,
     experts: bool = True,
+    mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, ModelParams, Path | None]:
     """Loads a model from wherever it is.
 
@@ -47,6 +50,7 @@ def load_params(
         router stored as float32 stays float32, which is what it is computed in.
       family: the family of a Hugging Face folder, whatever its configuration says; None: that.
       experts: False leaves the matrices of routed experts out, as None; not of Orbax folders.
+      mesh: the devices that hold the parameters; default: one holds all.
 
     Returns:
       The configuration, the parameters, and the folder of the tokenizer: that of the model, or None
@@ -59,12 +63,12 @@ def load_params(
     path = model_path(source)
     if (path / DESCRIPTION_FILE).is_file():
         require(experts, f"{path} is an Orbax folder, which is read whole; allowed: experts=True")
-        config, params = load_orbax(path)
+        config, params = load_orbax(path, mesh)
         return config, cast_params(config, params, dtype), _tokenizer_folder(path)
     checkpoint = _opened(path, family)
     if str(source) in bundled_names():
         dtype = dtype or "float32"
-    return checkpoint.config, read_params(checkpoint, dtype, experts), _tokenizer_folder(path)
+    return checkpoint.config, read_params(checkpoint, dtype, experts, mesh), _tokenizer_folder(path)
 
 
 def stream_params(

@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from llada_jax.atomic import new_folder
 from llada_jax.checkpoint.safetensors_files import read_json
 from llada_jax.config import ModelConfig, require
 from llada_jax.config_files import checked_dataclass
 from llada_jax.model.finite import require_finite_tree
+from llada_jax.model.mesh import require_divides, shardings
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, is_quantized
 
@@ -48,8 +49,10 @@ def save_orbax(folder: str | PathLike[str], config: ModelConfig, params: ModelPa
         (part / DESCRIPTION_FILE).write_text(json.dumps(description, indent=2) + "\n")
 
 
-def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
-    """Loads what `save_orbax` wrote, in the dtypes it was saved with.
+def load_orbax(
+    folder: str | PathLike[str], mesh: Mesh | None = None
+) -> tuple[ModelConfig, ModelParams]:
+    """Loads what `save_orbax` wrote, in the dtypes it was saved with; onto any mesh that divides.
 
     Raises FileNotFoundError or ValueError for a folder whose content is damaged; NaN and infinity
     are damage.
@@ -66,7 +69,7 @@ def load_orbax(folder: str | PathLike[str]) -> tuple[ModelConfig, ModelParams]:
         raise ValueError(f"{folder / DESCRIPTION_FILE} describes no model: {error}") from error
     dtypes: Any = description.get("dtypes")
     require(isinstance(dtypes, dict), f"{folder / DESCRIPTION_FILE} has no dtypes")
-    tree = _abstract_tree(config, dtypes, folder)
+    tree = _abstract_tree(config, dtypes, folder, mesh)
     try:
         params = ocp.load(str(folder / TREE_FOLDER), tree)
     except Exception as error:  # Orbax raises whatever it meets
@@ -80,21 +83,27 @@ def _dtype_name(leaf: Any) -> str:
     return (leaf.values if isinstance(leaf, QuantArray) else leaf).dtype.name
 
 
-def _abstract_tree(config: ModelConfig, dtypes: Mapping[str, str], folder: Path) -> ModelParams:
-    sharding = SingleDeviceSharding(jax.devices()[0])
+def _abstract_tree(
+    config: ModelConfig, dtypes: Mapping[str, str], folder: Path, mesh: Mesh | None
+) -> ModelParams:
+    one = SingleDeviceSharding(jax.devices()[0])
 
-    def abstract(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+    def abstract(shape: tuple[int, ...], dtype: str, where: Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=where)
 
     def describe(path: tuple[Any, ...], spec: ParamSpec) -> Any:
         name = parameter_name(path)
         require(name in dtypes, f"{folder / DESCRIPTION_FILE} lacks {name}")
         dtype = dtypes[name]
         require(dtype in _DTYPES, f"{name} is {dtype!r}; allowed: {', '.join(_DTYPES)}")
+        where = None if mesh is None else shardings(spec, mesh, dtype)
         if dtype not in ("int8", "int4"):
-            return abstract(spec.shape, dtype)
+            return abstract(spec.shape, dtype, where or one)
+        of_values, of_scale = where or (one, one)
         groups = 1 if dtype == "int8" else spec.shape[-1] // INT4_GROUP
-        scale = abstract((*spec.shape[:-1], groups), "float32")
-        return QuantArray(abstract(spec.shape, dtype), scale)  # pyright: ignore
+        scale = abstract((*spec.shape[:-1], groups), "float32", of_scale)
+        return QuantArray(abstract(spec.shape, dtype, of_values), scale)  # pyright: ignore
 
+    if mesh is not None:
+        require_divides(config, mesh, "int4" if "int4" in dtypes.values() else None)
     return jax.tree.map_with_path(describe, abstract_params(config))

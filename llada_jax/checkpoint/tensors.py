@@ -1,6 +1,5 @@
 """Reading a checkpoint's parameters into the tree, piece by piece, in the dtype that is wanted."""
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -8,11 +7,13 @@ from typing import Any, Literal
 import jax
 import ml_dtypes
 import numpy as np
-from jaxtyping import DTypeLike
+from jax.sharding import Mesh
 from tqdm import tqdm
 
+from llada_jax.checkpoint.array_parts import ArrayParts
 from llada_jax.checkpoint.sources import Checkpoint, ParamSource, StoredTensor
 from llada_jax.config import ModelConfig, require
+from llada_jax.model.mesh import require_divides, shardings
 from llada_jax.model.params import ModelParams, ParamSpec, abstract_params, parameter_name
 from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, quantize
 
@@ -20,20 +21,24 @@ Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
 _PIECE_ELEMENTS = 1 << 20
-_ALIGNMENT = 64
 _PROGRESS_BYTES = 1 << 30
 
 
-def read_params(checkpoint: Checkpoint, dtype: str | None, experts: bool = True) -> ModelParams:
+def read_params(
+    checkpoint: Checkpoint, dtype: str | None, experts: bool = True, mesh: Mesh | None = None
+) -> ModelParams:
     """Reads the parameter tree, in the order of its leaves; without `experts`, None stands for the
     matrices of routed ones. Says on standard error what rounding adds to blocks of integers.
 
     Beyond the parameters themselves it holds one piece of a tensor at a time (on devices other than
-    the CPU, one leaf as well). Raises ValueError before it reads where int4 has no whole groups.
+    the CPU, one leaf as well). On a mesh it reads the rows that this process's devices hold. Raises
+    ValueError before it reads where int4 has no whole groups, or the mesh does not divide.
     """
     sources, stored = checkpoint.sources, checkpoint.stored
     if dtype == "int4":
         _check_int4_groups(sources)
+    if mesh is not None:
+        require_divides(checkpoint.config, mesh, dtype)
     embedding = stored[sources[0].tensors[0]].dtype
     width = embedding if dtype is None and embedding is not None else _float_dtype(dtype)
     read = [each for each in sources if experts or len(each.spec.shape) < 3]
@@ -53,7 +58,7 @@ def read_params(checkpoint: Checkpoint, dtype: str | None, experts: bool = True)
                 continue
             bits = _BITS.get(dtype) if source.spec.quantizable else None
             kept = kept_dtype(source.last_name, stored[source.tensors[0]].dtype, width)
-            leaf = _read(source, checkpoint, kept, bits, bar, added)
+            leaf = _read(source, checkpoint, kept, bits, mesh, bar, added)
             leaves.append(jax.block_until_ready(leaf))
     if added:
         tqdm.write(f"{checkpoint.location.name} as {dtype}: {added}", file=sys.stderr)
@@ -85,27 +90,37 @@ def _read(
     checkpoint: Checkpoint,
     dtype: np.dtype,
     bits: Bits | None,
+    mesh: Mesh | None,
     bar: tqdm,
     added: "_AddedError",
 ) -> jax.Array | QuantArray:
     shape, (n_rows, *_) = source.spec.shape, source.part
+    where = None if mesh is None else shardings(source.spec, mesh, bits and f"int{bits}")
     if bits is None:
-        arrays = [_empty(shape, dtype)]
+        arrays = [ArrayParts(shape, dtype, where)]
     else:
         groups = 1 if bits == 8 else shape[-1] // INT4_GROUP
-        integers = _empty(shape, np.int8 if bits == 8 else ml_dtypes.int4)
-        arrays = [integers, _empty((*shape[:-1], groups), np.float32)]
-    by_tensor = [array.reshape(len(source.tensors), n_rows, -1) for array in arrays]
+        of_values, of_scale = where or (None, None)
+        integers = np.dtype(np.int8 if bits == 8 else ml_dtypes.int4)
+        scale = ArrayParts((*shape[:-1], groups), np.dtype(np.float32), of_scale)
+        arrays = [ArrayParts(shape, integers, of_values), scale]
     order = checkpoint.row_order(source)
     for index, name in enumerate(source.tensors):
-        tensor, done = checkpoint.stored[name], 0
-        for raw in tensor.pieces(source.start, source.start + n_rows, _PIECE_ELEMENTS):
-            rows = slice(done, done + len(raw))
-            for target, part in zip(by_tensor, _decoded(tensor, raw, bits, added), strict=True):
-                target[index, rows if order is None else order[rows]] = part.reshape(len(raw), -1)
-            done += len(raw)
+        tensor, before = checkpoint.stored[name], index * n_rows
+        start, stop = arrays[0].rows_within(before, before + n_rows)
+        if order is not None and stop > start:
+            start, stop = before, before + n_rows
+        bar.update((n_rows - stop + start) * tensor.row_bytes)
+        first = source.start - before
+        for raw in tensor.pieces(first + start, first + stop, _PIECE_ELEMENTS):
+            rows = range(start, start + len(raw))
+            if order is not None:
+                rows = before + order[start - before :][: len(raw)]
+            for target, part in zip(arrays, _decoded(tensor, raw, bits, added), strict=True):
+                target.write(rows, part.reshape(len(raw), -1))
+            start += len(raw)
             bar.update(raw.nbytes)
-    leaves = [jax.device_put(array) for array in arrays]
+    leaves = [array.on_devices() for array in arrays]
     return leaves[0] if bits is None else QuantArray(*leaves)
 
 
@@ -145,14 +160,6 @@ def _decoded(
     if tensor.blocks is not None:
         added.add(tensor.kind, numbers, rounded)
     return rounded
-
-
-def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns `np.empty` at an address that JAX takes over on a CPU, instead of copying."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def cast_params(config: ModelConfig, params: ModelParams, dtype: str | None) -> ModelParams:

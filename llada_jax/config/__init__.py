@@ -21,20 +21,31 @@ from llada_jax.config.export_settings import (
     Quant,
     Soc,
 )
+from llada_jax.config.mesh import ONE_DEVICE, MeshConfig
 from llada_jax.config.model import ModelConfig, MoEConfig, Router
 from llada_jax.config.parity import HOUSE, FloatDtype, Parity
 from llada_jax.config.sampler import Loop, Remasking, SamplerConfig
 from llada_jax.config.timed_buckets import LatencyTable
-from llada_jax.config.training import MatmulDtype, Objective, Optimizer, Start, TrainConfig
+from llada_jax.config.training import (
+    LoraConfig,
+    MatmulDtype,
+    Objective,
+    Optimizer,
+    Start,
+    TrainConfig,
+)
 
 __all__ = [
     "HOUSE",
+    "ONE_DEVICE",
     "STATIC_PRECISIONS",
     "ExportConfig",
     "FloatDtype",
     "LatencyTable",
     "Loop",
+    "LoraConfig",
     "MatmulDtype",
+    "MeshConfig",
     "MoEConfig",
     "ModelConfig",
     "Objective",

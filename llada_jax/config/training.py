@@ -19,6 +19,27 @@ Objective = Literal["finetune", "pretrain"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Which matrices get a trained product of two narrow ones beside them (LoRA, Hu et al., arXiv
+    2106.09685), while they themselves stay as they are, quantized or not."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    """The product counts alpha / rank times."""
+    targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")
+    """Names of matrices; those of routed experts have no adapters."""
+
+    def __post_init__(self) -> None:
+        require_counts(self, "rank")
+        require_numbers(self, "alpha", above=0)
+        allowed = LoraConfig.targets
+        require(
+            len(self.targets) > 0 and set(self.targets) <= set(allowed),
+            f"lora.targets is {list(self.targets)}; allowed: one or more of {', '.join(allowed)}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How a masked-diffusion model is trained. The same values give the same run, bit for bit."""
 
@@ -26,7 +47,16 @@ class TrainConfig:
     steps: int
     batch_size: int = 32
     matmul_dtype: MatmulDtype = "float32"
-    """Of the layers' matrix products; parameters, sums and everything else stay float32."""
+    """Of the layers' matrix products; parameters, sums and what lies between them stay float32."""
+    activation_dtype: MatmulDtype = "float32"
+    """bfloat16: activations, embedding and head as well; the parameters that are kept, their
+    gradients' sums and the loss stay float32."""
+    remat: bool = False
+    """Keep the inputs of layers alone for the gradient, and run each layer a second time for it."""
+    accumulate: int = 1
+    """Batches whose mean gradient makes one update; each of them is a step."""
+    lora: LoraConfig | None = None
+    """Train adapters of a parent's matrices, in place of its parameters."""
     start: str = "random"
     """`random` parameters, or `copying`: random but for heads that copy, in the first three layers
     (`llada_jax.training.copying`)."""
@@ -64,12 +94,22 @@ class TrainConfig:
     """Steps between calls of the caller's evaluation; 0 for none."""
 
     def __post_init__(self) -> None:
-        require_choice("matmul_dtype", self.matmul_dtype, MatmulDtype)
+        for name in ("matmul_dtype", "activation_dtype"):
+            require_choice(name, getattr(self, name), MatmulDtype)
+        require(
+            self.activation_dtype == "float32" or self.matmul_dtype == "bfloat16",
+            f"activation_dtype is {self.activation_dtype!r} with matmul_dtype "
+            f"{self.matmul_dtype!r}; allowed: 'float32', or both 'bfloat16'",
+        )
         require_choice("start", self.start, Start)
         require_choice("optimizer", self.optimizer, Optimizer)
         require_choice("objective", self.objective, Objective)
         self._check_counts()
         self._check_fractions()
+        require(
+            self.lora is None or self.optimizer == "adamw",
+            f"optimizer is {self.optimizer!r} with lora; allowed: 'adamw'",
+        )
         require(
             self.warmup_steps + self.decay_steps <= self.steps,
             f"warmup_steps + decay_steps is {self.warmup_steps + self.decay_steps}; allowed: up to "
@@ -91,7 +131,7 @@ class TrainConfig:
     def _check_counts(self) -> None:
         require_counts(self, "steps", "batch_size", "block_length", "max_gen_length",
                        "length_multiple", "group_steps", "log_every", "checkpoint_every",
-                       "keep_checkpoints")  # fmt: skip
+                       "keep_checkpoints", "accumulate")  # fmt: skip
         require_counts(self, "seed", "warmup_steps", "decay_steps", "evaluate_every", least=0)
         require_seed("seed", self.seed)
         require_numbers(self, "weight_decay", "balance_weight", "router_z_weight", least=0)

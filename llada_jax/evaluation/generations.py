@@ -4,12 +4,13 @@ A folder holds `settings.json`, which says what was decoded how, and for each ba
 lines and the trace. Each file appears whole or not at all, and one of lines says how many it has
 and what their hash is: so an interrupted run goes on where it stopped, and a damaged file is
 noticed. It also says which commit and versions decoded it, since a run may go on under others.
+Workers fill a folder together: each writes files of its own, and none the others'.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ class GenerationStore:
     """Everything that the generations depend on, as plain JSON."""
     goes_on: bool = False
     """Whether items may lack, since they are then decoded."""
+    is_shared: bool = False
+    """Whether other processes fill the folder as well."""
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -111,12 +114,29 @@ class GenerationStore:
             )
         return cls(folder, settings, goes_on=True)
 
+    def shared(self, batch_size: int) -> "GenerationStore":
+        """Returns the store as several workers fill it, with its settings in the folder.
+
+        Raises ValueError that names the first setting which another worker has otherwise; the size
+        of batches, which nothing else depends on, is one of them here.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / SETTINGS
+        atomic.write_first(path, self._content({"items": 0, "batch_size": batch_size}))
+        store = self.begin(self.folder, self.settings)
+        found = stored_object(path, {}).get("batch_size", batch_size)
+        require(
+            found == batch_size,
+            f"{self.folder} is filled in batches of {found}; allowed: batch_size={found}",
+        )
+        return replace(store, is_shared=True)
+
     def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
         """Stores a batch, and what decoding it did; the first one also the settings. They say how
         far the items go, so that a file which is deleted later is missed."""
         if not (self.folder / SETTINGS).exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_settings(0)
+            atomic.write_text(self.folder / SETTINGS, self._content({"items": 0}))
         lines = [_json({**g._asdict(), "item": g.item._asdict()}) for g in batch.generations]
         told = {key: getattr(batch, key) for key in GenerationBatch._fields[1:]}
         header = {"count": len(lines), "sha256": _sha256(lines), **told}
@@ -124,12 +144,19 @@ class GenerationStore:
         if trace is not None:
             trace.save(path.with_suffix(TRACE))
         atomic.write_text(path, "".join([_json(header), *lines]))
-        self._write_settings(max(self._items(), batch.generations[-1].index + 1))
+        if not self.is_shared:
+            self.reach(batch.generations[-1].index + 1)
 
-    def _write_settings(self, items: int) -> None:
-        digest = _sha256([_json(self.settings)])
-        content = {"format": FORMAT, "items": items, "sha256": digest, "settings": self.settings}
-        atomic.write_text(self.folder / SETTINGS, _json(content, indent=2))
+    def reach(self, items: int) -> None:
+        """Says how far the items go, unless they are known to go further."""
+        path = self.folder / SETTINGS
+        if self._items() < items:
+            told = stored_object(path, {}) | {"items": items}
+            atomic.write_text(path, self._content(told))
+
+    def _content(self, told: Mapping[str, Any]) -> str:
+        own = {"sha256": _sha256([_json(self.settings)]), "settings": self.settings}
+        return _json({"format": FORMAT, **told, **own}, indent=2)
 
     def _items(self) -> int:
         """Returns one more than the last item that was ever stored; 0 in stores that did not say
@@ -187,6 +214,9 @@ class GenerationMemory:
 
     def add(self, batch: GenerationBatch, trace: Trace | None = None) -> None:
         self._added.append((batch, trace))
+
+    def reach(self, items: int) -> None:
+        """Does nothing: no file can be deleted."""
 
     def batches(self) -> list[GenerationBatch]:
         return [batch for batch, _ in self._added]

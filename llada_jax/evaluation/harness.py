@@ -6,6 +6,7 @@ found.score, found.interval, found.nfe, found.tpf
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -32,6 +33,8 @@ from llada_jax.evaluation.graded import GENERATIONS, Evaluation, graded, require
 from llada_jax.evaluation.items import TaskItems
 from llada_jax.evaluation.task import Task
 from llada_jax.evaluation.tasks import load_task
+from llada_jax.evaluation.worker import ALONE, Worker
+from llada_jax.model.mesh import mesh_of
 from llada_jax.model.params import parameter_name
 from llada_jax.revision.tiles import Tiles
 from llada_jax.sampler.trace import Trace
@@ -140,7 +143,9 @@ class Trial:
     @property
     def settings(self) -> dict[str, Any]:
         """Says what the answers depend on, as plain JSON: not how many are decoded at a time."""
-        return {
+        mesh = mesh_of(self.model.params)
+        on_mesh = {} if mesh is None else {"mesh": dict(mesh.shape)}
+        return on_mesh | {
             "model": self.model_name,
             "model_config": asdict(self.model.config),
             "dtype": self.dtype or self.model.stored_as,
@@ -163,11 +168,21 @@ class Trial:
 
     def run(self, store: GenerationStore | GenerationMemory, progress: bool = True) -> Evaluation:
         """Answers the items that the store does not have yet, and grades all of them."""
+        self.fill(store, ALONE, progress)
+        store.reach(self.items.count)
+        return graded(store, self.items.task, self.items.count)
+
+    def fill(
+        self, store: GenerationStore | GenerationMemory, worker: Worker, progress: bool = True
+    ) -> int:
+        """Answers what the store does not have yet of a worker's batches, which begin at multiples
+        of `batch_size` whatever is there; returns how many items that was."""
         done = {each.index for batch in store.batches() for each in batch.generations}
-        missing = [index for index in range(self.items.count) if index not in done]
+        own = [i for i in range(self.items.count) if worker.takes(i // self.batch_size)]
+        missing = [index for index in own if index not in done]
         with tqdm(
-            total=self.items.count,
-            initial=self.items.count - len(missing),
+            total=len(own),
+            initial=len(own) - len(missing),
             desc=f"{self.items.task.name}, {self.sampler_name}",
             mininterval=1,
             disable=not progress,
@@ -175,7 +190,7 @@ class Trial:
             for batch, trace in self.answers(missing) if missing else ():
                 store.add(batch, trace)
                 bar.update(len(batch.generations))
-        return graded(store, self.items.task, self.items.count)
+        return len(missing)
 
     def answers(self, indices: Sequence[int]) -> Iterator[tuple[GenerationBatch, Trace]]:
         """Decodes items in one stream, and yields them in batches, in their order. An answer ends
@@ -189,7 +204,7 @@ class Trial:
             [self.model.tokenizer.encode_chat(chat) for chat in chats],
             self.sampler,
             places=self.places,
-            together=self.batch_size,
+            together=list(Counter(index // self.batch_size for index in indices).values()),
             backend=self.backend,
             seed=[self.seed + index for index in indices],
             trace=True,

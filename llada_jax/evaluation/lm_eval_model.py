@@ -8,7 +8,9 @@ come from the sampler. No torch is needed or imported.
 """
 
 import hashlib
-from collections.abc import Iterable
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from llada_jax import build
 from llada_jax.build import Model
 from llada_jax.config import SamplerConfig, require
 from llada_jax.evaluation.likelihood import Pair, log_likelihoods
+from llada_jax.evaluation.lm_eval_answers import StoredAnswers
 
 try:
     from lm_eval.api.instance import Instance
@@ -48,8 +51,9 @@ class LmEvalModel(LM):
       backend: where texts are decoded, as in `llada_jax.generate`.
       mc_num: forwards for each likelihood; see `log_likelihoods`.
       batch_size: prompts that are decoded together, and canvases of a forward of likelihoods.
-      seed: of the mask patterns, and of sampling: a prompt's own is this plus its place.
+      seed: of the mask patterns, and of sampling (`seeds`).
       progress: show progress bars.
+      kept: where answers are stored, and read where they are there.
 
     Raises ValueError that names what is wrong with the model or, before it computes, a request.
     """
@@ -64,6 +68,7 @@ class LmEvalModel(LM):
         batch_size: int = 16,
         seed: int = 0,
         progress: bool = True,
+        kept: StoredAnswers | None = None,
     ) -> None:
         super().__init__()
         if model.tokenizer is None:
@@ -73,7 +78,7 @@ class LmEvalModel(LM):
         self._model, self._tokenizer = model, model.tokenizer
         self._sampler, self._backend = sampler, backend
         self._mc_num, self._batch_size, self._seed = mc_num, batch_size, seed
-        self._progress = progress
+        self._progress, self._kept = progress, kept
         encoded = self._tokenizer.encode("", add_special_tokens=True)
         self._opening = encoded[:1] if encoded[:1] == [self._tokenizer.bos_id] else []
 
@@ -95,22 +100,49 @@ class LmEvalModel(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Returns the bound of log p(continuation | context) of each; and False, since whether
         greedy decoding gives the continuation is not found out."""
-        values = log_likelihoods(
-            self._model.params,
-            self._model.config,
-            [self._pair(*request.args) for request in requests],
-            mc_num=self._mc_num,
-            batch_size=self._batch_size,
-            seed=self._seed,
-            progress=self._progress,
-        )
-        return [(float(value), False) for value in values]
+
+        def bounds(places: Sequence[int]) -> list[float]:
+            values = log_likelihoods(
+                self._model.params,
+                self._model.config,
+                [self._pair(*requests[place].args) for place in places],
+                mc_num=self._mc_num,
+                batch_size=self._batch_size,
+                seed=self._seed,
+                progress=self._progress,
+            )
+            return list(map(float, values))
+
+        everything = range(len(requests))
+        kept = self._kept and self._kept.to("likelihoods", requests, bounds, 0.0)
+        return [(value, False) for value in (bounds(everything) if kept is None else kept)]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         raise NotImplementedError("likelihoods of texts longer than the model are not computed")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """Returns what the sampler writes after each context, up to the first stop string."""
+        seeds = self.seeds(requests)
+
+        def texts(places: Sequence[int]) -> list[str]:
+            return self._texts([requests[i] for i in places], [seeds[i] for i in places])
+
+        if self._kept is None:
+            return texts(range(len(requests)))
+        return self._kept.to("texts", requests, texts, "")
+
+    def seeds(self, requests: Sequence[Instance]) -> list[int]:
+        """Returns the seed of each request's sampling: by its task, its item and how often that was
+        asked before, whatever else is asked."""
+        before: Counter[str] = Counter()
+        found = []
+        for request in requests:
+            name = f"{request.task_name} {request.doc_id}"
+            found.append((self._seed + zlib.crc32(f"{name} {before[name]}".encode())) % 2**31)
+            before[name] += 1
+        return found
+
+    def _texts(self, requests: Sequence[Instance], seeds_of: Sequence[int]) -> list[str]:
         asked = [self._request(*request.args) for request in requests]
         longest_first = sorted(range(len(asked)), key=lambda place: -len(asked[place].prompt))
         size = min(self._batch_size, len(asked))
@@ -121,7 +153,7 @@ class LmEvalModel(LM):
                 # A smaller batch would be compiled anew.
                 filled = chosen + chosen[-1:] * (size - len(chosen))
                 prompts = [asked[place].prompt for place in filled]
-                seeds = [self._seed + place for place in filled]
+                seeds = [seeds_of[place] for place in filled]
                 decoded = build.generate(
                     self._model, prompts, self._sampler, backend=self._backend, seed=seeds
                 )

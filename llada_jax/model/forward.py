@@ -197,12 +197,13 @@ def forward(
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
     hooks: LayerHooks = PLAIN,
+    run: Callable[..., LayerOut] | None = None,
 ) -> Float[Array, "B L V"]:
     """Returns the logits of every position, float32, as the model gives them (not shifted).
 
     Arguments as `hidden_states`.
     """
-    return logits_of(params, hidden_states(params, config, tokens, live, order, hooks))
+    return logits_of(params, hidden_states(params, config, tokens, live, order, hooks, run))
 
 
 def hidden_states(
@@ -212,6 +213,7 @@ def hidden_states(
     live: Bool[Array, "B L"] | None = None,
     order: Int[Array, "B L"] | None = None,
     hooks: LayerHooks = PLAIN,
+    run: Callable[..., LayerOut] | None = None,
 ) -> Float[Array, "B L D"]:
     """Returns states of every position after the final norm: all that the head reads.
 
@@ -219,7 +221,7 @@ def hidden_states(
       live: positions that exist (default: all); positions count the live ones.
       order: makes the mask causal between positions of different order (default: the number of
         each position's block, for a model that has blocks).
-      hooks: how the parts of the layers are run.
+      hooks, run: how the layers and their parts are run, as in `forward_rows`.
     """
     live = jnp.ones(tokens.shape, bool) if live is None else live
     positions = jnp.maximum(jnp.cumsum(live, axis=1, dtype=jnp.int32) - 1, 0)
@@ -229,7 +231,7 @@ def hidden_states(
     cache_order = None if order is None else order[:, :0]
     rows = make_rows(tokens, positions, live, nothing, order, cache_order)
     nothing_cached = cache_for(params, config, len(tokens), 0)
-    return forward_rows(params, config, rows, nothing_cached, hooks).hidden
+    return forward_rows(params, config, rows, nothing_cached, hooks, run).hidden
 
 
 def cache_for(params: ModelParams, config: ModelConfig, batch: int, length: int) -> KVCache:

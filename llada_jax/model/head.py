@@ -40,6 +40,9 @@ class ScoreRules:
     chunk: int = VOCAB_CHUNK
     spread: bool = True
     """Whether entropy and margin are wanted; where not, a backend may leave them NaN."""
+    anywhere: int | None = None
+    """The vocabulary's size, where chunks begin anywhere, on a mesh; None: at multiples of
+    `chunk`. Noise is keyed by these multiples, wherever a chunk begins."""
 
     @property
     def plain(self) -> bool:
@@ -53,8 +56,25 @@ class ScoreRules:
         """Returns what sampling adds to the logits of a chunk; None: nothing."""
         if keys is None or self.temperature == 0:
             return None
-        noise = gumbel_noise(keys, start, logits.shape[-1], self.noise_dtype)
+        noise = self._drawn(keys, start, logits.shape[-1])
         return self.temperature * noise.astype(logits.dtype)
+
+    def _drawn(
+        self, keys: Key[Array, "B C"], start: VocabId, size: int
+    ) -> Float[Array, "B C size"]:
+        if self.anywhere is None:
+            return gumbel_noise(keys, start, size, self.noise_dtype)
+        whole, rest = divmod(self.anywhere, self.chunk)
+
+        def of_chunk(number: VocabId) -> Float[Array, "B C chunk"]:
+            noise = gumbel_noise(keys, number * self.chunk, self.chunk, self.noise_dtype)
+            last = gumbel_noise(keys, whole * self.chunk, rest, self.noise_dtype)
+            last = jnp.pad(last, [(0, 0), (0, 0), (0, self.chunk - rest)])
+            return jnp.where(number == whole, last, noise)
+
+        first = start // self.chunk
+        both = jnp.concatenate([of_chunk(first), of_chunk(first + 1)], axis=-1)
+        return jax.lax.dynamic_slice_in_dim(both, start - first * self.chunk, size, axis=-1)
 
 
 class RunningScores(NamedTuple):
@@ -117,13 +137,32 @@ def over_vocabulary(
     running: Running,
 ) -> Running:
     """Returns running statistics after the logits of every chunk, [B, C, chunk] from an id on."""
-    weight = head_weight(params)
+    size = params.embedding.shape[0]
+    return over_ids(head_weight(params), hidden, rules, absorb, running, 0, size)
 
-    def with_chunk(seen: Running, start: VocabId, size: int) -> Running:
-        part = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), weight)
-        return absorb(seen, _chunk_logits(hidden, part).astype(rules.confidence_dtype), start)
 
-    full, rest = divmod(params.embedding.shape[0], rules.chunk)
+def over_ids(
+    weight: Weight,
+    hidden: Float[Array, "B C D"],
+    rules: ScoreRules,
+    absorb: Callable[[Running, Array, VocabId], Running],
+    running: Running,
+    first: VocabId,
+    count: int,
+    row: VocabId | None = None,
+) -> Running:
+    """Returns running statistics after `count` ids from `first` on, which the head's matrix has in
+    rows from `row` on (default: the same)."""
+    row = first if row is None else row
+
+    def with_chunk(seen: Running, done: VocabId, size: int) -> Running:
+        part = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row + done, size), weight
+        )
+        logits = _chunk_logits(hidden, part).astype(rules.confidence_dtype)
+        return absorb(seen, logits, first + done)
+
+    full, rest = divmod(count, rules.chunk)
     if full:
         # A loop of the compiled program. Of chunks that are written out one by one XLA slices the
         # weights first, all of them, and holds a second copy of the head.

@@ -10,6 +10,7 @@ from llada_jax.config import MoEConfig, require
 from llada_jax.model.grouped_product import grouped_product
 from llada_jax.model.layers import feed_forward
 from llada_jax.model.params import Experts
+from llada_jax.model.quantize import Shard, Weight
 
 
 class Chosen(NamedTuple):
@@ -65,6 +66,8 @@ def moe_feed_forward(
 ) -> Float[Array, "B R D"]:
     """Adds up each row's experts by their weights, and the shared expert."""
     flat = x.reshape(-1, x.shape[-1])
+    if isinstance(experts.gate, Shard):
+        flat = jax.lax.optimization_barrier(flat)  # as `linear` does
     total = weighted_experts(flat, route(flat, experts, config), experts)
     if experts.shared is not None:
         total = total + feed_forward(flat, experts.shared)
@@ -84,9 +87,35 @@ def weighted_experts(
         "the experts are not in memory; allowed: a model that has them, or generate_within_budget",
     )
     inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
-    gate, up = (grouped_product(inputs, each, group_sizes) for each in (experts.gate, experts.up))
-    outputs = grouped_product(jax.nn.silu(gate) * up, experts.down, group_sizes)
+    of_experts = _by_own_experts if isinstance(experts.gate, Shard) else _by_experts
+    outputs = of_experts(inputs, group_sizes, experts.gate, experts.up, experts.down)
     return summed_by_row(outputs, order, routing)
+
+
+def _by_experts(
+    inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: Weight
+) -> Float[Array, "P D"]:
+    """Runs sorted rows through the experts that they are sorted by."""
+    gate, up = (grouped_product(inputs, each, group_sizes) for each in matrices[:2])
+    return grouped_product(jax.nn.silu(gate) * up, matrices[2], group_sizes)
+
+
+def _by_own_experts(
+    inputs: Float[Array, "P D"], group_sizes: Int[Array, " E"], *matrices: Shard
+) -> Float[Array, "P D"]:
+    """Runs the rows of a device's own experts, and takes the others' from the other devices.
+
+    An expert is whole on its device, and a row's outputs are added up when all are there: no sum
+    depends on the mesh.
+    """
+    axes, own = matrices[0].axes, [each.weight for each in matrices]
+    count = jax.tree.leaves(own[0])[0].shape[0]
+    first = jax.lax.axis_index(axes) * count
+    sizes = jax.lax.dynamic_slice_in_dim(group_sizes, first, count)
+    before = jnp.where(jnp.arange(len(group_sizes)) < first, group_sizes, 0).sum()
+    outputs = _by_experts(jnp.roll(inputs, -before, axis=0), sizes, *own)
+    is_own = jnp.arange(len(inputs))[:, None] < sizes.sum()
+    return jax.lax.psum(jnp.roll(jnp.where(is_own, outputs, 0), before, axis=0), axes)
 
 
 def sorted_by_expert(

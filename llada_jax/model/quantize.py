@@ -6,8 +6,10 @@ form on CPUs with int8 dot products. int4 has one scale per group of 32 inputs (
 Q4_0) and is dequantized to the activations' dtype before the product.
 """
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -25,7 +27,25 @@ class QuantArray(NamedTuple):
     scale: Float[Array, "*out G"]
 
 
-Weight = Float[Array, "..."] | QuantArray
+class AdaptedWeight(NamedTuple):
+    """A weight that is not trained, and an addition of low rank that is: base + up @ down."""
+
+    base: Float[Array, "Out In"] | QuantArray
+    down: Float[Array, "rank In"]
+    up: Float[Array, "Out rank"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shard:
+    """A device's part of a matrix on a mesh. What is made of a part of its inputs, or of some of
+    all experts' matrices, is a part of a sum over `axes`; without them, it is outputs."""
+
+    weight: "Float[Array, '...'] | QuantArray"
+    axes: tuple[str, ...] = field(metadata={"static": True})
+
+
+Weight = Float[Array, "..."] | QuantArray | Shard | AdaptedWeight
 
 
 def is_quantized(leaf: object) -> bool:
@@ -73,22 +93,40 @@ def linear(x: Float[Array, "*rows In"], weight: Weight) -> Float[Array, "*rows O
     """Returns `x @ weight.T` of a weight [Out, In], summed in float32, in the dtype of `x`.
 
     With a weight narrower than `x` the product is rounded to the weight's dtype, as in
-    mixed-precision training.
+    mixed-precision training. Of a `Shard` of the inputs, sums are completed over the mesh before
+    they are scaled or rounded: those of int8 are exact. What XLA fuses on either side of a `Shard`
+    is kept apart, so that less of its rounding depends on the mesh.
     """
+    if isinstance(weight, AdaptedWeight):
+        return linear(x, weight.base) + linear(linear(x, weight.down), weight.up)
+    if isinstance(weight, Shard):
+        x = jax.lax.optimization_barrier(x)
+        return jax.lax.optimization_barrier(_linear(x, weight.weight, weight.axes))
+    return _linear(x, weight)
+
+
+def _linear(
+    x: Float[Array, "*rows In"], weight: Any, axes: tuple[str, ...] = ()
+) -> Float[Array, "*rows Out"]:
     if isinstance(weight, QuantArray) and weight.values.dtype == jnp.int8:
-        return _int8_linear(x, weight)
+        return _int8_linear(x, weight, axes)
     if isinstance(weight, QuantArray):
         weight = dequantize(weight, x.dtype)
-    if weight.dtype != x.dtype:
+    if weight.dtype != x.dtype and not axes:
         # Rounding the product to the narrow type lets XLA's CPU take its fast narrow kernel.
         return jnp.einsum("...i,oi->...o", x.astype(weight.dtype), weight).astype(x.dtype)
-    out = jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
-    return out.astype(x.dtype)
+    narrow = x.astype(weight.dtype)
+    out = jnp.einsum("...i,oi->...o", narrow, weight, preferred_element_type=jnp.float32)
+    return (jax.lax.psum(out, axes) if axes else out).astype(x.dtype)
 
 
-def _int8_linear(x: Float[Array, "*rows In"], weight: QuantArray) -> Float[Array, "*rows Out"]:
+def _int8_linear(
+    x: Float[Array, "*rows In"], weight: QuantArray, axes: tuple[str, ...]
+) -> Float[Array, "*rows Out"]:
     absmax = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
+    absmax = jax.lax.pmax(absmax, axes) if axes else absmax
     scale = jnp.maximum(absmax, jnp.finfo(jnp.float32).tiny) / 127
     integers = jnp.rint(x.astype(jnp.float32) / scale).astype(jnp.int8)
     dot = jnp.einsum("...i,oi->...o", integers, weight.values, preferred_element_type=jnp.int32)
+    dot = jax.lax.psum(dot, axes) if axes else dot
     return (dot.astype(jnp.float32) * scale * weight.scale[..., 0]).astype(x.dtype)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
@@ -54,16 +55,19 @@ class Places:
         self._taken: list[_Occupant | None] = [None] * min(places, len(run.prompts))
         self._faults: list[Fault] = []
 
-    def results(self, together: int = 1, *, trace: bool = False) -> Iterator[Result]:
-        """Yields a result for every `together` prompts, in their order, as soon as it is there.
+    def results(
+        self, together: int | Sequence[int] = 1, *, trace: bool = False
+    ) -> Iterator[Result]:
+        """Yields a result for every `together` prompts, in their order, as soon as it is there;
+        of several numbers, each is for one result.
 
         Raises FloatingPointError as `decode`, once the prompts that have places are done; those
         that wait get none.
         """
         run, canvas = self._run, None
         found: dict[int, _Occupant] = {}
-        for first in range(0, len(run.prompts), together):
-            chosen = range(first, min(first + together, len(run.prompts)))
+        sizes, waiting = cycle(np.atleast_1d(together)), iter(range(len(run.prompts)))
+        while chosen := list(islice(waiting, next(sizes))):
             while not found.keys() >= {*chosen}:
                 require_scores([] if self._busy or self._waiting else self._faults)
                 with run.precision():

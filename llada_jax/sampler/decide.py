@@ -52,6 +52,8 @@ def decide(
     if setup.keeps_scores:
         here = scores.here
         record = record._replace(predicted=here.token, certainty=here.confidence)
+        if setup.keeps_scores == "margins":
+            record = record._replace(margin=here.margin)
     return stop_faulty(canvas, scores.faults & ~before.done[:, None]), record
 
 

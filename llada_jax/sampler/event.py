@@ -24,3 +24,6 @@ class Event(IntEnum):
     SCORE = 8
     """The forward's prediction for a position to which nothing else happened: its token, and the
     confidence in it. Only where the run kept its scores (`trace="scores"`)."""
+    MARGIN = 9
+    """How far a prediction was from the second one: its token, and the difference of their
+    probabilities. Only where the run kept it (`trace="margins"`)."""

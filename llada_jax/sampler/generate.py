@@ -22,8 +22,9 @@ from llada_jax.sampler.trace import Trace, trace_of
 from llada_jax.types import Denoiser, Params
 from llada_jax.view.page import Page
 
-Kept = bool | Literal["scores"]
-"""What a run keeps: nothing, its trace, or a trace with every score of its forwards."""
+Kept = bool | Literal["scores", "margins"]
+"""What a run keeps: nothing, its trace, or a trace with every score of its forwards; and how far
+each was from the second one."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,16 @@ def decode(
     """Decodes a batch of prompts. Arguments and ValueError as `checked_run`.
 
     Args:
-      trace: whether to keep what every forward did; `"scores"` keeps its predictions, too.
+      trace: whether to keep what every forward did; `"scores"` keeps its predictions, too, and
+        `"margins"` their margins besides, for `Trace.divergence`.
 
     Raises:
       FloatingPointError: the model gave NaN or infinity. Such a canvas stops at once, and the error
         names each one, its forward and its position after the others are done.
     """
-    require(trace in (False, True, "scores"), f"trace is {trace!r}; allowed: False, True, 'scores'")
-    options["keeps_scores"] = trace == "scores"
+    kinds = (False, True, "scores", "margins")
+    require(trace in kinds, f"trace is {trace!r}; allowed: {', '.join(map(repr, kinds))}")
+    options["keeps_scores"] = trace if isinstance(trace, str) else False
     run = checked_run(denoiser, params, model, prompts, config, **options)
     every = range(len(run.prompts))
     with run.precision():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llada_jax.on_mesh import loop_on_all
 from llada_jax.programs import kept, own_jit
 from llada_jax.sampler.canvas import Canvas, take
 from llada_jax.sampler.decide import decide
@@ -69,6 +70,9 @@ class Steps(NamedTuple):
 def _run_whole(
     decoding: Decoding, canvas: Canvas, until: Int[Array, ""], most: Int[Array, ""]
 ) -> tuple[Canvas, StepRecord, Int[Array, " S"], Int[Array, ""]]:
+    place = decoding.denoiser.on_mesh
+    if place is not None:
+        return loop_on_all(place, _run_whole, decoding, canvas, until, most)
     setup, denoiser, limit = decoding.setup, decoding.denoiser, decoding.limit
     length = canvas.tokens.shape[1]
     head_buckets = setup.head_sizes(length)

@@ -65,6 +65,7 @@ class StepRecord(NamedTuple):
     confidence: Float[Array, "B L"]
     predicted: Int[Array, "B L"] | None = None  # by this forward; -1 where nothing was scored
     certainty: Float[Array, "B L"] | None = None  # of the prediction
+    margin: Float[Array, "B L"] | None = None  # of the prediction before the second one
 
 
 def record_of(

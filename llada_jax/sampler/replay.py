@@ -39,7 +39,7 @@ def replay(trace: "Trace", row: int = 0) -> dict[str, Any]:
     lengths = trace.prompt_lengths[row : row + 1]
     end = int(canvas_end(lengths, sampler, model, infill=infill)[0])
     origin = int(block_origin(lengths, sampler, model, infill=infill)[0])
-    mine = np.flatnonzero(trace.event_row == row)
+    mine = np.flatnonzero((trace.event_row == row) & (trace.event_kind != Event.MARGIN))
     kinds, positions = trace.event_kind[mine], trace.event_position[mine]
     masked = np.arange(end) >= (end if infill else lengths[0])
     masked[positions[np.isin(kinds, (Event.COMMIT, Event.FILL))]] = True

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from llada_jax.config import Loop, ModelConfig, SamplerConfig, require, require_choice
 from llada_jax.constraint.batch import Texts, grammar_of, placed_texts
 from llada_jax.constraint.canvas import Placed
+from llada_jax.on_mesh import begun_on
 from llada_jax.sampler.canvas import Canvas, CanvasLayout, layout_of, new_canvas
 from llada_jax.sampler.constrained import require_constrainable
 from llada_jax.sampler.loops import (
@@ -26,7 +27,7 @@ from llada_jax.sampler.loops import (
 )
 from llada_jax.sampler.own_state import new_state
 from llada_jax.sampler.prompts import Prompts, check_prompts, check_seeds, end_ids, with_ids
-from llada_jax.sampler.setup import Setup
+from llada_jax.sampler.setup import KeptScores, Setup
 from llada_jax.sampler.step_view import OnStep
 from llada_jax.sampler.windows.window import buckets_for
 from llada_jax.types import Denoiser, KVCache, Params
@@ -99,7 +100,9 @@ class Run:
             prompts, self.config, self.setup.model, keys, cache, length, infill=self.infill
         )
         text = self.placed and Placed(*(jnp.asarray(each[chosen]) for each in self.placed))
-        return canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
+        canvas = canvas._replace(rule_state=new_state(self.setup, len(chosen), length), text=text)
+        place = self.denoiser.on_mesh
+        return canvas if place is None else begun_on(place, canvas)
 
     def forwards(self, canvas: Canvas, until: int, most: int) -> tuple[Canvas, Steps]:
         """Runs forwards until so many rows of the canvas are done, at most `most`; consumes the
@@ -137,7 +140,7 @@ def checked_run(
     infill: bool = False,
     refresher: Refresher | None = None,
     texts: Texts | None = None,
-    keeps_scores: bool = False,
+    keeps_scores: KeptScores = False,
 ) -> Run:
     """Checks everything before anything is computed.
 
@@ -151,7 +154,7 @@ def checked_run(
       refresher: for the `host` loop, where the settings ask for a worker. What it gives may differ
         from the denoiser's in rounding, of which the tokens then depend.
       texts: what each row may be; None: anything.
-      keeps_scores: whether steps record their predictions.
+      keeps_scores: whether steps record their predictions, or margins as well.
 
     Raises ValueError for a prompt that is empty, too long, has ids outside the vocabulary or,
     unless `infill`, contains [MASK]; for ids that neither the model nor `config` names.

@@ -1,6 +1,7 @@
 """The set-up of a run: the shape of a model and a sampler's settings, as one value."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import jax
 
@@ -9,6 +10,8 @@ from llada_jax.constraint.canvas import Grammar
 from llada_jax.sampler.rules.own import Need, OwnRule
 from llada_jax.sampler.rules.rule import Rule
 from llada_jax.sampler.windows.window import Window, doubling
+
+KeptScores = Literal[False, "scores", "margins"]
 
 
 @jax.tree_util.register_dataclass
@@ -20,8 +23,8 @@ class Setup:
     config: SamplerConfig
     measures: bool = field(default=False, metadata={"static": True})
     """Whether the backend's head measures what is asked beside the scores."""
-    keeps_scores: bool = field(default=False, metadata={"static": True})
-    """Whether the record of a step has every score of its forward."""
+    keeps_scores: KeptScores = field(default=False, metadata={"static": True})
+    """Whether the record of a step has every score of its forward, or its margins as well."""
     grammar: Grammar | None = None
     """The texts that are allowed; None: all."""
 

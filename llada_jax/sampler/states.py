@@ -47,6 +47,6 @@ def event_states(trace: "Trace") -> Int[np.ndarray, " X"]:
             states.append(VISIBLE if visible else STABLE)
         else:
             states.append(_AFTER.get(kind, KEPT))
-        if kind != Event.SCORE and (kind != Event.AHEAD or after is None):
+        if kind not in (Event.SCORE, Event.MARGIN) and (kind != Event.AHEAD or after is None):
             following[tuple(place)] = kind
     return np.array(states[::-1], np.int8)

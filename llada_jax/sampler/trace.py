@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from llada_jax.archive import load_archive, save_archive
 from llada_jax.sampler import record
+from llada_jax.sampler.divergence import Divergence, first_divergence
 from llada_jax.sampler.event import Event
 from llada_jax.sampler.loops import Steps
 from llada_jax.sampler.replay import replay
@@ -119,7 +120,13 @@ class Trace:
     def _done(self, name: str) -> np.ndarray:
         """Returns an array; of events, those that changed the canvas."""
         array = getattr(self, name)
-        return array[self.event_kind != Event.SCORE] if name.startswith("event_") else array
+        changed = ~np.isin(self.event_kind, (Event.SCORE, Event.MARGIN))
+        return array[changed] if name.startswith("event_") else array
+
+    def divergence(self, other: "Trace") -> Divergence | None:
+        """Returns where `other`, a trace of the same prompts, first did something else, and how
+        close that was; None where it never did. Raises ValueError for a trace without margins."""
+        return first_divergence(self, other)
 
 
 def _array_names() -> list[str]:
@@ -141,6 +148,9 @@ def trace_of(
     parts.append(_fills(tokens, generated, committed, last_step))
     if records.predicted is not None:
         parts.append(_scores(records))
+    if records.margin is not None:
+        at = np.nonzero(records.predicted >= 0)
+        parts.append(_columns(Event.MARGIN, *at, records.predicted[at], records.margin[at]))
     merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}
     order = np.argsort(merged["step"], kind="stable")
     dtypes = {"confidence": np.float32, "kind": np.int8}

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.training.train_state import TrainState
+from jax.sharding import Mesh
 from orbax.checkpoint import v1 as ocp
 from tqdm import tqdm
 
@@ -24,8 +25,9 @@ from llada_jax.model.finite import require_finite_tree
 from llada_jax.model.params import ModelParams
 from llada_jax.training.data import ExampleSource, batches
 from llada_jax.training.objectives import Objective
+from llada_jax.training.on_mesh import batch_on, on_mesh, parent_on
 from llada_jax.training.optimizer import learning_rate
-from llada_jax.training.state import MASKED, create_state, make_train_step
+from llada_jax.training.state import MASKED, create_state, make_train_step, trained
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -42,14 +44,20 @@ def train(
     progress: bool = True,
     parent: ModelParams | None = None,
     objective: Objective = MASKED,
+    mesh: Mesh | None = None,
 ) -> TrainState:
     """Trains to `config.steps` from the last checkpoint in `folder`, or from the beginning.
 
     Args:
       source: examples by index, a pure function.
       evaluate: called every `config.evaluate_every` steps; its numbers join the metrics.
-      parent: float32 parameters to begin with, in place of what `config.start` says.
+      parent: float32 parameters to begin with, in place of what `config.start` says; with
+        `config.lora` in any dtype or quantized, since they are adapted and stay as they are.
       objective: what is learnt; LLaDA's loss by default.
+      mesh: devices with axes `data` and `model` that share the work, all processes' together; each
+        process calls this. A checkpoint goes on on any other mesh.
+
+    Returns the state, whose parameters are adapters with `config.lora` (`state.trained`).
 
     Raises:
       ValueError: the checkpoint is past `config.steps`, or does not fit the configuration.
@@ -66,11 +74,15 @@ def train(
         str(folder / CHECKPOINT_FOLDER), preservation_policy=keep, cleanup_tmp_directories=True
     ) as checkpointer:
         state = create_state(model, config, parent)
+        if mesh is not None:
+            state, parent = on_mesh(state, model, config, mesh), parent_on(mesh, parent)
+        places = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, state)
         if checkpointer.latest is not None:
             state = state.replace(**checkpointer.load(abstract_state=arrays_of(state)))
         start = np.asarray(state.step).item()
-        metrics = MetricsFile(folder / METRICS_FILE, start)
-        train_step = make_train_step(model, config, objective)
+        is_first = jax.process_index() == 0
+        metrics = MetricsFile(folder / METRICS_FILE, start) if is_first else None
+        train_step = make_train_step(model, config, objective, parent, places)
         schedule = learning_rate(config)
         assert model.eos_id is not None
         stream = islice(batches(source, config, model.eos_id, start), config.steps - start)
@@ -79,7 +91,8 @@ def train(
         for step, batch in enumerate(
             tqdm(stream, initial=start, total=config.steps, disable=not progress), start + 1
         ):
-            state, of_step = train_step(state, batch)
+            placed = batch if mesh is None else batch_on(mesh, batch)
+            state, of_step = train_step(state, placed)
             recent.append(of_step)
             logged = _due(step, config.log_every, config.steps)
             saved = _due(step, config.checkpoint_every, config.steps)
@@ -91,9 +104,10 @@ def train(
                 row |= _mean(recent) | {"seconds_per_step": seconds / len(recent)}
                 began += seconds
                 if evaluate is not None and _due(step, config.evaluate_every, config.steps):
-                    row |= evaluate(state.params)
+                    row |= evaluate(trained(state.params, config, parent))
                     began = time.perf_counter()
-                metrics.append(row)
+                if metrics is not None:
+                    metrics.append(row)
                 recent.clear()
             if saved:
                 require_finite_tree(f"after step {step}", state.params)

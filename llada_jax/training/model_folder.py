@@ -12,6 +12,7 @@ from llada_jax.config import ModelConfig
 from llada_jax.model.params import ModelParams
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+OTHER_TOKENIZER_FILES = ("special_tokens_map.json", "chat_template.jinja")
 CARD_FILE = "README.md"
 LOG_FILE = "training_log.jsonl"
 LOG_ROWS = 120
@@ -33,8 +34,9 @@ def export_model(
     """
     with new_folder(Path(folder), replace=False) as part:
         save_huggingface(part, model, params, "bfloat16")
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(Path(tokenizer_folder) / name, part / name)
+        for name in (*TOKENIZER_FILES, *OTHER_TOKENIZER_FILES):
+            if name in TOKENIZER_FILES or (Path(tokenizer_folder) / name).is_file():
+                shutil.copyfile(Path(tokenizer_folder) / name, part / name)
         (part / CARD_FILE).write_text(card, encoding="utf-8")
         rows = [*log_before, *map(_rounded, thinned(list(log)))]
         lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -22,12 +22,17 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Makes AdamW or Muon behind a clip of the global gradient norm; matrices alone decay.
+    """Makes AdamW or Muon behind a clip of the global gradient norm; matrices alone decay. With
+    `accumulate`, a mean gradient of so many steps makes the update of the last of them.
 
     Muon (Jordan 2024) takes the matrices of the layers, scaled so that its updates are as large as
     Adam's (Liu et al., arXiv 2502.16982); Adam takes embedding, head and norms.
     """
-    schedule = learning_rate(config)
+    rate = learning_rate(config)
+
+    def schedule(updates: Any) -> Any:
+        return rate(updates * config.accumulate)
+
     if config.optimizer == "muon":
         step = contrib.muon(
             schedule,
@@ -37,7 +42,10 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
         )
     else:
         step = optax.adamw(schedule, b2=0.98, weight_decay=config.weight_decay, mask=_matrices)
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
+    clipped = optax.chain(optax.clip_by_global_norm(config.clip_norm), step)
+    if config.accumulate == 1:
+        return clipped
+    return optax.MultiSteps(clipped, config.accumulate).gradient_transformation()
 
 
 def _matrices(params: Any) -> Any:

@@ -1,17 +1,21 @@
 """Training state and the step that advances it."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
+from jaxtyping import DTypeLike
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.forward import LayerHooks, forward
-from llada_jax.model.params import ModelParams, init_params
+from llada_jax.model.forward import LayerHooks, LayerOut, forward, run_layer
+from llada_jax.model.params import Layer, ModelParams, init_params
+from llada_jax.model.quantize import dequantize, is_quantized
 from llada_jax.training.copying import with_copying_heads
 from llada_jax.training.data import TrainingBatch
+from llada_jax.training.lora import init_adapters, merged, with_adapters
 from llada_jax.training.objectives import Masked, Objective, Reader
 from llada_jax.training.optimizer import make_optimizer
 from llada_jax.training.routers import RouterLosses
@@ -23,13 +27,23 @@ def create_state(
     model: ModelConfig, config: TrainConfig, parent: ModelParams | None = None
 ) -> TrainState:
     """Makes the state before the first step, of `parent` or of parameters as `config.start` says.
+    With `config.lora` the state has adapters alone, and the parent stays beside it.
 
-    Raises ValueError for a model without [MASK] or EOS, or one that shifts its outputs.
+    Raises ValueError for a model without [MASK] or EOS, one that shifts its outputs, adapters
+    without a parent, and a mixture whose layers are to be run twice.
     """
     require(model.mask_id is not None, "mask_id is None; allowed: a token id")
     require(model.eos_id is not None, "eos_id is None; allowed: a token id")
     require(not model.shift_logits, "shift_logits is True; allowed: False")
-    if parent is not None:
+    require(
+        not config.remat or model.moe is None,
+        "remat is True for a mixture of experts, whose routers are listened to; allowed: False",
+    )
+    params: Any
+    if config.lora is not None:
+        require(parent is not None, "lora is set without a parent; allowed: with a model to adapt")
+        params = init_adapters(model, config.lora, jax.random.key(config.seed))
+    elif parent is not None:
         params = jax.tree.map(jnp.copy, parent)  # the step gives its buffers away
     else:
         params = init_params(model, jax.random.key(config.seed))
@@ -42,21 +56,45 @@ def create_state(
     ).replace(step=jnp.zeros((), jnp.int32))
 
 
-def make_train_step(model: ModelConfig, config: TrainConfig, objective: Objective = MASKED) -> Any:
+def trained(params: Any, config: TrainConfig, parent: ModelParams | None) -> ModelParams:
+    """Returns the model that a state's parameters are, merged where they are adapters."""
+    if config.lora is None or parent is None:
+        return params
+    return merged(parent, params, config.lora)
+
+
+def make_train_step(
+    model: ModelConfig,
+    config: TrainConfig,
+    objective: Objective = MASKED,
+    parent: ModelParams | None = None,
+    places: Any = None,
+) -> Any:
     """Compiles `(state, batch) -> (state, metrics)`, once per canvas length.
 
     What is masked, or corrupted otherwise, is a pure function of the seed, the state's step and, as
     the objective may be, its parameters.
-    """
 
-    def loss_of(params: ModelParams, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
+    Args:
+      parent: of adapters; parameters in any dtype, or quantized ones, which the products take as
+        the floats that they stand for: rounded activations would have no gradient.
+      places: the shardings of a state on a mesh, which it keeps.
+    """
+    base = parent if config.lora is not None else None
+    run = _run_twice if config.remat else None
+
+    def loss_of(
+        params: Any, base: ModelParams | None, batch: Any, key: jax.Array
+    ) -> tuple[jax.Array, dict]:
         # `batch` is a TrainingBatch whose arrays are JAX's
-        narrowed = params._replace(layers=_narrowed(params.layers, config.matmul_dtype))
+        if config.lora is not None and base is not None:
+            params = with_adapters(base, params, config.lora)
+        narrowed = _narrowed(params, config)
         routers = RouterLosses(batch.live)
         hooks = LayerHooks(feed_forward_of=routers)
 
         def predict(tokens: jax.Array) -> jax.Array:
-            return forward(narrowed, model, tokens, batch.live, hooks=hooks)
+            return forward(narrowed, model, tokens, batch.live, hooks=hooks, run=run)
 
         def look(tokens: jax.Array, live: jax.Array) -> jax.Array:
             return forward(jax.lax.stop_gradient(narrowed), model, tokens, live)
@@ -70,16 +108,39 @@ def make_train_step(model: ModelConfig, config: TrainConfig, objective: Objectiv
         return total, metrics
 
     def train_step(
-        state: TrainState, batch: TrainingBatch
+        state: TrainState, batch: TrainingBatch, base: ModelParams | None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        (_, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params, batch, key)
+        loss_and_gradient = jax.value_and_grad(loss_of, has_aux=True)
+        (_, metrics), gradient = loss_and_gradient(state.params, base, batch, key)
         metrics["gradient_norm"] = optax.tree.norm(gradient)
         return state.apply_gradients(grads=gradient), metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    kept: dict[str, Any] = {} if places is None else {"out_shardings": (places, None)}
+    compiled = jax.jit(train_step, donate_argnums=0, **kept)
+    return lambda state, batch: compiled(state, batch, base)
 
 
-def _narrowed(layers: Any, dtype: str) -> Any:
-    """Casts the layers' matrices to `dtype`; norms and biases stay as they are."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, layers)
+def _narrowed(params: ModelParams, config: TrainConfig) -> ModelParams:
+    """Casts the layers' matrices to the products' dtype and all else to the activations', integers
+    to the floats that they stand for."""
+
+    def cast(leaf: Any, matrices: DTypeLike) -> Any:
+        if is_quantized(leaf):
+            return dequantize(leaf, matrices)
+        return leaf.astype(matrices if leaf.ndim > 1 else config.activation_dtype)
+
+    def narrowed(tree: Any, matrices: DTypeLike) -> Any:
+        return jax.tree.map(partial(cast, matrices=matrices), tree, is_leaf=is_quantized)
+
+    others = narrowed(params._replace(layers=()), config.activation_dtype)
+    return others._replace(layers=narrowed(params.layers, config.matmul_dtype))
+
+
+def _run_twice(layer: Layer, config: ModelConfig, hidden: jax.Array, *others: Any) -> LayerOut:
+    """Runs a layer of which its inputs alone are kept for the gradient."""
+
+    def body(layer: Layer, hidden: jax.Array) -> LayerOut:
+        return run_layer(layer, config, hidden, *others)
+
+    return jax.checkpoint(body)(layer, hidden)

@@ -21,8 +21,8 @@ assert TOKENIZER is not None
 SAMPLER = lj.SamplerConfig(gen_length=64, block_length=32, steps=64)
 
 
-def asking(*args):
-    return SimpleNamespace(args=args)
+def asking(*args, doc=0):
+    return SimpleNamespace(args=args, task_name="task", doc_id=doc)
 
 
 def model_with(tokenizer=TOKENIZER, **options):
@@ -107,14 +107,21 @@ def test_an_answer_ends_before_what_ends_a_turn():
     sampler = lj.SamplerConfig(gen_length=32, block_length=32, steps=32, threshold=0.5)
     model = LmEvalModel(TINY, sampler, progress=False)
     context = TOKENIZER.apply_chat_template([{"role": "user", "content": "3+4=?"}])
-    expected = lj.generate(TINY, [TOKENIZER.encode(context)], sampler, seed=[0]).text
-    assert model.generate_until([asking(context, {})]) == expected
+    asked = [asking(context, {})]
+    seeds = model.seeds(asked)
+    expected = lj.generate(TINY, [TOKENIZER.encode(context)], sampler, seed=seeds).text
+    assert model.generate_until(asked) == expected
 
 
 def test_seeds_belong_to_the_requests(answers):
-    requests = [asking(text, {}) for text in ("a", "a b c", "a b")]
-    model_with(batch_size=2, seed=10).generate_until(requests)
-    assert [seeds for _, seeds in answers.asked] == [[11, 12], [10, 10]]
+    requests = [asking(text, {}, doc=doc) for doc, text in enumerate(("a", "a b c", "a b"))]
+    model = model_with(batch_size=2, seed=10)
+    model.generate_until(requests)
+    first, second, third = model.seeds(requests)
+    assert [seeds for _, seeds in answers.asked] == [[second, third], [first, first]]
+    assert model.seeds(requests[1:]) == [second, third], "a limit changes no seed"
+    assert model_with(seed=11).seeds(requests) == [first + 1, second + 1, third + 1]
+    assert len({*model.seeds(requests[:1] * 3)}) == 3, "samples of one item differ"
 
 
 def test_a_chat_goes_through_the_template_once(answers):

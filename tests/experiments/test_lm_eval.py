@@ -10,7 +10,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, read_config
-from experiments.lm_eval import TASKS, LmEvalConfig, data_files, evaluate, rows_of
+from experiments.lm_eval import (
+    HARNESS,
+    TASKS,
+    LmEvalConfig,
+    Published,
+    data_files,
+    evaluate,
+    rows_of,
+)
 from llada_jax.evaluation.metrics import wilson_interval
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -286,3 +294,46 @@ def test_a_file_of_another_format_is_refused(tmp_path, content, message):
     (tmp_path / "arc_challenge.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
         data_files("arc_challenge", tmp_path)
+
+
+class ChatOracle(Oracle):
+    """With a chat template that shows roles."""
+
+    tokenizer_name = "roles"
+
+    def chat_template(self, chat_template=False):
+        return "roles"
+
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
+        return "".join(f"<{each['role']}>{each['content']}" for each in chat_history)
+
+
+@pytest.mark.parametrize("multiturn", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_task_of_the_harness_shows_its_examples_offline(tmp_path, multiturn):
+    (tmp_path / "gsm8k").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_bytes((DATA / "gsm8k.jsonl").read_bytes())
+    model, folder = ChatOracle(), Path(HARNESS)
+    files = {"gsm8k": data_files("gsm8k", tmp_path, folder)}
+    found = evaluate(model, files, limit=2, chat=True, folder=folder, multiturn=multiturn)
+    (prompt, *_) = model.requests[0].args
+    assert prompt.count("Question: ") == 6, "five examples, and the item"
+    assert prompt.count("<user>") == (6 if multiturn else 1)
+    beside = [Published(row="gsm8k/exact_match", score=0.7, source="a paper")]
+    rows = rows_of("gsm8k", found["samples"]["gsm8k"], beside)
+    assert {(row.value, row.n, row.reference, row.source) for row in rows} == {
+        (1.0, 2, 0.7, "a paper")
+    }
+
+
+def test_a_task_of_the_harness_without_data_is_named():
+    with pytest.raises(FileNotFoundError, match=r"no nowhere/mmlu/<split>\.jsonl, which task mmlu"):
+        data_files("mmlu", Path("nowhere"), Path(HARNESS))
+
+
+@pytest.mark.parametrize("name", [each.stem for each in REPOSITORY.glob("conf/protocol/*.yaml")])
+def test_a_published_protocol_composes(name):
+    config = config_of(f"+protocol={name}")
+    assert config.task_folder == HARNESS and config.limit is None
+    assert config.sampler.gen_length % config.sampler.block_length == 0
+    assert all(config.tasks[0] in each.row and 0 < each.score < 1 for each in config.published)

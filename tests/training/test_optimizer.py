@@ -93,3 +93,16 @@ def test_large_gradients_are_clipped_together():
     )
     for one, other in zip(*map(jax.tree.leaves, (small, large)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_accumulated_updates_follow_the_schedule_of_the_steps():
+    config = make_config(optimizer="adamw", warmup_steps=0, decay_steps=100, accumulate=2,
+                         weight_decay=0.0)  # fmt: skip
+    params = {"a": np.ones(3, np.float32)}
+    optimizer = make_optimizer(config)
+    state, sizes = optimizer.init(params), []
+    for gradient in (1.0, 3.0, 2.0, 2.0):
+        update, state = optimizer.update({"a": np.full(3, gradient, np.float32)}, state, params)
+        sizes.append(float(np.abs(update["a"]).max()))
+    rates = [float(learning_rate(config)(step)) for step in (0, 2)]
+    np.testing.assert_allclose(sizes, [0, rates[0], 0, rates[1]], rtol=1e-4)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.config import ModelConfig, MoEConfig, TrainConfig
 from llada_jax.training.data import Example, batch_at
 from llada_jax.training.state import create_state, make_train_step
 
@@ -91,3 +91,37 @@ def test_narrow_products_leave_parameters_and_gradients_in_float32():
         norms[config.matmul_dtype] = float(metrics["gradient_norm"])
     assert norms["bfloat16"] != norms["float32"]
     np.testing.assert_allclose(norms["bfloat16"], norms["float32"], rtol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"remat": True}, {"activation_dtype": "bfloat16"}])
+def test_what_saves_memory_changes_rounding_alone(changes):
+    batch = batch_at(copy_task, CONFIG, 1, 0)
+    plain = MUON if "activation_dtype" in changes else ADAM
+    found = []
+    for config in (plain, plain.replace(**changes)):
+        state, metrics = train_step(config)(create_state(MODEL, config), batch)
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+        found.append([float(metrics[name]) for name in ("loss", "gradient_norm")])
+    near = 0.03 if "activation_dtype" in changes else 1e-5
+    np.testing.assert_allclose(found[1], found[0], rtol=near)
+
+
+def test_accumulated_batches_make_one_update_by_their_mean_gradient():
+    config = ADAM.replace(accumulate=2, clip_norm=1e9)
+    state = create_state(MODEL, config)
+    before = jax.device_get(state.params)
+    step, updates = train_step(config), []
+    for number in range(4):
+        state, _ = step(state, batch_at(copy_task, config, 1, number))
+        same = all(map(np.array_equal, *map(jax.tree.leaves, (state.params, before))))
+        updates.append(not same)
+        before = jax.device_get(state.params)
+    assert updates == [False, True, False, True]
+    assert int(state.step) == 4 and int(state.opt_state.gradient_step) == 2
+
+
+def test_a_mixture_whose_layers_would_run_twice_is_an_error():
+    moe = MoEConfig(n_experts=4, experts_per_token=2, expert_width=8, shared_width=0)
+    with pytest.raises(ValueError, match="remat is True for a mixture of experts"):
+        create_state(MODEL.replace(moe=moe), ADAM.replace(remat=True))

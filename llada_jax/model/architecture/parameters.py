@@ -13,7 +13,13 @@ from typing import Literal, NamedTuple
 
 from llada_jax.config import ModelConfig, MoEConfig
 
-Axis = Literal["vocab", "width", "heads", "kv_heads", "ffn", "experts", "head_dim"]
+# fmt: off
+Axis = Literal["vocab", "width", "heads", "kv_heads", "ffn", "experts", "head_dim",
+               "embedded", "choices", "expert_ffn"]
+# fmt: on
+"""What a dimension counts. Ids to look up are `embedded`, not `vocab`; what a router chooses among
+are `choices`, not `experts`; an expert's own width is `expert_ffn`: so a mesh may share out experts
+and dense widths by one axis."""
 
 _READS: Mapping[str, tuple[str, ...]] = {
     "attention.output": ("attention.query", "attention.key", "attention.value"),
@@ -72,7 +78,7 @@ class Matrix(NamedTuple):
 
 def named_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     """Describes every parameter by name, in the order of the tree's leaves."""
-    specs = {"embedding": ParamSpec((config.vocab_size, config.width), ("vocab", "width"), 0.02)}
+    specs = {"embedding": ParamSpec((config.vocab_size, config.width), ("embedded", "width"), 0.02)}
     for layer in range(config.n_layers):
         specs |= _under(f"layers.{layer}", _layer(config, layer))
     specs["final_norm"] = _ones(config.width, "width")
@@ -162,12 +168,13 @@ def _feed_forward(width: int, inner: int) -> dict[str, ParamSpec]:
 
 
 def _experts(width: int, moe: MoEConfig) -> dict[str, ParamSpec]:
-    specs = {"router": ParamSpec((moe.n_experts, width), ("experts", "width"), width**-0.5)}
+    specs = {"router": ParamSpec((moe.n_experts, width), ("choices", "width"), width**-0.5)}
     if moe.selection_bias:
-        specs["selection_bias"] = _zeros(moe.n_experts, "experts")
+        specs["selection_bias"] = _zeros(moe.n_experts, "choices")
     for name, one in _feed_forward(width, moe.expert_width).items():
         shape = (moe.n_experts, *one.shape)
-        specs[name] = ParamSpec(shape, ("experts", *one.axes), one.init_std, quantizable=True)
+        axes = (("expert_ffn" if axis == "ffn" else axis) for axis in one.axes)
+        specs[name] = ParamSpec(shape, ("experts", *axes), one.init_std, quantizable=True)
     if moe.shared_width:
         specs |= _under("shared", _feed_forward(width, moe.shared_width))
     return specs

@@ -1,0 +1,190 @@
+"""A mesh of devices: which part of the parameters and of a canvas's cache each of them holds.
+
+Three axes. `data` shares out the prompts of a batch; each of its groups decodes by itself. `model`
+shares out attention heads, feed-forward inner widths and the head's ids; `expert` and `model`
+together share out the experts of a mixture, which stay whole. Norms, routers and the embedding are
+everywhere.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import lru_cache, partial
+from math import gcd
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from llada_jax.config import MeshConfig, ModelConfig, require
+from llada_jax.model import forward as model_forward
+from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
+from llada_jax.model.forward import LayerHooks
+from llada_jax.model.head import ScoreRules
+from llada_jax.model.mesh_head import measure_own_ids, score_own_ids
+from llada_jax.model.params import ModelParams, partition_of
+from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
+from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
+from llada_jax.types import Denoiser, KVCache, OnMesh, Params, RowsOut
+
+PLACES: Mapping[Axis, str | tuple[str, ...]] = {
+    "heads": MODEL,
+    "kv_heads": MODEL,
+    "ffn": MODEL,
+    "vocab": MODEL,
+    "experts": (EXPERT, MODEL),
+}
+_NAME_BYTES = 16
+
+
+def mesh(data: int = 1, model: int = 1, expert: int = 1) -> Mesh:
+    """Returns a mesh of the first devices, of all processes, for `llada_jax.load`.
+
+    Raises ValueError for counts below 1, and where there are too few devices, or a process has none
+    of the mesh's.
+    """
+    size, devices = MeshConfig(data=data, model=model, expert=expert).devices, jax.devices()
+    require(
+        size <= len(devices),
+        f"a mesh with data={data}, model={model}, expert={expert} takes {size} devices; allowed: "
+        f"up to {len(devices)}, which there are",
+    )
+    processes = {device.process_index for device in devices[:size]}
+    require(
+        len(processes) == jax.process_count(),
+        f"a mesh of {size} devices is on {len(processes)} of {jax.process_count()} processes; "
+        f"allowed: one on all, as of {len(devices)} devices",
+    )
+    axes = {DATA: data, EXPERT: expert, MODEL: model}
+    kinds = (AxisType.Auto,) * len(axes)
+    return jax.make_mesh(
+        tuple(axes.values()), tuple(axes), axis_types=kinds, devices=devices[:size]
+    )
+
+
+def mesh_for(config: MeshConfig) -> Mesh | None:
+    """Returns the mesh that settings ask for; None for one device."""
+    return mesh(**asdict(config)) if config.devices > 1 else None
+
+
+def agreed(settings: str, name: Callable[[], str]) -> str:
+    """Returns the name, hexadecimal, that the first of all processes finds; the others need not
+    look. Raises ValueError in all of them where they load unlike things, as their settings say."""
+    if jax.process_count() == 1:
+        return name()
+    found = name() if jax.process_index() == 0 else "00" * _NAME_BYTES
+    own = hashlib.sha256(settings.encode()).digest()[:_NAME_BYTES] + bytes.fromhex(found)
+    told = np.asarray(process_allgather(np.frombuffer(own, np.uint8)))
+    others = np.flatnonzero((told[:, :_NAME_BYTES] != told[0, :_NAME_BYTES]).any(axis=1))
+    require(
+        len(others) == 0,
+        f"processes {others.tolist()} load something else than process 0; allowed: the same in "
+        f"all (here: {settings})",
+    )
+    return told[0, _NAME_BYTES:].tobytes().hex()
+
+
+def require_divides(config: ModelConfig, mesh: Mesh, dtype: str | None) -> None:
+    """Raises ValueError where the mesh does not divide what it shares out: it names the numbers
+    that would do."""
+    model, expert = mesh.shape[MODEL], mesh.shape[EXPERT]
+    counts = dict.fromkeys(_shared_out(config, dtype))
+    experts = config.moe.n_experts if config.moe else 0
+    fits = gcd(*(count for _, count in counts))
+    named = ", ".join(f"{count} {what}" for what, count in counts)
+    require(fits % model == 0, f"mesh.model is {model}; allowed: {_divisors(fits)} (for {named})")
+    require(
+        expert == 1 or (experts > 0 and experts // model % expert == 0),
+        f"mesh.expert is {expert}; allowed: {_divisors(experts // model) if experts else 1} (for "
+        f"{experts} experts and mesh.model={model})",
+    )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(each) for each in range(1, number + 1) if number % each == 0)
+
+
+def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, int]]:
+    """Yields what the axis `model` must divide, and how many there are of it."""
+    yield "vocab", config.vocab_size  # of which the head may be the embedding
+    for spec in named_specs(config).values():
+        for place, (axis, size) in enumerate(zip(spec.axes, spec.shape, strict=True)):
+            if axis not in PLACES:
+                continue
+            count = size // config.head_dim if axis in ("heads", "kv_heads") else size
+            yield axis, count
+            if dtype == "int4" and spec.quantizable and place == len(spec.shape) - 1:
+                yield f"groups of {INT4_GROUP} {axis}", size // INT4_GROUP
+
+
+def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:
+    """Returns the sharding of a parameter, or those of its integers and scales."""
+    parts = partition_of(spec, PLACES, dtype)
+    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=_is_partition)
+
+
+def _is_partition(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
+
+
+def mesh_of(params: Params) -> Mesh | None:
+    """Returns the mesh that parameters were loaded onto; None for none."""
+    leaf = getattr(params, "embedding", None)
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, NamedSharding) and MODEL in sharding.mesh.axis_names:
+        return sharding.mesh
+    return None
+
+
+def specs_of(params: ModelParams) -> ModelParams:
+    """Returns the `PartitionSpec` of every array of parameters on a mesh."""
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, params)
+
+
+@lru_cache(maxsize=64)
+def mesh_denoiser(
+    config: ModelConfig, rules: ScoreRules, hooks: LayerHooks, mesh: Mesh, specs: ModelParams
+) -> Denoiser:
+    """Returns the model's functions in JAX on a mesh, for parameters with these specs."""
+
+    def forward_rows(params, rows, cache):
+        return model_forward.forward_rows(_as_parts(params, specs), config, rows, cache, hooks)
+
+    def empty_cache(params, batch, length):
+        shape = (config.n_layers, batch, length, config.n_kv_heads, config.head_dim)
+        spec, _ = places(KVCache(None, None), batch_axis(mesh, batch))  # pyright: ignore
+        place, dtype = NamedSharding(mesh, spec), params.embedding.dtype
+        return KVCache(*(jnp.zeros(shape, dtype, device=place) for _ in range(2)))
+
+    score, measure = (partial(each, rules=rules) for each in (score_own_ids, measure_own_ids))
+    on_every = partial(on_all, mesh, specs)
+    return Denoiser(
+        on_every(forward_rows, RowsOut),
+        on_every(score),
+        empty_cache,
+        measure_rows=on_every(measure),
+        on_mesh=OnMesh(
+            mesh, Denoiser(forward_rows, score, empty_cache, measure_rows=measure), specs
+        ),
+    )
+
+
+def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
+    """Marks the layers' matrices that the mesh cuts, with the axes over which sums are completed:
+    those of their inputs, and of experts."""
+
+    def marked(place: Any, leaf: Any) -> Any:
+        where = place.values if isinstance(place, QuantArray) else place
+        if len(where) < 2 or not any(where):
+            return leaf
+        cut = where[0] if len(where) == 3 else where[-1]
+        return Shard(leaf, cut if isinstance(cut, tuple) else (cut,) if cut else ())
+
+    def is_place(leaf: Any) -> bool:
+        return is_quantized(leaf) or _is_partition(leaf)
+
+    layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_place)
+    return params._replace(layers=layers)

@@ -1,0 +1,86 @@
+"""A mesh changes no decision of int8 weights here, and of floats none but those that were close.
+
+Sums over devices are exact in int32. What each device computes in bfloat16 is not equal to the bit:
+XLA compiles norms otherwise for another number of devices or rows.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import llada_jax as lj
+from llada_jax.model.families.family import families
+from tests.mesh.models import traces, written
+
+ONE, TWO, FOUR, EIGHT = ({"data": data, "model": model} for data, model in
+                         ((1, 1), (2, 1), (1, 4), (2, 4)))  # fmt: skip
+WIDE = {"model": 8}
+EXPERTS = {"data": 2, "expert": 2, "model": 2}
+CLOSE = 1e-4
+"""A decision by less may fall otherwise in float32. Sums of 64 to 128 numbers of size 1, rounded in
+another order, differ by some 1e-6."""
+
+
+ROUNDED = 0.02
+"""Most that a confidence may move by rounding to bfloat16; 0.003 was measured."""
+
+
+def require_equal(found: list[lj.Trace]) -> None:
+    first, *others = found
+    for other in others:
+        assert first.divergence(other) is None
+        for name in ("tokens", "rows", "live_rows", "event_token"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+        np.testing.assert_allclose(other.event_confidence, first.event_confidence, atol=ROUNDED)
+
+
+def test_int8_is_the_same_on_every_mesh(tmp_path: Path) -> None:
+    case = {"model": str(written(tmp_path / "llada", "llada")), "meshes": [ONE, EIGHT]}
+    require_equal(traces(tmp_path / "traces", [case])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families())
+def test_int8_of_every_family_in_both_loops(tmp_path: Path, family: str) -> None:
+    folder = str(written(tmp_path / family, family))
+    meshes = [ONE, TWO, FOUR, EIGHT, WIDE]
+    if lj.describe(folder).config.moe:
+        meshes.append(EXPERTS)
+    cases = [{"model": folder, "meshes": meshes, "loop": loop} for loop in ("compiled", "host")]
+    found = traces(tmp_path / "traces", cases)
+    for each in found:
+        require_equal(each)
+    assert found[0][0].divergence(found[1][0]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "temperature": 0.7}},
+        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "cfg_scale": 1.0}},
+        {"preset": "llada_cpp", "changes": {"gen_length": 16, "block_length": 8}},
+        {"lengths": [5]},
+        {"lengths": [5, 9, 7, 3]},
+        {"regex": "[a-z]+"},
+    ],
+    ids=["noise", "guidance", "llada_cpp", "one", "four", "constraint"],
+)
+def test_int8_of_every_way_to_decode(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = "tiny" if "regex" in changes else str(written(tmp_path / "model", "llada"))
+    case = {"model": folder, "meshes": [ONE, TWO, EIGHT], **changes}
+    require_equal(traces(tmp_path / "traces", [case])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("family", ["llada", "dream", "llada2", "rnd1"])
+def test_floats_part_where_a_decision_was_close(tmp_path: Path, family: str, dtype: str) -> None:
+    folder = str(written(tmp_path / family, family))
+    meshes = [None, ONE, TWO, {"data": 2, "model": 2}]
+    found = traces(tmp_path / "traces", [{"model": folder, "dtype": dtype, "meshes": meshes}])[0]
+    for other in found[1:]:
+        divergence = found[0].divergence(other)
+        assert divergence is None or divergence.margin < CLOSE, divergence

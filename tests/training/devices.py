@@ -1,0 +1,81 @@
+"""Trains on a mesh of virtual devices, in a process of its own: `python devices.py <JSON>`.
+
+Prints the losses, the parameters' sums and how much of a matrix lies on one device.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.model.mesh import mesh as mesh_of
+from llada_jax.training import loop
+from llada_jax.training.data import Example
+
+MODEL = ModelConfig(
+    family="llada",
+    vocab_size=32,
+    width=16,
+    n_layers=1,
+    n_heads=4,
+    n_kv_heads=4,
+    head_dim=4,
+    ffn_width=32,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    max_length=64,
+    mask_id=0,
+    eos_id=1,
+)
+CONFIG = TrainConfig(
+    seed=5,
+    steps=6,
+    warmup_steps=1,
+    decay_steps=0,
+    batch_size=4,
+    block_length=4,
+    max_gen_length=8,
+    length_multiple=16,
+    group_steps=2,
+    log_every=1,
+    checkpoint_every=3,
+)
+
+
+def source(index: int) -> Example:
+    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
+    return Example([2, *digits], digits)
+
+
+def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes) -> dict:
+    """Trains up to a step; with a mesh, on its axes data and model."""
+    seen = hashlib.sha256()
+    step_on = loop.batch_on
+
+    def watched(where, batch):
+        placed = step_on(where, batch)
+        for whole, part in zip(batch, placed, strict=True):
+            assert (np.asarray(part) == whole).all()
+        seen.update(b"".join(each.tobytes() for each in batch))
+        return placed
+
+    loop.batch_on = watched
+    on = mesh_of(data=mesh[0], model=mesh[1]) if mesh else None
+    config = CONFIG.replace(steps=steps, **changes)
+    state = loop.train(Path(folder), MODEL, config, source, progress=False, mesh=on)
+    up = state.params.layers[0].ffn.up
+    return {
+        "losses": [row["loss"] for row in loop.read_metrics(folder)],
+        "sums": [float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state.params)],
+        "rows_on_a_device": up.addressable_shards[0].data.shape[0],
+        "batches": seen.hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    for case in json.loads(sys.argv[1]):
+        print(json.dumps(trained_on(**case)), flush=True)

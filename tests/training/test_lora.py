@@ -1,0 +1,172 @@
+"""Adapters: they begin as nothing, train beside bases of any dtype, and merge into plain floats."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llada_jax.checkpoint import load_params, save_huggingface
+from llada_jax.checkpoint.tensors import cast_params
+from llada_jax.config import LoraConfig, ModelConfig, TrainConfig
+from llada_jax.model.forward import forward
+from llada_jax.model.params import init_params
+from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
+from llada_jax.training.data import Example, batch_at
+from llada_jax.training.loop import train
+from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
+from llada_jax.training.state import create_state, make_train_step, trained
+
+MODEL = ModelConfig(
+    family="llada",
+    vocab_size=32,
+    width=32,
+    n_layers=2,
+    n_heads=2,
+    n_kv_heads=2,
+    head_dim=16,
+    ffn_width=32,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    max_length=64,
+    mask_id=0,
+    eos_id=1,
+)
+LORA = LoraConfig(rank=4, alpha=8.0)
+CONFIG = TrainConfig(
+    steps=30,
+    warmup_steps=0,
+    decay_steps=0,
+    peak_lr=0.03,
+    batch_size=8,
+    block_length=4,
+    max_gen_length=8,
+    length_multiple=16,
+    optimizer="adamw",
+    weight_decay=0.0,
+    lora=LORA,
+)
+
+
+def copy_task(index: int) -> Example:
+    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
+    return Example([2, *digits], digits)
+
+
+@cache
+def base(dtype: str | None = None):
+    params = init_params(MODEL, jax.random.key(3))
+    return jax.block_until_ready(cast_params(MODEL, params, dtype))
+
+
+def drawn(lora: LoraConfig = LORA) -> dict[str, Adapter]:
+    found = init_adapters(MODEL, lora, jax.random.key(0))
+    key = jax.random.key(1)
+    return {
+        name: each._replace(up=0.1 * jax.random.normal(key, each.up.shape))
+        for name, each in found.items()
+    }
+
+
+def test_adapters_stand_beside_each_matrix_and_begin_as_nothing():
+    adapters = init_adapters(MODEL, LORA, jax.random.key(0))
+    assert len(adapters) == 7 * MODEL.n_layers
+    down, up = adapters["layers.1.ffn.down"]
+    assert down.shape == (4, 32) and up.shape == (32, 4)
+    for mine, theirs in zip(
+        *map(jax.tree.leaves, (merged(base(), adapters, LORA), base())), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+    few = init_adapters(MODEL, LoraConfig(targets=("query",)), jax.random.key(0))
+    assert list(few) == ["layers.0.attention.query", "layers.1.attention.query"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_merged_parameters_do_what_base_and_adapters_do(dtype):
+    tokens = jnp.arange(2 * 12).reshape(2, 12) % 30 + 2
+    params, adapters = base(dtype), drawn()
+    floats = jax.tree.map(
+        lambda leaf: dequantize(leaf, jnp.float32) if is_quantized(leaf) else leaf,
+        params, is_leaf=is_quantized,
+    )  # fmt: skip
+    floats = cast_params(MODEL, floats, "float32")
+    beside = forward(with_adapters(floats, adapters, LORA), MODEL, tokens)
+    together = forward(merged(params, adapters, LORA), MODEL, tokens)
+    np.testing.assert_allclose(beside, together, rtol=2e-4, atol=2e-4)
+    assert float(jnp.abs(together - forward(floats, MODEL, tokens)).max()) > 0.01
+
+
+def test_a_product_adds_that_of_the_narrow_matrices():
+    rng = np.random.default_rng(0)
+    x, matrix = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 32), (8, 32)))
+    down, up = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 32), (8, 2)))
+    found = linear(x, AdaptedWeight(matrix, down, up))
+    np.testing.assert_allclose(found, x @ (matrix + up @ down).T, rtol=1e-4, atol=1e-4)
+    narrow = quantize(matrix, 8)
+    found = linear(x, AdaptedWeight(narrow, down, up)) - linear(x, narrow)
+    np.testing.assert_allclose(found, x @ (up @ down).T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        pytest.param("float32", {}, marks=pytest.mark.slow),
+        ("int8", {"matmul_dtype": "bfloat16", "activation_dtype": "bfloat16"}),
+        pytest.param("int4", {"remat": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_loss_falls_and_the_base_stays(dtype, changes):
+    config = CONFIG.replace(**changes)
+    parent = base(dtype)
+    before = jax.device_get(parent)
+    state, step = create_state(MODEL, config, parent), make_train_step(MODEL, config, parent=parent)
+    losses = []
+    for number in range(config.steps):
+        state, metrics = step(state, batch_at(copy_task, config, 1, number))
+        losses.append(float(metrics["loss"]))
+    assert np.mean(losses[-8:]) < 0.85 * np.mean(losses[:4])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(parent), before)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+    assert all(np.abs(each.up).max() > 0 for each in state.params.values())
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_resumes_and_exports_a_plain_model(tmp_path):
+    config = CONFIG.replace(steps=4, log_every=2, checkpoint_every=2)
+    whole = train(tmp_path / "whole", MODEL, config, copy_task, progress=False, parent=base("int8"))
+    for steps in (2, 4):
+        part = config.replace(steps=steps)
+        state = train(tmp_path / "run", MODEL, part, copy_task, progress=False, parent=base("int8"))
+    jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
+    size = sum(each.stat().st_size for each in (tmp_path / "run").rglob("*") if each.is_file())
+    assert size < 300_000, "a checkpoint has the adapters and their moments alone"
+    save_huggingface(
+        tmp_path / "model", MODEL, trained(state.params, config, base("int8")), "float32"
+    )
+    _, loaded, _ = load_params(tmp_path / "model", "float32")
+    expected = merged(base("int8"), whole.params, LORA)
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LoraConfig(rank=0), "rank is 0; allowed: 1 or more"),
+        (lambda: LoraConfig(alpha=0.0), "alpha is 0.0; allowed: above 0"),
+        (lambda: LoraConfig(targets=("router",)), r"lora.targets is \['router'\]; allowed: one or"),
+        (lambda: LoraConfig(targets=()), r"lora.targets is \[\]; allowed: one or more of query"),
+        (lambda: CONFIG.replace(optimizer="muon"), "optimizer is 'muon' with lora; allowed: 'adam"),
+        (
+            lambda: create_state(MODEL, CONFIG),
+            "lora is set without a parent; allowed: with",
+        ),
+        (
+            lambda: CONFIG.replace(activation_dtype="bfloat16"),
+            "activation_dtype is 'bfloat16' with matmul_dtype 'float32'; allowed: 'float32', or",
+        ),
+    ],
+)
+def test_what_cannot_be_adapted_is_an_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

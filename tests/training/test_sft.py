@@ -1,0 +1,100 @@
+"""Examples from files of one's own: what they become, and what is wrong with a line."""
+
+import json
+from collections import Counter
+
+import pytest
+
+import llada_jax as lj
+from llada_jax.training.sft import read_examples, shuffled
+
+TINY = lj.load("tiny")
+TOKENIZER = TINY.tokenizer
+assert TOKENIZER is not None
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "3+4=?"},
+    {"role": "assistant", "content": "7"},
+    {"role": "user", "content": "And 1 more?"},
+    {"role": "assistant", "content": "8"},
+]
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(*lines, longest: int = 32):
+        path = tmp_path / "data.jsonl"
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in lines]
+        path.write_text("".join(text + "\n" for text in texts))
+        return read_examples(path, TOKENIZER, TINY.config, longest)
+
+    return read
+
+
+def test_each_turn_of_the_assistant_is_an_example_behind_all_before_it(read):
+    first, second = read({"messages": CHAT})
+    assert first.prompt == TOKENIZER.encode_chat(CHAT[:2])
+    assert first.answer == [*TOKENIZER.encode("7"), TINY.config.eot_id]
+    assert second.prompt == TOKENIZER.encode_chat(CHAT[:4])
+    assert TOKENIZER.decode(second.answer) == "8"
+
+
+def test_a_pair_is_text_as_it_stands_and_ends_the_text(read):
+    (pair,) = read({"prompt": "3+4=", "completion": "7", "source": "mine"})
+    assert pair.prompt == TOKENIZER.encode("3+4=", add_special_tokens=True)
+    assert pair.answer == [*TOKENIZER.encode("7"), TINY.config.eos_id]
+
+
+def test_all_examples_come_once_in_each_round_in_another_order(read):
+    examples = read(*({"prompt": str(n), "completion": "a"} for n in range(7)))
+    source = shuffled(examples, seed=3)
+    rounds = [[tuple(source(i).prompt) for i in range(7 * k, 7 * k + 7)] for k in range(3)]
+    assert [Counter(each) for each in rounds] == [Counter(tuple(e.prompt) for e in examples)] * 3
+    assert rounds[0] != rounds[1] != rounds[2]
+    again = shuffled(examples, seed=3)
+    assert [tuple(again(i).prompt) for i in (20, 0, 13)] == [
+        rounds[2][6], rounds[0][0], rounds[1][6]
+    ]  # fmt: skip
+    assert [tuple(shuffled(examples, seed=4)(i).prompt) for i in range(7)] != rounds[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"line 2, is no JSON"),
+        ("[]", r"line 2, is \[\]; allowed: \{\"messages\""),
+        ({"prompt": "a"}, r"line 2, is .*; allowed: .*completion"),
+        ({"prompt": "a", "completion": 3}, r"line 2, is "),
+        ({"prompt": "a", "completion": ""}, r"line 2, has an empty answer; allowed: a character"),
+        ({"messages": [], "prompt": "a", "completion": "b"}, r"line 2, is "),
+        (
+            {"messages": CHAT[:2]},
+            r"has the roles \['system', 'user'\]; allowed: a chat that",
+        ),
+        ({"messages": CHAT[2:3]}, r"has the roles \['assistant'\]; allowed"),
+        ({"messages": []}, r"has the roles \[\]; allowed"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            r"message 1 .*'tool'.*; allowed: a r",
+        ),
+        ({"messages": [{"role": "user", "content": 3}]}, r"message 1 .*; allowed: .*that is text"),
+        (
+            {"prompt": "a", "completion": "123456789" * 4},
+            r"line 2, has a prompt of \d tokens and an answer of 37; allowed: up to \d+ and 32",
+        ),
+        (
+            {"prompt": "1 " * 900, "completion": "b"},
+            r"line 2, has a prompt of \d{3,} tokens and an answer of 2; allowed: up to \d+ and 32",
+        ),
+    ],
+)
+def test_a_bad_line_is_named(read, line, message):
+    with pytest.raises(ValueError, match=message):
+        read({"prompt": "1", "completion": "2"}, line)
+
+
+def test_a_file_without_examples_is_an_error(read, tmp_path):
+    with pytest.raises(ValueError, match="is empty; allowed: lines of"):
+        read()
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere; allowed: lines of"):
+        read_examples(tmp_path / "nowhere", TOKENIZER, TINY.config, 32)
