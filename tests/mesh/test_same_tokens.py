@@ -59,8 +59,14 @@ def test_int8_of_every_family_in_both_loops(tmp_path: Path, family: str) -> None
 @pytest.mark.parametrize(
     "changes",
     [
-        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "temperature": 0.7}},
-        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "cfg_scale": 1.0}},
+        {
+            "preset": "llada",
+            "changes": {"gen_length": 16, "block_length": 8, "steps": 8, "temperature": 0.7},
+        },
+        {
+            "preset": "llada",
+            "changes": {"gen_length": 16, "block_length": 8, "steps": 8, "cfg_scale": 1.0},
+        },
         {"preset": "llada_cpp", "changes": {"gen_length": 16, "block_length": 8}},
         {"lengths": [5]},
         {"lengths": [5, 9, 7, 3]},
