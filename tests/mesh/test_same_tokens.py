@@ -49,18 +49,24 @@ def test_int8_of_every_family_in_both_loops(tmp_path: Path, family: str) -> None
     if lj.describe(folder).config.moe:
         meshes.append(EXPERTS)
     cases = [{"model": folder, "meshes": meshes, "loop": loop} for loop in ("compiled", "host")]
-    found = traces(tmp_path / "traces", cases)
-    for each in found:
-        require_equal(each)
-    assert found[0][0].divergence(found[1][0]) is None
+    for first, *others in traces(tmp_path / "traces", cases):
+        for other in others:
+            divergence = first.divergence(other)
+            assert divergence is None or divergence.margin < ROUNDED, divergence
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "temperature": 0.7}},
-        {"preset": "llada", "changes": {"gen_length": 16, "steps": 8, "cfg_scale": 1.0}},
+        {
+            "preset": "llada",
+            "changes": {"gen_length": 16, "block_length": 8, "steps": 8, "temperature": 0.7},
+        },
+        {
+            "preset": "llada",
+            "changes": {"gen_length": 16, "block_length": 8, "steps": 8, "cfg_scale": 1.0},
+        },
         {"preset": "llada_cpp", "changes": {"gen_length": 16, "block_length": 8}},
         {"lengths": [5]},
         {"lengths": [5, 9, 7, 3]},
