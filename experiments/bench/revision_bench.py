@@ -19,9 +19,9 @@ from experiments.harness.timers import best_times
 from llada_jax.backend.resources import available_cores
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import cache_for, forward_rows
-from llada_jax.model.head import ScoreRules
 from llada_jax.model.params import ModelParams, init_params
 from llada_jax.model.quantize import QuantArray, dequantize
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import pack_params, tiled_denoiser
 from llada_jax.revision.tiles import Tiles, unpack_q4_0

@@ -18,14 +18,9 @@ import llada_jax as lj
 from experiments.bench.hot_paths import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
-from llada_jax.model.head import (
-    ScoreRules,
-    absorb_chunk,
-    finish_scores,
-    logits_of,
-    score_rows,
-    start_scores,
-)
+from llada_jax.model.head import logits_of, score_rows
+from llada_jax.model.running_scores import absorb_chunk, finish_scores, start_scores
+from llada_jax.model.score_rules import ScoreRules
 
 CACHED = 256
 CALLS = 4

@@ -17,7 +17,7 @@ from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
 from llada_jax.constraint.batch import Constraints, texts_of
-from llada_jax.model.head import ScoreRules
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.revision.matmul import TileMultiplier
 from llada_jax.revision.tiled_forward import tiled_denoiser
 from llada_jax.sampler.continuous import Places

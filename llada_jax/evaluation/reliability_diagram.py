@@ -40,10 +40,10 @@ class Reliability(NamedTuple):
         counts = self.counts[chosen]
         if not counts.size:
             return 0, float("nan"), float("nan")
-        means = (
+        confidence, accuracy = (
             float(np.average(x[chosen], weights=counts)) for x in (self.confidence, self.accuracy)
         )
-        return int(counts.sum()), *means
+        return int(counts.sum()), confidence, accuracy
 
 
 def reliability(

@@ -6,87 +6,24 @@ key-value cache of the same rows. So the vocabulary passes in chunks through a r
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.config import FloatDtype
 from llada_jax.model.params import ModelParams
 from llada_jax.model.quantize import QuantArray, Weight, linear
+from llada_jax.model.running_scores import (
+    RunningScores,
+    absorb_chunk,
+    finish_scores,
+    start_scores,
+)
+from llada_jax.model.score_rules import VOCAB_CHUNK, ScoreRules, VocabId
 from llada_jax.types import Scores
 
-VOCAB_CHUNK = 4096
-GROUP = 64
-"""Logits of a chunk that are compared at once."""
-VocabId = int | Int[Array, ""]
 Running = TypeVar("Running")
-
-
-@dataclass(frozen=True)
-class ScoreRules:
-    """How logits become predictions and confidences."""
-
-    forbidden: tuple[int, ...] = ()
-    """Ids that are never predicted and have no probability."""
-    discounted: tuple[int, ...] = ()
-    """Ids that may be predicted, but whose probability then counts as 0."""
-    temperature: float = 0.0
-    confidence_dtype: FloatDtype = "float32"
-    noise_dtype: FloatDtype = "float32"
-    chunk: int = VOCAB_CHUNK
-    spread: bool = True
-    """Whether entropy and margin are wanted; where not, a backend may leave them NaN."""
-    anywhere: int | None = None
-    """The vocabulary's size, where chunks begin anywhere, on a mesh; None: at multiples of
-    `chunk`. Noise is keyed by these multiples, wherever a chunk begins."""
-
-    @property
-    def plain(self) -> bool:
-        """Tells whether `score_greedily` says all that is wanted."""
-        greedy = self.temperature == 0 and self.confidence_dtype == "float32"
-        return greedy and not self.discounted and not self.spread
-
-    def noise(
-        self, keys: Key[Array, "B C"] | None, start: VocabId, logits: Float[Array, "B C chunk"]
-    ) -> Float[Array, "B C chunk"] | None:
-        """Returns what sampling adds to the logits of a chunk; None: nothing."""
-        if keys is None or self.temperature == 0:
-            return None
-        noise = self._drawn(keys, start, logits.shape[-1])
-        return self.temperature * noise.astype(logits.dtype)
-
-    def _drawn(
-        self, keys: Key[Array, "B C"], start: VocabId, size: int
-    ) -> Float[Array, "B C size"]:
-        if self.anywhere is None:
-            return gumbel_noise(keys, start, size, self.noise_dtype)
-        whole, rest = divmod(self.anywhere, self.chunk)
-
-        def of_chunk(number: VocabId) -> Float[Array, "B C chunk"]:
-            noise = gumbel_noise(keys, number * self.chunk, self.chunk, self.noise_dtype)
-            last = gumbel_noise(keys, whole * self.chunk, rest, self.noise_dtype)
-            last = jnp.pad(last, [(0, 0), (0, 0), (0, self.chunk - rest)])
-            return jnp.where(number == whole, last, noise)
-
-        first = start // self.chunk
-        both = jnp.concatenate([of_chunk(first), of_chunk(first + 1)], axis=-1)
-        return jax.lax.dynamic_slice_in_dim(both, start - first * self.chunk, size, axis=-1)
-
-
-class RunningScores(NamedTuple):
-    """Softmax statistics of the vocabulary seen so far, per row."""
-
-    best: Float[Array, "B C"]  # of the logits with noise
-    token: Int[Array, "B C"]
-    token_logit: Float[Array, "B C"]
-    first: Float[Array, "B C"]  # the two highest logits that count
-    second: Float[Array, "B C"]
-    total: Float[Array, "B C"]  # sum of exp(logit - first)
-    weighted: Float[Array, "B C"]  # sum of exp(logit - first) * (logit - first)
 
 
 def head_weight(params: ModelParams) -> Weight:
@@ -172,91 +109,6 @@ def over_ids(
     return with_chunk(running, full * rules.chunk, rest) if rest else running
 
 
-def start_scores(shape: tuple[int, ...], dtype: jnp.dtype) -> RunningScores:
-    """Returns statistics of no vocabulary at all, for `shape` rows."""
-    lowest = jnp.full(shape, jnp.finfo(dtype).min, dtype)
-    zero = jnp.zeros(shape, dtype)
-    return RunningScores(lowest, jnp.zeros(shape, jnp.int32), lowest, lowest, lowest, zero, zero)
-
-
-def absorb_chunk(
-    seen: RunningScores,
-    logits: Float[Array, "B C chunk"],
-    start: VocabId,
-    noise_keys: Key[Array, "B C"] | None,
-    rules: ScoreRules,
-) -> RunningScores:
-    """Returns the statistics with one more chunk of the vocabulary, whose first id is `start`."""
-    logits = without(logits, rules.forbidden, start)
-    noise = rules.noise(noise_keys, start, logits)
-    noisy = logits if noise is None else logits + noise
-    counted = without(logits, rules.discounted, start)
-
-    best, index = _first_maximum(noisy)
-    token_logit = jnp.take_along_axis(counted, index[..., None], axis=-1)[..., 0]
-    better = best > seen.best
-    top, top_index = _first_maximum(counted)
-    runner_up = jnp.where(ids_in(counted) == top_index[..., None], -jnp.inf, counted).max(axis=-1)
-    first = jnp.maximum(seen.first, top)
-    second = jnp.maximum(jnp.minimum(seen.first, top), jnp.maximum(seen.second, runner_up))
-
-    shifted = counted - first[..., None]
-    share = jnp.exp(shifted)
-    rescale = jnp.exp(seen.first - first)
-    moved = seen.weighted + seen.total * jnp.where(rescale > 0, seen.first - first, 0)
-    return RunningScores(
-        best=jnp.where(better, best, seen.best),
-        token=jnp.where(better, index + start, seen.token),
-        token_logit=jnp.where(better, token_logit, seen.token_logit),
-        first=first,
-        second=second,
-        total=seen.total * rescale + share.sum(axis=-1),
-        weighted=moved * rescale + jnp.where(share > 0, share * shifted, 0).sum(axis=-1),
-    )
-
-
-def ids_in(logits: Float[Array, "B C chunk"]) -> Int[Array, " chunk"]:
-    """Returns the ids of a chunk, counted from its first one."""
-    return jnp.arange(logits.shape[-1], dtype=jnp.int32)
-
-
-def _first_maximum(
-    logits: Float[Array, "B C chunk"],
-) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """Returns the highest logit and its lowest index; looks twice at one group's logits only."""
-    size = logits.shape[-1]
-    if size % GROUP:
-        return _first_in(logits)
-    groups = logits.reshape(*logits.shape[:-1], size // GROUP, GROUP)
-    best, group = _first_in(groups.max(axis=-1))
-    chosen = jnp.take_along_axis(groups, group[..., None, None], axis=-2)[..., 0, :]
-    return best, group * GROUP + _first_in(chosen)[1]
-
-
-def _first_in(logits: Float[Array, "B C n"]) -> tuple[Float[Array, "B C"], Int[Array, "B C"]]:
-    """Runs two plain reductions, which CPUs vectorise as they do not argmax and top_k."""
-    best = logits.max(axis=-1)
-    index = jnp.where(logits == best[..., None], ids_in(logits), logits.shape[-1]).min(axis=-1)
-    return best, index
-
-
-def without(
-    logits: Float[Array, "B C chunk"], ids: tuple[int, ...], start: VocabId = 0
-) -> Float[Array, "B C chunk"]:
-    """Returns the logits with -inf for some ids."""
-    for token in ids:
-        logits = jnp.where(ids_in(logits) == token - start, -jnp.inf, logits)
-    return logits
-
-
-def finish_scores(seen: RunningScores) -> Scores:
-    """Returns the scores, once every chunk was absorbed."""
-    confidence = jnp.exp(seen.token_logit - seen.first) / seen.total
-    entropy = jnp.log(seen.total) - seen.weighted / seen.total
-    margin = (1 - jnp.exp(seen.second - seen.first)) / seen.total
-    return Scores(seen.token, confidence, entropy, margin)
-
-
 def score_greedily(
     chunks: Sequence[Weight], hidden: Float[Array, "R D"], penalty: Float[Array, " V"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
@@ -307,15 +159,3 @@ def log_probabilities(
         own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
         picked = jnp.where((start <= tokens) & (tokens < stop), own, picked)
     return picked - highest - jnp.log(total)
-
-
-def gumbel_noise(
-    keys: Key[Array, "B C"], start: VocabId, size: int, dtype: FloatDtype
-) -> Float[Array, "B C size"]:
-    """Draws standard Gumbel noise for the vocabulary ids from `start`, one key a row.
-
-    A float32 uniform number has 2**23 values, too few where the largest of 126,464 draws decides.
-    JAX's mode "high" spends twice the bits, so that the upper tail stays exact to 2**-46.
-    """
-    draw = partial(jax.random.gumbel, shape=(size,), dtype=jnp.dtype(dtype), mode="high")
-    return jax.vmap(jax.vmap(lambda key: draw(jax.random.fold_in(key, start))))(keys)

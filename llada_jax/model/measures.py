@@ -10,18 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from llada_jax.model.head import (
+from llada_jax.model.head import over_vocabulary
+from llada_jax.model.params import ModelParams
+from llada_jax.model.running_scores import (
     RunningScores,
-    ScoreRules,
-    VocabId,
     absorb_chunk,
     finish_scores,
     ids_in,
-    over_vocabulary,
     start_scores,
     without,
 )
-from llada_jax.model.params import ModelParams
+from llada_jax.model.score_rules import ScoreRules, VocabId
 from llada_jax.types import Asked, HeadOut, Measured
 
 

@@ -23,10 +23,10 @@ from llada_jax.config import MeshConfig, ModelConfig, require
 from llada_jax.model import forward as model_forward
 from llada_jax.model.architecture.parameters import Axis, ParamSpec, named_specs
 from llada_jax.model.forward import LayerHooks
-from llada_jax.model.head import ScoreRules
 from llada_jax.model.mesh_head import measure_own_ids, score_own_ids
 from llada_jax.model.params import ModelParams, partition_of
 from llada_jax.model.quantize import INT4_GROUP, QuantArray, Shard, is_quantized
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.on_mesh import DATA, EXPERT, MODEL, batch_axis, on_all, places
 from llada_jax.types import Denoiser, KVCache, OnMesh, Params, RowsOut
 

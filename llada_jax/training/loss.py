@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.training.data import TrainingBatch
@@ -52,8 +53,8 @@ def corrupt(key: Key[Array, ""], batch: TrainingBatch, mask_id: int, smallest: f
 
 def masked_diffusion_loss(
     logits: Float[Array, "B L V"],
-    tokens: Int[Array, "B L"],
-    target: Bool[Array, "B L"],
+    tokens: Int[Array | np.ndarray, "B L"],
+    target: Bool[Array | np.ndarray, "B L"],
     corruption: Corruption,
 ) -> Loss:
     """Averages sum(cross-entropy of masked tokens) / (t * number of target tokens) over canvases.

@@ -14,8 +14,9 @@ from llada_jax.backend.session import FORBIDDEN_LOGIT
 from llada_jax.backend.steps import body_step, head_chunks, head_step, head_steps, logits_step
 from llada_jax.config import ModelConfig
 from llada_jax.model.forward import forward_rows
-from llada_jax.model.head import ScoreRules, logits_of, score_rows
+from llada_jax.model.head import logits_of, score_rows
 from llada_jax.model.layers import attention_bias, rotation
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.rows import make_rows
 from llada_jax.types import KVCache
 from tests.backend.models import (

@@ -23,8 +23,9 @@ from llada_jax.evaluation.likelihood import (
     score_masked,
 )
 from llada_jax.evaluation.mask_patterns import mask_counts
-from llada_jax.model.head import VOCAB_CHUNK, log_probabilities
+from llada_jax.model.head import log_probabilities
 from llada_jax.model.params import ModelParams
+from llada_jax.model.score_rules import VOCAB_CHUNK
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 MASK = 3

@@ -10,13 +10,14 @@ from jax.sharding import PartitionSpec as P
 
 import llada_jax as lj
 from llada_jax.checkpoint.array_parts import ArrayParts
-from llada_jax.model.head import ScoreRules, head_weight, over_ids
+from llada_jax.model.head import head_weight, over_ids
 from llada_jax.model.measures import absorb_head, finish_head, start_head
 from llada_jax.model.mesh import PLACES, require_divides
 from llada_jax.model.mesh_head import merged
 from llada_jax.model.moe import moe_feed_forward
 from llada_jax.model.params import partition_specs
 from llada_jax.model.quantize import QuantArray, Shard, quantize
+from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
 from tests.drawn_params import drawn_params
 from tests.mesh.models import divisible

@@ -6,7 +6,8 @@ import pytest
 
 import llada_jax as lj
 from experiments.sampling_engine.format_costs import AnswersConfig, answer_rows, engine_scores
-from llada_jax.model.head import ScoreRules, score_rows
+from llada_jax.model.head import score_rows
+from llada_jax.model.score_rules import ScoreRules
 
 
 @pytest.mark.parametrize("key", ["confidence", "odds"])

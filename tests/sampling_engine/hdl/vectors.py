@@ -128,7 +128,7 @@ def _one_row_a_cycle(
 
 def simulated(unit: Elaboratable, vectors: Vectors) -> dict[str, Ints]:
     """Returns what a unit puts out for the first stream, by Amaranth's simulator [len(cycles)]."""
-    ports = {port.name: port for port in unit.ports}
+    ports = {port.name: port for port in unit.ports}  # pyright: ignore[reportAttributeAccessIssue]
     seen: dict[str, list[int]] = {name: [] for name in vectors.outputs}
 
     async def bench(context) -> None:
