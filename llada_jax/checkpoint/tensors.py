@@ -20,7 +20,7 @@ from llada_jax.model.quantize import INT4_GROUP, Bits, QuantArray, quantize
 Dtype = Literal[None, "float32", "bfloat16", "int8", "int4"]
 _BITS: Mapping[str | None, Bits] = {"int8": 8, "int4": 4}
 _ROUTING = ("router", "selection_bias")
-_PIECE_ELEMENTS = 1 << 20
+_PIECE_ELEMENTS = 1 << 18
 _PROGRESS_BYTES = 1 << 30
 
 

@@ -183,7 +183,7 @@ class TestLiteRT:
         pytest.importorskip("ai_edge_litert", reason="needs the extra npu")
         pytest.importorskip("litert_converter", reason="needs the extra npu")
 
-    @pytest.mark.parametrize("settings", some_slow(TOGETHER, quick=(2,)), ids=shown)
+    @pytest.mark.parametrize("settings", some_slow(TOGETHER, quick=()), ids=shown)
     def test_every_cache_and_the_rules_of_the_sampler(
         self, settings: dict[str, Any], tiny: lj.Model, prompts: list[list[int]]
     ) -> None:

@@ -90,7 +90,7 @@ def tiny_tokens(tiny: lj.Model) -> np.ndarray:
     return decoded(tiny.config, tiny.params, "xla")
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 1])
+@pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), 0.5, 1])
 def test_the_bundled_model_says_the_same(share, streamed_tiny, tiny_tokens):
     tokens, stalls = streamed_tiny(share)
     np.testing.assert_array_equal(tokens, tiny_tokens)

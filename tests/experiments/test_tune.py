@@ -55,6 +55,7 @@ def interrupted(tmp_path_factory, random_model):
     return folder, run(random_model, folder)
 
 
+@pytest.mark.slow
 def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
     folder, rows = interrupted
     best = SamplerConfig.preset(str(folder / "best.json"))
@@ -68,12 +69,14 @@ def test_the_fastest_is_chosen_confirmed_and_written(interrupted):
     assert (folder / "front.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_the_same_command_decodes_nothing_again(interrupted, random_model, monkeypatch):
     folder, rows = interrupted
     monkeypatch.setattr(harness.build, "generate_stream", None)
     assert run(random_model, folder) == rows
 
 
+@pytest.mark.slow
 def test_a_preset_file_is_a_choice_of_every_verb(interrupted):
     folder, _ = interrupted
     offer_preset_file(f"sampler={folder / 'best.json'}")

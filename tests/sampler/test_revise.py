@@ -89,10 +89,9 @@ def test_token_editing_goes_on_until_nothing_changes():
         pytest.param(
             WINO.replace(wino_accept=0.2, wino_verify=0.6, cache="blockwise", window="multi_block"),
             id="wino_sliding",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(
-            EDIT.replace(edit_unmask=0.2, edit_replace=0.3), id="token_edit", marks=pytest.mark.slow
-        ),
+        pytest.param(EDIT.replace(edit_unmask=0.2, edit_replace=0.3), id="token_edit"),
         pytest.param(
             EDIT.replace(edit_unmask=0.2, edit_replace=0.3, rescore="shadow", window="multi_block"),
             id="token_edit_sliding",

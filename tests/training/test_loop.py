@@ -147,6 +147,7 @@ def uninterrupted(tmp_path_factory):
     return folder, loop.arrays_of(run(folder))
 
 
+@pytest.mark.slow
 def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted):
     folder, arrays = uninterrupted
     before_the_first_checkpoint, after_it = ("die_in_step", 3), ("die_in_metrics", 6)

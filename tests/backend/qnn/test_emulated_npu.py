@@ -122,6 +122,7 @@ def test_recording_changes_nothing_and_keeps_the_inputs(tiny):
     assert np.abs(samples[-1]["keys_0"]).sum() > 0
 
 
+@pytest.mark.slow
 @needs_qnn
 def test_float16_of_a_phone_decodes_the_same_tokens(tiny):
     wanted = lj.generate(tiny, [prompt(tiny)], SAMPLER)

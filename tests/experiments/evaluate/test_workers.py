@@ -168,6 +168,7 @@ def test_a_sweep_ends_with_a_table_and_a_picture_of_its_jobs(random_model, tmp_p
     assert any(name.endswith("/exact_match") for name in names)
 
 
+@pytest.mark.slow
 def test_workers_of_a_sweep_share_each_of_its_jobs(random_model, tmp_path):
     folder = tmp_path / "sweep"
     swept = [each for each in arguments(random_model, folder) if "run.dir" not in each]

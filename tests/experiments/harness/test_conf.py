@@ -77,7 +77,9 @@ def test_the_suite_has_the_decoders_that_are_reported_on_every_task():
     committing_for_good = SamplerConfig.preset("blockwise")
     assert shipped == REPORTED | {"blockwise_threshold": committing_for_good}
     assert suite.name == "decoding" and suite.decoders[0].name == "llada"
-    assert set(suite.tasks) == set(task_names())
+    assert set(suite.tasks) == set(task_names()) - {"long_addition", "inventory"}, (
+        "which no bundled model has learnt"
+    )
 
 
 def test_every_decoder_of_the_suite_that_has_thresholds_is_swept_around_them():

@@ -41,9 +41,8 @@ def recorded(family):
     return record_routing(model(family), PROMPTS, SAMPLER)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param("llada-moe", marks=pytest.mark.slow), "llada2-moe"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llada-moe", "llada2-moe"])
 def test_recording_changes_nothing(family):
     result, trace = recorded(family)
     plain = lj.generate(model(family), PROMPTS, SAMPLER, loop="host")
