@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -116,7 +117,7 @@ def begun_on(place: OnMesh, canvas: Any) -> Any:
     def put(leaf: Any) -> Any:
         if where.is_fully_addressable:
             return jax.device_put(leaf, where)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
         here = np.asarray(leaf)
         return jax.make_array_from_callback(here.shape, where, lambda index: here[index])

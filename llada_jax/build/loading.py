@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
@@ -22,7 +23,6 @@ from llada_jax.model import forward as model_forward
 from llada_jax.model.families.family import Family, add_family, families
 from llada_jax.model.mesh import agreed
 from llada_jax.model.params import ModelParams, param_count
-from llada_jax.model.quantize import QuantArray
 from llada_jax.programs import kept, own_jit
 from llada_jax.revision.tiled_forward import pack_params
 from llada_jax.revision.tiles import Tiles
@@ -73,7 +73,7 @@ def _stored_as(params: ModelParams) -> str:
     weight = params.layers[0].attention.query if params.layers else params.embedding
     if isinstance(weight, Tiles):
         return f"{weight.kind} tiles"
-    return str((weight.values if isinstance(weight, QuantArray) else weight).dtype)
+    return str(jax.tree.leaves(weight)[0].dtype)
 
 
 def load(

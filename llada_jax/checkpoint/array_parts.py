@@ -1,7 +1,7 @@
 """An array that is filled row by row in host memory, and only with what devices here hold."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ class ArrayParts:
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, where: Sharding | None) -> None:
         """Takes where the array will lie; None: whole, on the default device."""
         self._shape, self._where = shape, where
-        indices = [(slice(None),) * len(shape)]
+        indices: Any = [(slice(None),) * len(shape)]
         if where is not None:
             indices = where.addressable_devices_indices_map(shape).values()
         self._parts: dict[str, _Part] = {}

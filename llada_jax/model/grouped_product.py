@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from llada_jax.model.quantize import QuantArray, Weight, is_quantized, linear
+from llada_jax.model.quantize import Weight, is_quantized, linear
 
 MOST_ROWS = 32
 """Rows of a tile at most: then what a product costs is its arithmetic, not reading a matrix."""
@@ -71,7 +71,7 @@ def _tile_by_tile(
 ) -> Float[Array, "T Out"]:
     """Multiplies tiles of rows. What a tile has beyond its group is overwritten by the tile of the
     next group."""
-    n_groups, n_out = (weights.values if isinstance(weights, QuantArray) else weights).shape[:2]
+    n_groups, n_out = jax.tree.leaves(weights)[0].shape[:2]
     size = tile_rows(len(rows), n_groups)
     padded = jnp.pad(rows, [(0, size), (0, 0)])
 

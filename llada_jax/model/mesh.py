@@ -135,7 +135,7 @@ def mesh_of(params: Params) -> Mesh | None:
     leaf = getattr(params, "embedding", None)
     sharding = getattr(leaf, "sharding", None)
     if isinstance(sharding, NamedSharding) and MODEL in sharding.mesh.axis_names:
-        return sharding.mesh
+        return sharding.mesh  # pyright: ignore[reportReturnType]
     return None
 
 
@@ -167,7 +167,9 @@ def mesh_denoiser(
         empty_cache,
         measure_rows=on_every(measure),
         on_mesh=OnMesh(
-            mesh, Denoiser(forward_rows, score, empty_cache, measure_rows=measure), specs
+            mesh,
+            Denoiser(forward_rows, score, empty_cache, measure_rows=measure),  # pyright: ignore
+            specs,
         ),
     )
 
@@ -181,7 +183,8 @@ def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
         if len(where) < 2 or not any(where):
             return leaf
         cut = where[0] if len(where) == 3 else where[-1]
-        return Shard(leaf, cut if isinstance(cut, tuple) else (cut,) if cut else ())
+        axes: Any = cut if isinstance(cut, tuple) else (cut,) if cut else ()
+        return Shard(leaf, axes)
 
     def is_place(leaf: Any) -> bool:
         return is_quantized(leaf) or _is_partition(leaf)

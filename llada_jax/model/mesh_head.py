@@ -75,26 +75,31 @@ def merged(one: RunningHead, other: RunningHead) -> RunningHead:
     lowered = [jnp.exp(each.scores.first - scores.first) for each in both]
     top, listed, classes, divergence = one[1:]
     if top is not None:
+        assert other.top is not None
         ids, logits = (jnp.concatenate(each, axis=-1) for each in zip(top, other.top, strict=True))
         highest, at = jax.lax.top_k(logits, top.ids.shape[-1])
         top = Best(jnp.take_along_axis(ids, at, axis=-1), highest)
     if listed is not None:
+        assert other.listed is not None
         listed = jnp.maximum(listed, other.listed)  # -inf where an id is of another part
     if classes is not None:
         new = other.classes
+        assert new is not None
         better = new.logits > classes.logits
-        if classes.noisy is not None:
+        if classes.noisy is not None and new.noisy is not None:
             better = new.noisy > classes.noisy
         chosen = jax.tree.map(partial(jnp.where, better), new[:3], classes[:3])
         total = classes.total
-        if total is not None:
+        if total is not None and new.total is not None:
             total = total * lowered[0][..., None] + new.total * lowered[1][..., None]
-        classes = Classes(*chosen, total)
+        classes = Classes(chosen[0], chosen[1], chosen[2], total)
     if divergence is not None:
-        sums = [each.divergence for each in both]
-        highest = jnp.maximum(*(each.highest for each in sums))
-        total = sum(each.total * jnp.exp(each.highest - highest) for each in sums)
-        moved = sum(each.moved * low for each, low in zip(sums, lowered, strict=True))
+        new = other.divergence
+        assert new is not None
+        highest = jnp.maximum(divergence.highest, new.highest)
+        total = divergence.total * jnp.exp(divergence.highest - highest)
+        total += new.total * jnp.exp(new.highest - highest)
+        moved = divergence.moved * lowered[0] + new.moved * lowered[1]
         divergence = Divergence(highest, total, moved)
     return RunningHead(scores, top, listed, classes, divergence)
 
@@ -109,4 +114,4 @@ def _merged_scores(one: RunningScores, other: RunningScores) -> RunningScores:
         moved = each.weighted + each.total * jnp.where(rescale > 0, each.first - first, 0)
         total, weighted = total + each.total * rescale, weighted + moved * rescale
     chosen = jax.tree.map(partial(jnp.where, better), other[:3], one[:3])  # with their logits
-    return RunningScores(*chosen, first, second, total, weighted)
+    return RunningScores(chosen[0], chosen[1], chosen[2], first, second, total, weighted)

@@ -1,5 +1,6 @@
 """Routed experts: which experts a row takes, and their weighted sum."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -87,7 +88,8 @@ def weighted_experts(
         "the experts are not in memory; allowed: a model that has them, or generate_within_budget",
     )
     inputs, order, group_sizes = sorted_by_expert(x, routing, experts.router.shape[0])
-    of_experts = _by_own_experts if isinstance(experts.gate, Shard) else _by_experts
+    sharded = isinstance(experts.gate, Shard)
+    of_experts: Callable[..., Array] = _by_own_experts if sharded else _by_experts
     outputs = of_experts(inputs, group_sizes, experts.gate, experts.up, experts.down)
     return summed_by_row(outputs, order, routing)
 

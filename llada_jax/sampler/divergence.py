@@ -44,14 +44,15 @@ def first_divergence(one: "Trace", other: "Trace") -> Divergence | None:
     differing = sorted(done[0] ^ done[1])
     if not differing:
         return None
-    place = step, row, position = differing[0][:3]
-    found = [_predicted(each, *place) for each in (one, other)]
+    step, row, position, *_ = differing[0]
+    found = [_predicted(each, step, row, position) for each in (one, other)]
     tokens, sure = (found[0][0], found[1][0]), found[0][1]
     if tokens[0] != tokens[1]:
-        return Divergence(*place, tokens, _predicted(one, *place, margin=True)[1])
+        _, margin = _predicted(one, step, row, position, margin=True)
+        return Divergence(step, row, position, tokens, margin)
     rivals = [each[2] for each in differing if each[:2] == (step, row) and each[2] != position]
     bounds = [_predicted(one, step, row, each)[1] for each in rivals] or [found[1][1]]
-    return Divergence(*place, tokens, min(abs(sure - each) for each in bounds))
+    return Divergence(step, row, position, tokens, min(abs(sure - each) for each in bounds))
 
 
 def _events(trace: "Trace") -> set[tuple[int, ...]]:

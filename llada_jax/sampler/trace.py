@@ -148,7 +148,7 @@ def trace_of(
     parts.append(_fills(tokens, generated, committed, last_step))
     if records.predicted is not None:
         parts.append(_scores(records))
-    if records.margin is not None:
+    if records.margin is not None and records.predicted is not None:
         at = np.nonzero(records.predicted >= 0)
         parts.append(_columns(Event.MARGIN, *at, records.predicted[at], records.margin[at]))
     merged = {name: np.concatenate([part[name] for part in parts]) for name in committed}

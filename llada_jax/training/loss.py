@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from llada_jax.training.data import TrainingBatch
 
+Tokens = Int[Array | np.ndarray, "B L"]
+
 
 class Corruption(NamedTuple):
     """What the model reads, and what it must predict."""
@@ -53,7 +55,7 @@ def corrupt(key: Key[Array, ""], batch: TrainingBatch, mask_id: int, smallest: f
 
 def masked_diffusion_loss(
     logits: Float[Array, "B L V"],
-    tokens: Int[Array | np.ndarray, "B L"],
+    tokens: Tokens,
     target: Bool[Array | np.ndarray, "B L"],
     corruption: Corruption,
 ) -> Loss:
@@ -71,16 +73,16 @@ def masked_diffusion_loss(
     return Loss(per_token.mean(), right.sum() / jnp.maximum(masked.sum(), 1))
 
 
-def cross_entropy(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Float[Array, "B L"]:
+def cross_entropy(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array, "B L"]:
     """Returns the negative log-probability of each token, in nats."""
     return jax.nn.logsumexp(logits, axis=-1) - _pick(logits, tokens)
 
 
-def ranked_first(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Bool[Array, "B L"]:
+def ranked_first(logits: Float[Array, "B L V"], tokens: Tokens) -> Bool[Array, "B L"]:
     """Tells where no token has a higher logit."""
     # A comparison with the maximum: XLA's argmax costs more on CPUs than the whole head.
     return _pick(logits, tokens) >= logits.max(axis=-1)
 
 
-def _pick(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Float[Array, "B L"]:
+def _pick(logits: Float[Array, "B L V"], tokens: Tokens) -> Float[Array, "B L"]:
     return jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]

@@ -65,6 +65,7 @@ def test_orbax_and_its_scales(dtype: str, value: float, tmp_path: Path) -> None:
     if isinstance(query, QuantArray):
         bad = query._replace(scale=query.scale.at[2, 0].set(value))
     else:
+        assert isinstance(query, jax.Array)
         bad = query.at[2, 0].set(value)
     layers = list(params.layers)
     layers[1] = layers[1]._replace(attention=layers[1].attention._replace(query=bad))

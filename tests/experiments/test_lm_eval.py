@@ -299,7 +299,7 @@ def test_a_file_of_another_format_is_refused(tmp_path, content, message):
 class ChatOracle(Oracle):
     """With a chat template that shows roles."""
 
-    tokenizer_name = "roles"
+    tokenizer_name = "roles"  # pyright: ignore[reportAssignmentType]
 
     def chat_template(self, chat_template=False):
         return "roles"

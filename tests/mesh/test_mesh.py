@@ -15,7 +15,7 @@ from llada_jax.model.measures import absorb_head, finish_head, start_head
 from llada_jax.model.mesh import PLACES, require_divides
 from llada_jax.model.mesh_head import merged
 from llada_jax.model.moe import moe_feed_forward
-from llada_jax.model.params import partition_specs
+from llada_jax.model.params import Experts, partition_specs
 from llada_jax.model.quantize import QuantArray, Shard, quantize
 from llada_jax.model.score_rules import ScoreRules
 from llada_jax.types import Asked
@@ -66,6 +66,7 @@ def test_what_does_not_divide_is_refused(
 def test_integers_and_their_scales_lie_together() -> None:
     specs = partition_specs(divisible("llada_moe"), PLACES, "int8")
     attention, experts = specs.layers[0].attention, specs.layers[0].ffn
+    assert isinstance(experts, Experts) and isinstance(experts.down, QuantArray)
     assert attention.output == QuantArray(P(None, "model"), P(None, None))
     assert attention.query == QuantArray(P("model", None), P("model", None))
     assert experts.down.values == P(("expert", "model"), None, None)

@@ -67,7 +67,7 @@ def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes)
     on = mesh_of(data=mesh[0], model=mesh[1]) if mesh else None
     config = CONFIG.replace(steps=steps, **changes)
     state = loop.train(Path(folder), MODEL, config, source, progress=False, mesh=on)
-    up = state.params.layers[0].ffn.up
+    up = state.params.layers[0].ffn.up  # pyright: ignore[reportAttributeAccessIssue]
     return {
         "losses": [row["loss"] for row in loop.read_metrics(folder)],
         "sums": [float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state.params)],

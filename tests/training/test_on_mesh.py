@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,8 @@ def test_batches_are_the_same_on_every_mesh(tmp_path):
 
 def test_a_batch_that_does_not_fill_the_groups_is_an_error():
     one, state = mesh(), create_state(MODEL, CONFIG)
-    assert on_mesh(state, MODEL, CONFIG, one).params.embedding.sharding.mesh == one
+    placed: Any = on_mesh(state, MODEL, CONFIG, one).params
+    assert placed.embedding.sharding.mesh == one
     for axes, message in [
         ({"data": 3, "model": 1, "expert": 1}, "batch_size is 4 on a mesh of data=3; allowed: a m"),
         ({"data": 1, "model": 8, "expert": 1}, r"mesh\.model is 8; allowed: 1, 2, 4"),

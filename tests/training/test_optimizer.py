@@ -102,6 +102,7 @@ def test_accumulated_updates_follow_the_schedule_of_the_steps():
     optimizer = make_optimizer(config)
     state, sizes = optimizer.init(params), []
     for gradient in (1.0, 3.0, 2.0, 2.0):
+        update: Any
         update, state = optimizer.update({"a": np.full(3, gradient, np.float32)}, state, params)
         sizes.append(float(np.abs(update["a"]).max()))
     rates = [float(learning_rate(config)(step)) for step in (0, 2)]

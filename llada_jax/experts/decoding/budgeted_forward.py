@@ -189,7 +189,7 @@ def _product(
         some = jax.lax.dynamic_slice_in_dim(padded, number * tile, tile)
         return jax.lax.dynamic_update_slice_in_dim(out, linear(some, matrix), number * tile, axis=0)
 
-    n_out = len(matrix.values if isinstance(matrix, QuantArray) else matrix)
+    n_out = len(jax.tree.leaves(matrix)[0])
     empty = jnp.zeros((len(padded), n_out), rows.dtype)
     return jax.lax.fori_loop(0, -(-count // tile), with_tile, empty)[: len(rows)]
 

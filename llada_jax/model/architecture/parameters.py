@@ -173,7 +173,7 @@ def _experts(width: int, moe: MoEConfig) -> dict[str, ParamSpec]:
         specs["selection_bias"] = _zeros(moe.n_experts, "choices")
     for name, one in _feed_forward(width, moe.expert_width).items():
         shape = (moe.n_experts, *one.shape)
-        axes = (("expert_ffn" if axis == "ffn" else axis) for axis in one.axes)
+        axes: list[Axis] = ["expert_ffn" if axis == "ffn" else axis for axis in one.axes]
         specs[name] = ParamSpec(shape, ("experts", *axes), one.init_std, quantizable=True)
     if moe.shared_width:
         specs |= _under("shared", _feed_forward(width, moe.shared_width))
