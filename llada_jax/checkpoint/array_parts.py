@@ -53,6 +53,16 @@ class ArrayParts:
                 inside = (rows >= first) & (rows < held.stop)
                 flat[rows[inside] - first] = numbers[inside, columns]
 
+    def memory(self, start: int, stop: int) -> np.ndarray | None:
+        """Returns the memory of rows from `start` to `stop`, uint8 [rows, bytes of a row]; None
+        where no single part has them whole."""
+        (held, columns, buffer), *others = self._parts.values()
+        flat = buffer.reshape(held.stop - held.start, -1)
+        whole = columns == slice(0, self._shape[-1]) or len(self._shape) == 1
+        if others or not whole or start < held.start or stop > held.stop:
+            return None
+        return flat[start - held.start : stop - held.start].view(np.uint8)
+
     def on_devices(self) -> jax.Array:
         """Returns the array; what was written becomes its memory where a device can share it."""
         if self._where is None:

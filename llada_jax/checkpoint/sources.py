@@ -48,14 +48,8 @@ class StoredTensor:
     int4: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     """As `blocks`, to int4 and scales, for kinds that are the int4 of `quantize` already."""
 
-    def raw(self, start: int, stop: int) -> np.ndarray:
-        """Reads rows `start` to `stop`, uint8 [rows, row_bytes]."""
-        count = (stop - start) * self.row_bytes
-        data = np.fromfile(self.file, np.uint8, count, offset=self.offset + start * self.row_bytes)
-        return data.reshape(stop - start, self.row_bytes)
-
     def decode(self, raw: np.ndarray) -> np.ndarray:
-        """Returns rows of raw bytes as floats [rows, columns].
+        """Returns rows of raw bytes, as `pieces` gives them, as floats [rows, columns].
 
         Raises ValueError where one is NaN or infinite, which says how many of the tensor are."""
         numbers = self._floats(raw)
@@ -83,11 +77,21 @@ class StoredTensor:
         every = self.pieces(0, self.shape[0], _REFUSED_ELEMENTS)
         require_finite(f"{self.file}: {self.name}", map(floats, every))
 
-    def pieces(self, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
-        """Reads rows `start` to `stop` as `raw` does, in pieces of about so many numbers."""
+    def pieces(
+        self, start: int, stop: int, elements: int, out: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Reads rows `start` to `stop`, uint8 [rows, row_bytes], in pieces of about so many
+        numbers; into `out`, which has all these rows, where it is given. Raises ValueError where
+        the file ends before."""
         step = max(1, elements // max(1, math.prod(self.shape[1:])))
-        for first in range(start, stop, step):
-            yield self.raw(first, min(first + step, stop))
+        with self.file.open("rb") as file:
+            file.seek(self.offset + start * self.row_bytes)
+            for first in range(start, stop, step):
+                shape = min(step, stop - first), self.row_bytes
+                rows = np.empty(shape, np.uint8) if out is None else out[first - start :][:step]
+                read = file.readinto(rows)
+                require(read == rows.nbytes, f"{self.file} ends before all of {self.name}")
+                yield rows
 
 
 class ParamSource(NamedTuple):

@@ -112,12 +112,15 @@ def _read(
             start, stop = before, before + n_rows
         bar.update((n_rows - stop + start) * tensor.row_bytes)
         first = source.start - before
-        for raw in tensor.pieces(first + start, first + stop, _PIECE_ELEMENTS):
+        as_stored = tensor.dtype == dtype and bits is order is tensor.blocks is None
+        memory = arrays[0].memory(start, stop) if as_stored else None
+        for raw in tensor.pieces(first + start, first + stop, _PIECE_ELEMENTS, memory):
             rows = range(start, start + len(raw))
             if order is not None:
                 rows = before + order[start - before :][: len(raw)]
             for target, part in zip(arrays, _decoded(tensor, raw, bits, added), strict=True):
-                target.write(rows, part.reshape(len(raw), -1))
+                if memory is None:
+                    target.write(rows, part.reshape(len(raw), -1))
             start += len(raw)
             bar.update(raw.nbytes)
     leaves = [array.on_devices() for array in arrays]

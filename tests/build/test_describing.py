@@ -9,7 +9,7 @@ from tests.checkpoint.folders import GOLDENS, golden_tensors
 
 @pytest.fixture(autouse=True)
 def no_weight_is_read(monkeypatch):
-    monkeypatch.setattr(StoredTensor, "raw", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(StoredTensor, "pieces", lambda *_: pytest.fail("a tensor was read"))
 
 
 def test_a_folder_is_described():

@@ -241,7 +241,7 @@ def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> None:
         pytest.fail("a tensor was read")
 
-    monkeypatch.setattr(StoredTensor, "raw", read)
+    monkeypatch.setattr(StoredTensor, "pieces", read)
 
 
 @pytest.mark.usefixtures("no_tensor_is_read")

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save_file
 
 from llada_jax.checkpoint.safetensors_files import read_json, stored_tensors
+from llada_jax.checkpoint.sources import StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,7 +46,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def loaded(folder: Path, content: bytes) -> dict[str, np.ndarray]:
     (folder / WEIGHTS).write_bytes(content)
     found = stored_tensors(folder)
-    return {name: t.decode(t.raw(0, rows(t.shape))).reshape(t.shape) for name, t in found.items()}
+    return {name: values(tensor) for name, tensor in found.items()}
+
+
+def values(tensor: StoredTensor) -> np.ndarray:
+    memory = np.empty((rows(tensor.shape), tensor.row_bytes), np.uint8)
+    for _ in tensor.pieces(0, len(memory), 4, memory):
+        pass
+    return tensor.decode(memory).reshape(tensor.shape)
 
 
 def rows(shape: tuple[int, ...]) -> int:
@@ -311,3 +319,12 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 def test_the_whole_file_is_what_was_saved(whole: bytes, tmp_path: Path) -> None:
     assert same(loaded(tmp_path, whole), TENSORS)
     assert same(load_file(tmp_path / WEIGHTS), TENSORS)
+
+
+def test_a_file_that_ends_while_it_is_read_is_named(whole: bytes, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).write_bytes(whole)
+    found = stored_tensors(tmp_path)
+    last = max(found.values(), key=lambda each: each.offset)
+    (tmp_path / WEIGHTS).write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} ends before all of {last.name}"):
+        values(last)

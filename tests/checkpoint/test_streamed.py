@@ -152,14 +152,15 @@ def test_a_single_expert_is_a_stack_of_one(tmp_path: Path) -> None:
 
 def test_only_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
-    real = StoredTensor.raw
+    real = StoredTensor.pieces
 
-    def counted(self: StoredTensor, start: int, stop: int) -> np.ndarray:
+    def counted(self: StoredTensor, *asked: int) -> Iterator[np.ndarray]:
         nonlocal read
-        read += (stop - start) * self.row_bytes
-        return real(self, start, stop)
+        for rows in real(self, *asked):
+            read += rows.nbytes
+            yield rows
 
-    monkeypatch.setattr(StoredTensor, "raw", counted)
+    monkeypatch.setattr(StoredTensor, "pieces", counted)
     config, streamed, _ = stream_params(GOLDENS / "llada2-moe")
     assert isinstance(streamed, StreamedParams) and read == 0
     for _ in streamed.rows("embedding", 4, 7):
