@@ -123,10 +123,11 @@ def _shared_out(config: ModelConfig, dtype: str | None) -> Iterator[tuple[str, i
 def shardings(spec: ParamSpec, mesh: Mesh, dtype: str | None) -> Any:
     """Returns the sharding of a parameter, or those of its integers and scales."""
     parts = partition_of(spec, PLACES, dtype)
-    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=_is_partition)
+    return jax.tree.map(partial(NamedSharding, mesh), parts, is_leaf=is_partition)
 
 
-def _is_partition(leaf: Any) -> bool:
+def is_partition(leaf: Any) -> bool:
+    """Tells whether a leaf says where an array lies; a tree would take it apart."""
     return isinstance(leaf, PartitionSpec)
 
 
@@ -187,7 +188,7 @@ def _as_parts(params: ModelParams, specs: ModelParams) -> ModelParams:
         return Shard(leaf, axes)
 
     def is_place(leaf: Any) -> bool:
-        return is_quantized(leaf) or _is_partition(leaf)
+        return is_quantized(leaf) or is_partition(leaf)
 
     layers = jax.tree.map(marked, specs.layers, params.layers, is_leaf=is_place)
     return params._replace(layers=layers)

@@ -11,11 +11,10 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llada_jax.config import ModelConfig, TrainConfig, require
-from llada_jax.model.mesh import PLACES, mesh_of, require_divides
+from llada_jax.model.mesh import PLACES, is_partition, mesh_of, require_divides
 from llada_jax.model.params import ModelParams, parameter_name, partition_specs
+from llada_jax.on_mesh import DATA
 from llada_jax.training.data import TrainingBatch
-
-DATA = "data"
 
 
 def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Mesh) -> TrainState:
@@ -35,7 +34,7 @@ def on_mesh(state: TrainState, model: ModelConfig, config: TrainConfig, mesh: Me
     if config.lora is None:
         require_divides(model, mesh, None)
         specs = partition_specs(model, PLACES)
-        found = jax.tree.leaves_with_path(specs, is_leaf=lambda e: isinstance(e, PartitionSpec))
+        found = jax.tree.leaves_with_path(specs, is_leaf=is_partition)
         places = {f".{parameter_name(path)}": NamedSharding(mesh, spec) for path, spec in found}
     whole = NamedSharding(mesh, PartitionSpec())
 

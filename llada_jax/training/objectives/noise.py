@@ -13,16 +13,21 @@ from llada_jax.training.objectives.revision import Revision, some_masked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit(Revision):
+class _Noise(Revision):
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "rate", above=0, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit(_Noise):
     """LLaDA2.1's two streams, of masks and of edits (its report, §3). The report prints no rates:
     here a canvas of edits draws its own, uniform up to `rate`."""
 
     name: ClassVar[str] = "edit"
 
     rate: float = 0.3
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "rate", above=0, most=1)
 
     def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
         rate_key, noise_key = jax.random.split(key)
@@ -35,15 +40,12 @@ class Edit(Revision):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Revision):
+class Uniform(_Noise):
     """A control for `self_fill`: as many wrong tokens, and as many masks, but drawn at random."""
 
     name: ClassVar[str] = "uniform"
 
     rate: float = 0.03
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "rate", above=0, most=1)
 
     def corrupted(self, reader: Reader, batch: Any, key: Key[Array, ""]) -> Int[Array, "B L"]:
         noise_key, mask_key = jax.random.split(key)

@@ -32,7 +32,8 @@ class Revision(Objective):
         size = len(batch.tokens)
         require(size > 1, f"batch_size is {size}; allowed with {self.name}: 2 or more")
         half = size // 2
-        plain, own = (TrainingBatch(*(x[rows] for x in batch)) for rows in _halves(half))
+        plain = TrainingBatch(*(rows[:half] for rows in batch))
+        own = TrainingBatch(*(rows[half:] for rows in batch))
         plain_key, own_key = jax.random.split(key)
         masked = corrupt(plain_key, plain, reader.mask_id, reader.smallest)
         seen = self.corrupted(reader, own, own_key)
@@ -41,10 +42,6 @@ class Revision(Objective):
         second, metrics = revision_loss(logits[half:], own, seen, reader.mask_id)
         loss = (half * first.loss + (size - half) * second) / size
         return loss, {"loss": loss, "accuracy": first.accuracy, "revision_loss": second, **metrics}
-
-
-def _halves(half: int) -> tuple[slice, slice]:
-    return slice(None, half), slice(half, None)
 
 
 def revision_loss(
