@@ -11,44 +11,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from llada_jax.config import ModelConfig, TrainConfig
 from llada_jax.model.mesh import mesh as mesh_of
 from llada_jax.training import loop
-from llada_jax.training.data import Example
+from tests.training import echo
 
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=32,
-    width=16,
-    n_layers=1,
-    n_heads=4,
-    n_kv_heads=4,
-    head_dim=4,
-    ffn_width=32,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-    mask_id=0,
-    eos_id=1,
+MODEL = echo.MODEL.replace(
+    vocab_size=32, n_heads=4, n_kv_heads=4, head_dim=4, rotary_dims=4, ffn_width=32
 )
-CONFIG = TrainConfig(
-    seed=5,
-    steps=6,
-    warmup_steps=1,
-    decay_steps=0,
-    batch_size=4,
-    block_length=4,
-    max_gen_length=8,
-    length_multiple=16,
-    group_steps=2,
-    log_every=1,
-    checkpoint_every=3,
+CONFIG = echo.CONFIG.replace(
+    seed=5, steps=6, warmup_steps=1, batch_size=4, group_steps=2, log_every=1, checkpoint_every=3
 )
-
-
-def source(index: int) -> Example:
-    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
-    return Example([2, *digits], digits)
 
 
 def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes) -> dict:
@@ -66,7 +38,7 @@ def trained_on(folder: str, steps: int, mesh: tuple[int, int] | None, **changes)
     loop.batch_on = watched
     on = mesh_of(data=mesh[0], model=mesh[1]) if mesh else None
     config = CONFIG.replace(steps=steps, **changes)
-    state = loop.train(Path(folder), MODEL, config, source, progress=False, mesh=on)
+    state = loop.train(Path(folder), MODEL, config, echo.example, progress=False, mesh=on)
     up = state.params.layers[0].ffn.up  # pyright: ignore[reportAttributeAccessIssue]
     return {
         "losses": [row["loss"] for row in loop.read_metrics(folder)],

@@ -13,36 +13,20 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from llada_jax.config import ModelConfig, TrainConfig
+from llada_jax.config import TrainConfig
 from llada_jax.training import loop
 from llada_jax.training.data import Example
+from tests.training import echo
 
 ROOT = Path(__file__).parent.parent.parent
 
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=16,
-    width=8,
-    n_layers=1,
-    n_heads=2,
-    n_kv_heads=2,
-    head_dim=4,
-    ffn_width=8,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-    mask_id=0,
-    eos_id=1,
-)
-CONFIG = TrainConfig(
+MODEL = echo.MODEL.replace(width=8, head_dim=4, rotary_dims=4, ffn_width=8)
+CONFIG = echo.CONFIG.replace(
     seed=5,
     steps=12,
     warmup_steps=2,
     decay_steps=4,
     batch_size=2,
-    block_length=4,
-    max_gen_length=8,
-    length_multiple=16,
     group_steps=1,
     optimizer="adamw",
     log_every=2,
@@ -51,16 +35,11 @@ CONFIG = TrainConfig(
 )
 
 
-def source(index: int) -> Example:
-    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
-    return Example([2, *digits], digits)
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder: Path, config: TrainConfig = CONFIG, source=source):
+def run(folder: Path, config: TrainConfig = CONFIG, source=echo.example):
     return loop.train(folder, MODEL, config, source, rows_of_embedding, progress=False)
 
 
@@ -74,7 +53,7 @@ def die_in_step(folder: Path, step: int) -> None:
     def deadly(index: int) -> Example:
         if index >= step * CONFIG.batch_size:
             die()
-        return source(index)
+        return echo.example(index)
 
     run(folder, source=deadly)
 
@@ -160,7 +139,7 @@ def test_killed_four_times_it_ends_the_same_bit_for_bit(tmp_path, uninterrupted)
 
     def listening(index: int) -> Example:
         asked.append(index)
-        return source(index)
+        return echo.example(index)
 
     resumed = run(tmp_path, source=listening)
     assert min(asked) == 4 * CONFIG.batch_size, "it goes on from the checkpoint of step 4"

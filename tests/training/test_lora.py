@@ -9,49 +9,21 @@ import pytest
 
 from llada_jax.checkpoint import load_params, save_huggingface
 from llada_jax.checkpoint.tensors import cast_params
-from llada_jax.config import LoraConfig, ModelConfig, TrainConfig
+from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
 from llada_jax.model.quantize import AdaptedWeight, dequantize, is_quantized, linear, quantize
-from llada_jax.training.data import Example, batch_at
+from llada_jax.training.data import batch_at
 from llada_jax.training.loop import train
 from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
 from llada_jax.training.state import create_state, make_train_step, trained
+from tests.training import echo
 
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=32,
-    width=32,
-    n_layers=2,
-    n_heads=2,
-    n_kv_heads=2,
-    head_dim=16,
-    ffn_width=32,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-    mask_id=0,
-    eos_id=1,
+MODEL = echo.MODEL.replace(
+    vocab_size=32, width=32, n_layers=2, head_dim=16, rotary_dims=16, ffn_width=32
 )
 LORA = LoraConfig(rank=4, alpha=8.0)
-CONFIG = TrainConfig(
-    steps=30,
-    warmup_steps=0,
-    decay_steps=0,
-    peak_lr=0.03,
-    batch_size=8,
-    block_length=4,
-    max_gen_length=8,
-    length_multiple=16,
-    optimizer="adamw",
-    weight_decay=0.0,
-    lora=LORA,
-)
-
-
-def copy_task(index: int) -> Example:
-    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
-    return Example([2, *digits], digits)
+CONFIG = echo.CONFIG.replace(steps=30, peak_lr=0.03, optimizer="adamw", weight_decay=0.0, lora=LORA)
 
 
 @cache
@@ -123,7 +95,7 @@ def test_the_loss_falls_and_the_base_stays(dtype, changes):
     state, step = create_state(MODEL, config, parent), make_train_step(MODEL, config, parent=parent)
     losses = []
     for number in range(config.steps):
-        state, metrics = step(state, batch_at(copy_task, config, 1, number))
+        state, metrics = step(state, batch_at(echo.example, config, 1, number))
         losses.append(float(metrics["loss"]))
     assert np.mean(losses[-8:]) < 0.85 * np.mean(losses[:4])
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(parent), before)
@@ -134,10 +106,14 @@ def test_the_loss_falls_and_the_base_stays(dtype, changes):
 @pytest.mark.slow
 def test_a_run_of_adapters_resumes_and_exports_a_plain_model(tmp_path):
     config = CONFIG.replace(steps=4, log_every=2, checkpoint_every=2)
-    whole = train(tmp_path / "whole", MODEL, config, copy_task, progress=False, parent=base("int8"))
+    whole = train(
+        tmp_path / "whole", MODEL, config, echo.example, progress=False, parent=base("int8")
+    )
     for steps in (2, 4):
         part = config.replace(steps=steps)
-        state = train(tmp_path / "run", MODEL, part, copy_task, progress=False, parent=base("int8"))
+        state = train(
+            tmp_path / "run", MODEL, part, echo.example, progress=False, parent=base("int8")
+        )
     jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
     size = sum(each.stat().st_size for each in (tmp_path / "run").rglob("*") if each.is_file())
     assert size < 300_000, "a checkpoint has the adapters and their moments alone"

@@ -15,11 +15,11 @@ from llada_jax.training.objectives import OBJECTIVES, Masked, Objective, Reader,
 from llada_jax.training.objectives.revision import revision_loss
 from llada_jax.training.objectives.self_fill import guesses, swapped
 from llada_jax.training.state import create_state, make_train_step
-from tests.training.test_state import CONFIG, MODEL, copy_task
+from tests.training.echo import CONFIG, MODEL, example
 
 SMALLEST = 1e-3
 MASK = MODEL.mask_id
-BATCH = jax.tree.map(jnp.asarray, batch_at(copy_task, CONFIG, MODEL.eos_id, 0))
+BATCH = jax.tree.map(jnp.asarray, batch_at(example, CONFIG, MODEL.eos_id, 0))
 REVISING = [name for name in OBJECTIVES if name != "masked"]
 
 

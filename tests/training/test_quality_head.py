@@ -17,7 +17,7 @@ from llada_jax.training.quality_head import (
 )
 from llada_jax.training.quality_remask import QualityRemask
 from llada_jax.training.state import create_state
-from tests.training.test_state import CONFIG, MODEL, copy_task
+from tests.training.echo import CONFIG, MODEL, example
 
 
 def test_the_loss_is_the_mean_binary_cross_entropy_of_what_was_revealed():
@@ -45,7 +45,7 @@ def test_samples_are_revealed_at_masks_alone_and_as_many_as_asked():
 def test_a_head_learns_what_tells_right_from_wrong():
     """Of a model that knows nothing, one token of sixteen is right: the head learns to doubt."""
     params = create_state(MODEL, CONFIG).params
-    batches = [batch_at(copy_task, CONFIG, MODEL.eos_id, step) for step in range(30)]
+    batches = [batch_at(example, CONFIG, MODEL.eos_id, step) for step in range(30)]
     head, losses = fit_quality_head(params, MODEL, batches, revealed=4, learning_rate=0.05)
     assert np.isfinite(losses).all()
     assert np.mean(losses[-5:]) < 0.7 * losses[0]

@@ -10,7 +10,7 @@ from llada_jax.model.params import Experts
 from llada_jax.training.data import batch_at
 from llada_jax.training.routers import router_loss
 from llada_jax.training.state import create_state, make_train_step
-from tests.training.test_state import CONFIG, MODEL, copy_task
+from tests.training.echo import CONFIG, MODEL, example
 
 MOE = MoEConfig(n_experts=4, experts_per_token=2, expert_width=8)
 MIXTURE = MODEL.replace(family="llada_moe", qk_norm=True, moe=MOE)
@@ -66,7 +66,7 @@ def test_training_spreads_the_load_and_the_loss_falls():
         state, step = create_state(MIXTURE, config), make_train_step(MIXTURE, config)
         rows = []
         for number in range(config.steps):
-            state, metrics = step(state, batch_at(copy_task, config, 1, number))
+            state, metrics = step(state, batch_at(example, config, 1, number))
             rows.append(jax.device_get(metrics))
         losses = [row["loss"] for row in rows]
         assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])

@@ -7,42 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.config import ModelConfig, MoEConfig, TrainConfig
-from llada_jax.training.data import Example, batch_at
+from llada_jax.config import MoEConfig
+from llada_jax.training.data import batch_at
 from llada_jax.training.state import create_state, make_train_step
-
-MODEL = ModelConfig(
-    family="llada",
-    vocab_size=16,
-    width=16,
-    n_layers=1,
-    n_heads=2,
-    n_kv_heads=2,
-    head_dim=8,
-    ffn_width=16,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    max_length=64,
-    mask_id=0,
-    eos_id=1,
-)
-CONFIG = TrainConfig(
-    steps=40,
-    warmup_steps=0,
-    decay_steps=0,
-    peak_lr=0.01,
-    batch_size=8,
-    block_length=4,
-    max_gen_length=8,
-    length_multiple=16,
-)
-
-
-def copy_task(index: int) -> Example:
-    """The answer repeats the prompt."""
-    digits = np.random.default_rng(index).integers(3, 16, 3).tolist()
-    return Example([2, *digits], digits)
-
+from tests.training.echo import CONFIG, MODEL, example
 
 ADAM = CONFIG.replace(optimizer="adamw", matmul_dtype="float32")
 MUON = CONFIG.replace(optimizer="muon", matmul_dtype="bfloat16")
@@ -54,7 +22,7 @@ train_step = cache(partial(make_train_step, MODEL))
 def test_the_loss_falls(config):
     state, losses = create_state(MODEL, config), []
     for number in range(config.steps):
-        state, metrics = train_step(config)(state, batch_at(copy_task, config, 1, number))
+        state, metrics = train_step(config)(state, batch_at(example, config, 1, number))
         losses.append(float(metrics["loss"]))
     assert int(state.step) == config.steps
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:5])
@@ -66,7 +34,7 @@ def test_a_parent_gives_the_first_parameters_and_keeps_its_own():
     before = jax.device_get(parent)
     state = create_state(MODEL, ADAM, parent)
     jax.tree.map(np.testing.assert_array_equal, state.params, before)
-    train_step(ADAM)(state, batch_at(copy_task, CONFIG, 1, 0))
+    train_step(ADAM)(state, batch_at(example, CONFIG, 1, 0))
     jax.tree.map(np.testing.assert_array_equal, parent, before)
 
 
@@ -84,7 +52,7 @@ def test_a_model_that_cannot_be_trained_is_an_error(changes, message):
 
 
 def test_narrow_products_leave_parameters_and_gradients_in_float32():
-    batch = batch_at(copy_task, CONFIG, 1, 0)
+    batch = batch_at(example, CONFIG, 1, 0)
     norms = {}
     for config in (ADAM, MUON):
         state, metrics = train_step(config)(create_state(MODEL, config), batch)
@@ -97,7 +65,7 @@ def test_narrow_products_leave_parameters_and_gradients_in_float32():
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"remat": True}, {"activation_dtype": "bfloat16"}])
 def test_what_saves_memory_changes_rounding_alone(changes):
-    batch = batch_at(copy_task, CONFIG, 1, 0)
+    batch = batch_at(example, CONFIG, 1, 0)
     plain = MUON if "activation_dtype" in changes else ADAM
     found = []
     for config in (plain, plain.replace(**changes)):
@@ -114,7 +82,7 @@ def test_accumulated_batches_make_one_update_by_their_mean_gradient():
     before = jax.device_get(state.params)
     step, updates = train_step(config), []
     for number in range(4):
-        state, _ = step(state, batch_at(copy_task, config, 1, number))
+        state, _ = step(state, batch_at(example, config, 1, number))
         same = all(map(np.array_equal, *map(jax.tree.leaves, (state.params, before))))
         updates.append(not same)
         before = jax.device_get(state.params)

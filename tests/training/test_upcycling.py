@@ -9,7 +9,7 @@ from llada_jax.config import MoEConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import Experts, init_params
 from llada_jax.training.upcycling import dense_shape, upcycled
-from tests.training.test_state import MODEL
+from tests.training.echo import MODEL
 
 MOE = MoEConfig(n_experts=4, experts_per_token=4, expert_width=MODEL.ffn_width // 4)
 MIXTURE = MODEL.replace(family="llada_moe", moe=MOE)
