@@ -15,7 +15,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 
 import llada_jax as lj
-from experiments.bench.rivals.figures import spread
+from experiments.bench.spread import spread
 from experiments.harness.results import ResultRow
 from llada_jax.config import SamplerConfig, require, require_counts
 from llada_jax.evaluation.harness import PLACES, lengthened

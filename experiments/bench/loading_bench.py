@@ -9,16 +9,15 @@ from unittest.mock import patch
 import jax
 
 import llada_jax as lj
-from experiments.bench.rivals.figures import spread
+from experiments.bench.spread import require_quartiles, spread
 from experiments.harness.results import ResultRow
 from llada_jax.checkpoint import load_params, save_huggingface, sources
-from llada_jax.config import require
 
 
 def time_loading(model: lj.Model, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite: seconds of loading as stored, from the system's cache, with
     and without the check, in turns. Raises ValueError for fewer repeats than quartiles need."""
-    require(repeats > 1, f"repeats is {repeats}; allowed: 2 or more, of which quartiles are taken")
+    require_quartiles(repeats)
     return _timed(model, repeats)
 
 

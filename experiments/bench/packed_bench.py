@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from experiments.bench.rivals.figures import instruction_sets, spread
+from experiments.bench.rivals.figures import instruction_sets
+from experiments.bench.spread import require_quartiles, spread
 from experiments.harness.random_weights import RandomWeights, random_params
 from experiments.harness.results import ResultRow
 from llada_jax.backend.exported.contents import Export
@@ -62,7 +63,7 @@ class PackedBenchConfig:
 
 def time_packed(model: ModelConfig, config: PackedBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite. Raises ValueError for what it cannot time."""
-    require(repeats > 1, f"repeats is {repeats}; allowed: 2 or more, of which quartiles are taken")
+    require_quartiles(repeats)
     size = model.vocab_size * config.layers // model.n_layers
     ids = {"mask_id": size - 1, "eos_id": None, "eot_id": None, "pad_id": None}
     sliced = model.replace(n_layers=config.layers, vocab_size=size, **ids)

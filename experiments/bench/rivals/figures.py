@@ -1,23 +1,10 @@
-"""What the suite `rivals` says besides: spreads, counts, the machine, and who is left out."""
+"""What the suite `rivals` says besides: counts, the machine, and who is left out."""
 
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.harness.results import ResultRow
 from llada_jax.config import ModelConfig
 from llada_jax.model.params import named_specs
-
-
-def spread(
-    name: str, values: Sequence[float], unit: str, source: str | None = None
-) -> Iterator[ResultRow]:
-    """Yields the median and the quartiles."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    yield ResultRow(name, median, unit, n=len(values), source=source)
-    yield ResultRow(f"{name}/lower_quartile", low, unit)
-    yield ResultRow(f"{name}/upper_quartile", high, unit)
 
 
 def multiplied(model: ModelConfig) -> int:

@@ -18,10 +18,11 @@ from typing import cast, get_args
 
 from experiments.bench.peak import Numbers, Peak, measure_bandwidth, measure_peak
 from experiments.bench.rivals.contender import Contender, Missing, Running, Timed, started
-from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied, spread
+from experiments.bench.rivals.figures import instruction_sets, left_out, multiplied
 from experiments.bench.rivals.gguf_file import write_gguf
 from experiments.bench.rivals.program import seconds_a_step
 from experiments.bench.rivals.weight_error import error_as_stored, error_of_gguf
+from experiments.bench.spread import require_quartiles, spread
 from experiments.harness.random_weights import RandomWeights
 from experiments.harness.results import ResultRow
 from llada_jax.backend.exported.contents import Export
@@ -70,7 +71,7 @@ class RivalsBenchConfig:
 
 def time_rivals(model: ModelConfig, config: RivalsBenchConfig, repeats: int) -> Iterator[ResultRow]:
     """Returns the rows of the suite. Raises ValueError for what it cannot time."""
-    require(repeats > 1, f"repeats is {repeats}; allowed: 2 or more, of which quartiles are taken")
+    require_quartiles(repeats)
     require(
         config.layers <= model.n_layers,
         f"layers is {config.layers}; allowed: up to the model's {model.n_layers}",

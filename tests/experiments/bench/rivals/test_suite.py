@@ -9,7 +9,7 @@ import pytest
 from experiments.bench.peak import Peak
 from experiments.bench.rivals import suite
 from experiments.bench.rivals.contender import Contender, Missing, Timed, started
-from experiments.bench.rivals.figures import instruction_sets, multiplied, spread
+from experiments.bench.rivals.figures import instruction_sets, multiplied
 from experiments.bench.rivals.program import seconds_a_step
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from llada_jax.config import ModelConfig
@@ -135,11 +135,6 @@ def test_what_lies_in_the_scratch_folder_stays(timed, tmp_path):
     theirs.write_text("kept")
     timed()
     assert list(theirs.parent.iterdir()) == [theirs]
-
-
-def test_spread():
-    low, median, high = sorted(row.value for row in spread("x", [1, 2, 3, 4, 9], "s"))
-    assert (low, median, high) == (2, 3, 4)
 
 
 def test_units_of_this_machine():
