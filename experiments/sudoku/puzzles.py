@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 from jaxtyping import Int
 
-from llada_jax.evaluation.tasks.sudoku import PEERS, count_solutions
+from llada_jax.evaluation.tasks.sudoku import PEERS, emptied
 from llada_jax.training.data import Example
 
 SIZE, CELLS = 9, 81
@@ -67,13 +67,7 @@ def seen_otherwise(grid: Int[np.ndarray, "9 9"], rng: np.random.Generator) -> np
 
 def puzzle(solution: list[int], blanks: int, rng: Random) -> list[int] | None:
     """Empties so many cells of a grid; None where no more can be without a second solution."""
-    found = solution.copy()
-    for place in rng.sample(range(CELLS), CELLS):
-        if found.count(0) == blanks:
-            break
-        found[place] = 0
-        if count_solutions(found.copy(), SIZE, 2) > 1:
-            found[place] = solution[place]
+    found = emptied(solution, SIZE, blanks, rng)
     return found if found.count(0) == blanks else None
 
 

@@ -39,11 +39,18 @@ def tune(config: TuneConfig, run: Run) -> None:
     run.begin()
     judge = Judge(config, model, Path(config.answers or run.folder / "answers"))
     *_, reference = judge.searched(config.reference)
+    *_, published = judge.searched(config.published)
     candidates, tried = search(config, judge, reference, run.folder)
-    known = Family(name="reference", sampler=config.reference)
-    candidates.append(Candidate(known, reference, judge.price(reference), 0.0))
+    compared = [
+        Candidate(Family(name=name, sampler=each.sampler), each, judge.price(each), lost)
+        for name, each, lost in (
+            ("reference", reference, 0.0),
+            ("published", published, -100 * published.against(reference).difference),
+        )
+    ]
+    candidates.append(compared[0])
     best = fastest_allowed(candidates, config.loss)
-    _draw(config, run, judge, reference, candidates, best)
+    _draw(config, run, [*candidates, compared[1]], best)
     rows = [
         ResultRow("tune/tried", tried, "samplers"),
         *_front_rows(front(candidates), _told(config)),
@@ -131,27 +138,16 @@ def described(each: Candidate) -> str:
 
 
 def _draw(
-    config: TuneConfig,
-    run: Run,
-    judge: Judge,
-    reference: Judged,
-    candidates: Sequence[Candidate],
-    best: Candidate | None,
+    config: TuneConfig, run: Run, candidates: Sequence[Candidate], best: Candidate | None
 ) -> None:
-    def point(judged: Judged) -> ScorePoint:
-        tally = judged.tally
-        return ScorePoint(judge.price(judged).seconds, tally.exact_match, *tally.interval)
-
-    *_, published = judge.searched(config.published)
-    curves: Mapping[str, Sequence[ScorePoint]] = {
-        family.name: [point(each.judged) for each in candidates if each.family == family]
-        for family in config.families
-    }
-    curves |= {"reference": [point(reference)], "published": [point(published)]}
-    curves |= {} if best is None else {"best": [point(best.judged)]}
+    curves: dict[str, list[ScorePoint]] = {}
+    named = [(each.family.name, each) for each in candidates]
+    for name, each in named if best is None else [*named, ("best", best)]:
+        tally = each.judged.tally
+        point = ScorePoint(each.price.seconds, tally.exact_match, *tally.interval)
+        curves.setdefault(name, []).append(point)
     title = f"{', '.join(config.tasks)} on {config.phone}: {config.items} items each"
-    shown = {name: points for name, points in curves.items() if points}
-    save(forwards_curves(title, shown, "seconds an answer"), run.folder / "front.png")
+    save(forwards_curves(title, curves, "seconds an answer"), run.folder / "front.png")
 
 
 main = entry_point("tune", tune, TuneConfig)

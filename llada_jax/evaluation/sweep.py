@@ -36,8 +36,9 @@ class Axes(
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yields all of them, less those whose theta_visible is above theta_stable."""
-        for values in itertools.product(*self.given.values()):
-            combination: dict[str, Any] = dict(zip(self.given, values, strict=True))
+        axes = self.given
+        for values in itertools.product(*axes.values()):
+            combination: dict[str, Any] = dict(zip(axes, values, strict=True))
             low, high = (combination.get(name) for name in ("theta_visible", "theta_stable"))
             if low is None or high is None or low <= high:
                 yield combination

@@ -49,6 +49,16 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
     by_solution = size > 4
     if by_solution and not owns(_without_names(solution)):
         return None
+    puzzle = emptied(solution, size, empty, rng)
+    if not by_solution and not owns(_without_names(puzzle)):
+        return None
+    target = _written(solution, size)
+    return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
+
+
+def emptied(solution: Grid, size: int, empty: int, rng: Random) -> Grid:
+    """Empties so many cells of a grid in random order, or fewer where its solution would not stay
+    the only one."""
     puzzle = solution.copy()
     for place in rng.sample(range(size * size), size * size):
         if puzzle.count(0) == empty:
@@ -56,10 +66,7 @@ def draw(rng: Random, difficulty: int, owns: OwnsKey) -> Item | None:
         puzzle[place] = 0
         if count_solutions(puzzle.copy(), size, 2) > 1:
             puzzle[place] = solution[place]
-    if not by_solution and not owns(_without_names(puzzle)):
-        return None
-    target = _written(solution, size)
-    return Item(INTRODUCTION + _written(puzzle, size), f"{ANSWER_MARK}\n{target}", target)
+    return puzzle
 
 
 def _units(box: int) -> list[list[int]]:
