@@ -51,10 +51,11 @@ class ExpertsBudgetConfig:
             require(policy in POLICIES, f"policy is {policy!r}; allowed: {', '.join(POLICIES)}")
         for share in self.shares:
             require(0 < share <= 1, f"share is {share}; allowed: above 0, up to 1")
-        _ = self.sampler(self.steps)
+        _ = self.sampler
 
-    def sampler(self, steps: int) -> SamplerConfig:
-        return SamplerConfig(gen_length=32, block_length=32, steps=steps, cache="blockwise")
+    @property
+    def sampler(self) -> SamplerConfig:
+        return SamplerConfig(gen_length=32, block_length=32, steps=self.steps, cache="blockwise")
 
     @property
     def prompt(self) -> Sequence[Sequence[int]]:
@@ -158,18 +159,18 @@ def _measure(case: _Case) -> MachineProfile:
 
 def _decode_in_memory(case: _Case) -> _Decoded:
     model, config = case.model(experts=True), case.config
-    for steps in (1, config.steps):  # the first one compiles
-        result = lj.generate(model, config.prompt, config.sampler(steps), loop="host")
+    for _ in range(2):  # the first one compiles
+        result = lj.generate(model, config.prompt, config.sampler, loop="host")
     return _Decoded(result.tokens, result.seconds, _peak(), _bytes(model.params))
 
 
 def _decode_within(case: _Case, costs: ExpertCosts, policy: str, slots: int) -> _Decoded:
     model, config, file = case.model(experts=False), case.config, ExpertFile(case.file)
     profile = None
-    for steps in (1, config.steps):  # the first one compiles, and says what is used most
+    for _ in range(2):  # the first one compiles, and says what is used most
         run = generate_within_budget(
             model, file, config.prompt, POLICIES[policy], costs, slots, profile,
-            config.sampler(steps),
+            config.sampler,
         )  # fmt: skip
         profile = run.loads
     return _Decoded(
