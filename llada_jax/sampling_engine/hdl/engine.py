@@ -5,7 +5,7 @@ In order, one instruction at a time, as the functional machine does; how long ea
 registers as long as it runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from llada_jax.sampling_engine.hdl.floats import (
@@ -37,6 +37,8 @@ from llada_jax.sampling_engine.hdl.wires import (
 from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, REGISTERS
 
 ONE, LARGEST = 0x3F80, 0x7F7F
+Choice = tuple[Wire, Wire]
+"""When a word is the result, and the word."""
 
 
 class Sizes(NamedTuple):
@@ -63,37 +65,45 @@ def engine(sizes: Sizes) -> Circuit:
 
 
 class _Engine:
-    """The wires of one engine."""
+    """The wires of one engine. Units add to what registers and rows may become, and when."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._vlen, self._slots = sizes.vlen, sizes.slots
-        row = sizes.vlen * HALF
-        words = sizes.words
-        self._vector = Memory("vector", words["vector"], row, sizes.vlen)
+        self._vlen, self._slots, words = sizes.vlen, sizes.slots, sizes.words
+        self._vector = Memory("vector", words["vector"], sizes.vlen * HALF, sizes.vlen)
         self._fp, self._int = (Memory(name, words[name], WIDTH) for name in ("fp", "int"))
         self._sequencer = Sequencer(words["program"])
+        self._integers: list[Choice] = []
+        self._numbers: list[Choice] = []
+        self._rows: list[tuple[Wire, list[Wire]]] = []
         with unit("registers"):
-            self._gp = [const(0, WIDTH), *(Register(WIDTH) for _ in range(REGISTERS["gp"] - 1))]
-            self._f = [const(0, WIDTH), *(Register(WIDTH) for _ in range(REGISTERS["fp"] - 1))]
+            self._gp, self._f = ([Register(WIDTH) for _ in range(n)] for n in REGISTERS.values())
             fields = self._sequencer.fields
-            self._g = [choose(field, self._gp) for field in fields]
-            self._x = [choose(field[:3], self._f) for field in fields]
-        with unit("elements"):
-            self._used = Register(sizes.vlen)
+            zero = const(0, WIDTH)
+            self._g = [choose(field, [zero, *self._gp[1:]]) for field in fields]
+            self._x = [choose(field[:3], [zero, *self._f[1:]]) for field in fields]
 
     def circuit(self) -> Circuit:
-        self._scalar_unit()
-        self._read_rows()
-        self._elements()
-        self._vector_unit()
+        self._scalars()
+        with unit("vector_memory"):
+            selects = self._sequencer.is_("S_SELECT_INT")
+            row = self._lanes_of(self._vector.read(self._g[1]))
+            mask = self._lanes_of(self._vector.read(mux(selects, self._g[3], self._g[2])))
+        self._elements(row, mask)
+        self._vectors(row)
         request = self._load()
-        outputs = self._sequencer.close(self._gp)
+        outputs = self._sequencer.close([const(0, WIDTH), *self._gp[1:]])
         self._write_registers()
         return Circuit({**request, **outputs})
 
-    # Scalars.
+    def _gives(self, kind: list, done: Wire, result) -> None:
+        """Notes a result, which is there in the last cycle of an instruction."""
+        kind.append((done, result))
+        self._sequencer.finishes(done)
 
-    def _scalar_unit(self) -> None:
+    def _lanes_of(self, row: Wire) -> list[Wire]:
+        return [row[i * HALF : (i + 1) * HALF] for i in range(self._vlen)]
+
+    def _scalars(self) -> None:
         """Adds integers, for addresses too, and reads and writes the scalar memories."""
         sequencer, element = self._sequencer, self._sequencer.count.wide(WIDTH)
         is_, issues = sequencer.is_, sequencer.issues
@@ -104,92 +114,71 @@ class _Engine:
             self._fp_word, self._int_word = self._fp.read(self._sum), self._int.read(self._sum)
             self._other_int = self._int.read(self._g[2] + element)
             self._fp.write(issues("S_ST_FP"), self._sum, self._x[0])
-            for name in ("S_ADDI_INT", "S_ST_FP", "S_ST_INT", "C_SET_V_MASK"):
-                sequencer.finishes(is_(name))
-            loads = held(issues("S_LD_FP", "S_LD_INT"))
-            sequencer.finishes(loads)
-            self._loads_fp, self._loads_int = loads & is_("S_LD_FP"), loads & is_("S_LD_INT")
-        with unit("elements"):
-            lanes = sequencer.number("C_SET_V_MASK")[: self._vlen.bit_length()]
-            mask = cat(*(const(i, len(lanes)) < lanes for i in range(self._vlen)))
-            self._used.set(mux(is_("C_SET_V_MASK"), mask, self._used))
+            sequencer.finishes(is_("S_ST_FP", "S_ST_INT", "C_SET_V_MASK"))
+            self._gives(self._integers, is_("S_ADDI_INT"), self._sum)
+            self._gives(self._integers, held(issues("S_LD_INT")), self._int_word)
+            self._gives(self._numbers, held(issues("S_LD_FP")), self._fp_word)
         with unit("reciprocal"):
-            self._reciprocal, done = reciprocal(self._x[1], issues("S_RECI_FP"))
-            self._gives_reciprocal = done & is_("S_RECI_FP")
-            sequencer.finishes(self._gives_reciprocal)
+            result, done = reciprocal(self._x[1], issues("S_RECI_FP"))
+            self._gives(self._numbers, done & is_("S_RECI_FP"), result)
 
-    # Rows.
-
-    def _read_rows(self) -> None:
-        is_ = self._sequencer.is_
-        with unit("vector_memory"):
-            row = self._vector.read(self._g[1])
-            other = self._vector.read(mux(is_("S_SELECT_INT"), self._g[3], self._g[2]))
-        self._row, self._other = self._lanes_of(row), self._lanes_of(other)
-
-    def _lanes_of(self, row: Wire) -> list[Wire]:
-        return [row[i * HALF : (i + 1) * HALF] for i in range(self._vlen)]
-
-    def _elements(self) -> None:
+    def _elements(self, row: list[Wire], mask: list[Wire]) -> None:
         """Goes through lanes: of keys, of a mask that selects, of a row that is put together."""
         sequencer, count = self._sequencer, self._sequencer.count
         is_ = sequencer.is_
-        place_bits = (self._vlen - 1).bit_length()
         with unit("elements"):
+            lanes = sequencer.number("C_SET_V_MASK")[: self._vlen.bit_length()]
+            self._used = Register(self._vlen)
+            used = cat(*(const(i, len(lanes)) < lanes for i in range(self._vlen)))
+            self._used.set(mux(is_("C_SET_V_MASK"), used, self._used))
+
             element = count - 1
-            place = element[:place_bits]
+            place = element[: (self._vlen - 1).bit_length()]
             number = sequencer.number("S_MAP_V_FP")[: len(count)]
-            length = mux(
-                is_("S_MAP_V_FP"), number, sequencer.number("V_TOPK_MASK").wide(len(count))
-            )
-            begun, last = count.any(), count.equals(length)
-            self._at = [place.equals(i) for i in range(self._vlen)]
-            admitted = choose(place, [lane[:-1].any() for lane in self._other])
-            key = choose(place, self._row)
-            self._maps = is_("S_MAP_V_FP") & begun
-            self._first = count.equals(1)
-            sequencer.finishes(is_("S_MAP_V_FP", "S_SELECT_INT") & begun & last)
-            ended = element.equals(length)
-            self._gives_mask = held(is_("V_TOPK_MASK") & ended)
-            sequencer.finishes(self._gives_mask)
+            length = sequencer.number("V_TOPK_MASK").wide(len(count))
+            length = mux(is_("S_MAP_V_FP"), number, length)
+            begun, ended = count.any(), element.equals(length)
+            self._at = cat(*(place.equals(i) for i in range(self._vlen)))
+            admitted = choose(place, [lane[:-1].any() for lane in mask])
+            key = choose(place, row)
+            self._maps, self._first = is_("S_MAP_V_FP") & begun, count.equals(1)
+            last = begun & count.equals(length)
+            sequencer.finishes(is_("S_MAP_V_FP", "S_SELECT_INT") & last)
         with unit("select"):
-            selects = is_("S_SELECT_INT") & begun
             stores = sequencer.issues("S_ST_INT")
             chosen = mux(admitted, self._int_word, self._other_int)
             address = mux(stores, self._sum, self._g[0] + element.wide(WIDTH))
-            self._int.write(stores | selects, address, mux(stores, self._g[0], chosen))
+            writes = stores | is_("S_SELECT_INT") & begun
+            self._int.write(writes, address, mux(stores, self._g[0], chosen))
         with unit("top_k"):
-            start = sequencer.issues("V_TOPK_MASK")
-            k = held(self._g[3][: self._slots.bit_length()])
-            takes = held(admitted & begun & ~ended)
-            keys = held(key), held(place), takes
-            self._mask = top_k(*keys, start, k, self._vlen, self._slots)
+            keys = held(key), held(place), held(admitted & begun & ~ended)
+            start, k = sequencer.issues("V_TOPK_MASK"), held(self._g[3][: self._slots.bit_length()])
+            best = top_k(*keys, start, k, self._vlen, self._slots)
+            ones = [mux(best[i], const(ONE, HALF), 0) for i in range(self._vlen)]
+            self._gives(self._rows, held(is_("V_TOPK_MASK") & ended), ones)
 
-    def _vector_unit(self) -> None:
-        sequencer = self._sequencer
-        used, row = self._used, self._row
+    def _vectors(self, row: list[Wire]) -> None:
+        """Works on all lanes at once. The adder of scalars adds a row's sum as well."""
+        is_, issues = self._sequencer.is_, self._sequencer.issues
         with unit("subtract"):
             scalar = negative(self._x[2])
-            self._less = [narrowed(held(add(widened(lane), scalar))) for lane in row]
-            self._subtracts = held(sequencer.issues("V_SUB_VF"), cycles=3)
+            less = [narrowed(held(add(widened(lane), scalar))) for lane in row]
+            self._gives(self._rows, held(issues("V_SUB_VF"), cycles=3), less)
         with unit("exponential"):
-            self._exponentials = [exponential(lane) for lane in row]
-            self._exponentiates = held(sequencer.issues("V_EXP_V"), cycles=4)
+            powers = [exponential(lane) for lane in row]
+            self._gives(self._rows, held(issues("V_EXP_V"), cycles=4), powers)
         with unit("max_index"):
-            valid = held(sequencer.issues("V_RED_MAX_IDX"))
-            best, lane, valid_best = max_index(row, used, valid)
-            better = order(widened(best)) > order(self._x[3])
-            self._best, self._is_better = widened(best), valid_best & better
-            self._index = self._g[2] + lane.wide(WIDTH)
+            best, lane, valid = max_index(row, self._used, held(issues("V_RED_MAX_IDX")))
+            better = valid & (order(widened(best)) > order(self._x[3]))
+            self._integers.append((better, self._g[2] + lane.wide(WIDTH)))
+            self._numbers.append((better, widened(best)))
+            self._sequencer.finishes(valid)
         with unit("sum_tree"):
-            total, valid_total = sum_tree(row, used, held(sequencer.issues("V_RED_SUM")))
+            total, valid = sum_tree(row, self._used, held(issues("V_RED_SUM")))
         with unit("scalar"):
-            second = mux(sequencer.is_("S_SUB_FP"), negative(self._x[2]), self._x[2])
-            first = mux(valid_total, total, self._x[1])
-            self._added = add(first, mux(valid_total, self._x[0], second))
-            self._adds = held(valid_total | sequencer.issues("S_ADD_FP", "S_SUB_FP"))
-        for done in (self._subtracts, self._exponentiates, valid_best, self._adds):
-            sequencer.finishes(done)
+            second = mux(is_("S_SUB_FP"), negative(self._x[2]), self._x[2])
+            added = add(mux(valid, total, self._x[1]), mux(valid, self._x[0], second))
+            self._gives(self._numbers, held(valid | issues("S_ADD_FP", "S_SUB_FP")), added)
 
     def _load(self) -> dict[str, Wire]:
         """Asks for rows of HBM, and writes vector memory: with them, or with a unit's result."""
@@ -203,74 +192,41 @@ class _Engine:
             sequencer.finishes(sequencer.is_("H_PREFETCH_V") & valid & following.equals(rows))
             loaded = [_sanitized(lane) for lane in self._lanes_of(row)]
         with unit("vector_memory"):
-            mapped = narrowed(self._fp_word)
-            lanes = [
-                mux(
-                    valid,
-                    loaded[i],
-                    mux(
-                        self._subtracts,
-                        self._less[i],
-                        mux(
-                            self._exponentiates,
-                            self._exponentials[i],
-                            mux(
-                                self._maps,
-                                mux(self._at[i], mapped, 0),
-                                mux(self._mask[i], const(ONE, HALF), 0),
-                            ),
-                        ),
-                    ),
-                )
-                for i in range(self._vlen)
-            ]
-            writes = self._subtracts | self._exponentiates | self._gives_mask
-            whole = writes | self._maps & self._first
-            enables = [
-                valid | self._used[i] & (whole | self._maps & self._at[i])
-                for i in range(self._vlen)
-            ]
-            address = self._g[0] + received.wide(WIDTH)
-            address = mux(valid, address, self._g[0])
+            whole = either([done for done, _ in self._rows]) | self._maps & self._first
+            mapped, lanes, enables = narrowed(self._fp_word), [], []
+            for i in range(self._vlen):
+                results = [(done, each[i]) for done, each in self._rows]
+                at = mux(self._at[i], mapped, 0)
+                lanes.append(_chosen([(valid, loaded[i]), *results, (self._maps, at)]))
+                enables.append(valid | self._used[i] & (whole | self._maps & self._at[i]))
+            address = self._g[0] + mux(valid, received.wide(WIDTH), 0)
             self._vector.write(cat(*enables), address, cat(*lanes))
         return {"request": asks, "address": self._g[1], "rows": rows}
 
-    # Results.
-
     def _write_registers(self) -> None:
         sequencer, is_ = self._sequencer, self._sequencer.is_
-        begins, leaves = is_("C_LOOP_START"), is_("C_LOOP_END")
         with unit("registers"):
-            number = sequencer.number("C_LOOP_START").wide(WIDTH)
-            integer = _first_of(
-                (is_("S_ADDI_INT"), self._sum),
-                (self._loads_int, self._int_word),
-                (self._is_better, self._index),
-                (begins, number),
-                (leaves, const(0, WIDTH)),
-            )
-            writes = either([is_("S_ADDI_INT"), self._loads_int, self._is_better, begins, leaves])
-            for i, register in enumerate(self._gp):
-                if isinstance(register, Register):
-                    kept = sequencer.counted(i, register)
-                    register.set(mux(writes & sequencer.fields[0].equals(i), integer, kept))
-            number = _first_of(
-                (self._adds, self._added),
-                (self._loads_fp, self._fp_word),
-                (self._gives_reciprocal, self._reciprocal),
-                (self._is_better, self._best),
-            )
-            writes = either([self._adds, self._loads_fp, self._gives_reciprocal, self._is_better])
-            to = mux(is_("V_RED_MAX_IDX"), sequencer.fields[3], sequencer.fields[0])
-            for i, register in enumerate(self._f):
-                if isinstance(register, Register):
-                    register.set(mux(writes & to.equals(i), number, register))
+            count = sequencer.number("C_LOOP_START").wide(WIDTH)
+            self._integers.append((is_("C_LOOP_START"), count))
+            self._integers.append((is_("C_LOOP_END"), const(0, WIDTH)))
+            to = sequencer.fields[0]
+            _write(self._gp, to, self._integers, sequencer.counted)
+            to = mux(is_("V_RED_MAX_IDX"), sequencer.fields[3], to)
+            _write(self._f, to, self._numbers, lambda _, register: register)
 
 
-def _first_of(*choices: tuple[Wire, Wire]) -> Wire:
-    """Returns the word of the first condition that holds; the last word where none does."""
-    *rest, (_, word) = choices
-    for condition, each in reversed(rest):
+def _write(
+    registers: list[Register], to: Wire, results: list[Choice], kept: Callable[[int, Wire], Wire]
+) -> None:
+    writes, word = either([done for done, _ in results]), _chosen(results)
+    for i, register in enumerate(registers):
+        register.set(mux(writes & to.equals(i), word, kept(i, register)))
+
+
+def _chosen(choices: list[Choice]) -> Wire:
+    """Returns the word whose condition holds. The last ones come late, and pass the least."""
+    (_, word), *rest = choices
+    for condition, each in rest:
         word = mux(condition, each, word)
     return word
 

@@ -4,10 +4,9 @@ Constants are folded, and gates with the same inputs are one. Memories stay whol
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llada_jax.sampling_engine.hdl.wires import STATE, Circuit, Memory, Wire
 
@@ -179,16 +178,16 @@ class Netlist:
                 self._tree(self._and, [self._xor(x, y) for x, y in zip(a, inverted, strict=True)])
             ]
         if wire.kind == "less":
-            return [self._not(self._carry(a, inverted))]
+            return [self._not(self._tree(self._joined, [(YES, NO), *self._spans(a, inverted)])[0])]
         if wire.kind == "mul":
             return self._product(a, b)
         return self._sum(a, b, NO) if wire.kind == "add" else self._sum(a, inverted, YES)
 
-    def _tree(self, gate: Callable[[int, int], int], bits: Sequence[int]) -> int:
-        while len(bits) > 1:
-            pairs = zip_longest(bits[::2], bits[1::2])
-            bits = [x if y is None else gate(x, y) for x, y in pairs]
-        return bits[0]
+    def _tree(self, gate: Callable[[Any, Any], Any], ends: list) -> Any:
+        while len(ends) > 1:
+            pairs = zip_longest(ends[::2], ends[1::2])
+            ends = [x if y is None else gate(x, y) for x, y in pairs]
+        return ends[0]
 
     def _table(self, address: Bits, words: list[int]) -> int:
         for bit in address:
@@ -204,16 +203,6 @@ class Netlist:
 
     def _spans(self, a: Bits, b: Bits) -> list[tuple[int, int]]:
         return [(self._and(x, y), self._xor(x, y)) for x, y in zip(a, b, strict=True)]
-
-    def _carry(self, a: Bits, b: Bits) -> int:
-        """Returns the carry out of a + b + 1."""
-        return self._tree_of_spans([(YES, NO), *self._spans(a, b)])
-
-    def _tree_of_spans(self, spans: list[tuple[int, int]]) -> int:
-        while len(spans) > 1:
-            pairs = zip_longest(spans[::2], spans[1::2])
-            spans = [x if y is None else self._joined(x, y) for x, y in pairs]
-        return spans[0][0]
 
     def _sum(self, a: Bits, b: Bits, carry: int) -> Bits:
         """Adds with carries by prefix (Sklansky): two gates a doubling of the width."""
@@ -253,7 +242,3 @@ class Netlist:
 def gate_equivalents(cells: Mapping[str, int]) -> float:
     """Counts cells as NAND gates of two inputs with as many transistors."""
     return sum(TRANSISTORS[kind] * count for kind, count in cells.items()) / NAND2_TRANSISTORS
-
-
-def total(cells: Mapping[str, Counter[str]]) -> Counter[str]:
-    return reduce(Counter.__add__, cells.values(), Counter())
