@@ -3,7 +3,7 @@
 A unit is a function from wires to wires. Simulation, gates and Verilog are read off the same wires.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
@@ -20,6 +20,18 @@ def unit(name: str) -> Iterator[None]:
     before = _UNIT.set(name)
     yield
     _UNIT.reset(before)
+
+
+def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | int], Wire]":
+    """Makes an operator of words of one width, which has as many bits where no width is given."""
+
+    def operate(self: "Wire", other: "Wire | int") -> "Wire":
+        if isinstance(other, int):
+            other = const(other, self.width)
+        require(self.width == other.width, f"{kind} of {self.width} and {other.width} bits")
+        return Wire(kind, [self, other], width or self.width)
+
+    return operate
 
 
 class Wire:
@@ -40,32 +52,19 @@ class Wire:
     def __invert__(self) -> "Wire":
         return Wire("not", [self], self.width)
 
-    def __and__(self, other: "Wire | int") -> "Wire":
-        return self._with("and", other)
-
-    def __or__(self, other: "Wire | int") -> "Wire":
-        return self._with("or", other)
-
-    def __xor__(self, other: "Wire | int") -> "Wire":
-        return self._with("xor", other)
-
-    def __add__(self, other: "Wire | int") -> "Wire":
-        return self._with("add", other)
-
-    def __sub__(self, other: "Wire | int") -> "Wire":
-        return self._with("sub", other)
+    __and__ = _operation("and")
+    __or__ = _operation("or")
+    __xor__ = _operation("xor")
+    __add__ = _operation("add")
+    __sub__ = _operation("sub")
+    __lt__ = _operation("less", 1)
+    equals = _operation("equal", 1)
 
     def __mul__(self, other: "Wire") -> "Wire":
         return Wire("mul", [self, other], self.width + other.width)
 
-    def __lt__(self, other: "Wire | int") -> "Wire":
-        return self._with("less", other, 1)
-
     def __gt__(self, other: "Wire") -> "Wire":
-        return other._with("less", self, 1)
-
-    def equals(self, other: "Wire | int") -> "Wire":
-        return self._with("equal", other, 1)
+        return Wire.__lt__(other, self)
 
     def any(self) -> "Wire":
         return ~self.equals(0)
@@ -89,12 +88,6 @@ class Wire:
     def signed(self, width: int) -> "Wire":
         """Returns the word with its highest bit repeated above."""
         return cat(self, *[self[-1]] * (width - self.width))
-
-    def _with(self, kind: str, other: "Wire | int", width: int | None = None) -> "Wire":
-        if isinstance(other, int):
-            other = const(other, self.width)
-        require(self.width == other.width, f"{kind} of {self.width} and {other.width} bits")
-        return Wire(kind, [self, other], width or self.width)
 
 
 def const(value: int, width: int) -> Wire:
