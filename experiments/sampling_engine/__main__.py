@@ -6,7 +6,7 @@
 
 Times are modelled: the published latencies, and two constants of HBM that are fitted to two
 published numbers; the rows say which. Decisions are measured on the functional machine, and gates
-by synthesis.
+are counted; areas follow from them by one fitted factor.
 """
 
 from itertools import chain, product
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments.harness.run import Run, entry_point
 from experiments.sampling_engine.flips import flip_rows, load_model
 from experiments.sampling_engine.format_costs import answer_rows
-from experiments.sampling_engine.hardware import hardware_rows, require_hardware_tools
+from experiments.sampling_engine.hardware import hardware_rows
 from experiments.sampling_engine.modelled import (
     MODES,
     ProgramsByCase,
@@ -34,8 +34,6 @@ def sampling_engine(config: SamplingEngineConfig, run: Run) -> None:
         (mode, vlen): compile_sampler(config.sampling(mode), EngineConfig(vlen=vlen))
         for mode, vlen in product(MODES, config.vlens)
     }
-    if config.hardware:
-        require_hardware_tools()
     _ = load_model(config.flips)  # which checks it
     run.begin()
     longest = config.vlens[-1]

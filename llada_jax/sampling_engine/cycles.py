@@ -78,7 +78,7 @@ def time_program(
 ) -> Timing:
     """Counts time, traffic, and how often each instruction runs; HBM is the fitted one by default.
 
-    Raises ValueError for negative times of HBM, and an unknown column.
+    Raises ValueError for negative times of HBM, an unknown column, and what is not in hardware.
     """
     hbm = fitted_hbm() if hbm is None else hbm
     require(min(hbm) >= 0, f"hbm is {hbm}; allowed: 0 or more")
@@ -87,6 +87,8 @@ def time_program(
     spent = dict.fromkeys(get_args(Unit), 0.0)
     for instruction, times in _repeated(nested(program.instructions)):
         spec = INSTRUCTION_SET[instruction.name]
+        built = column != "pipelined" or spec.pipelined is not None
+        require(built, f"{instruction.name} is not in hardware")
         ran[instruction.name] += times
         spent[spec.unit] += times * spec.cycles(column, vlen, instruction.operand("length"))
         if rows := instruction.operand("rows"):

@@ -24,7 +24,7 @@ _ELEMENTS = {"mx_e4m3": ml_dtypes.float8_e4m3fn, "mx_e3m4": ml_dtypes.float8_e3m
 _FLOATS = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 
-def rounded(values: Floats, format: str) -> Floats:
+def rounded(values: np.ndarray, format: str) -> Floats:
     """Rounds values to nearest even in a format, and returns them as float32."""
     with np.errstate(over="ignore"):
         return values.astype(_FLOATS[format], copy=False).astype(np.float32, copy=False)

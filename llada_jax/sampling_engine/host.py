@@ -65,7 +65,14 @@ def store_logits(
 
 
 def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Decisions:
-    """Runs a program.
+    """Runs a program on the functional machine, as `loaded` prepares it."""
+    machine = loaded(program, inputs, hbm)
+    machine.run(program.instructions)
+    return decided(program, machine)
+
+
+def loaded(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) -> Machine:
+    """Returns a machine with a block's state and the program's constants in its memories.
 
     Args:
       inputs: its logits are not read; `hbm` has them, from `store_logits`.
@@ -91,7 +98,13 @@ def run_sampler(program: SamplerProgram, inputs: StepInputs, hbm: StoredLogits) 
     machine.int[memory_map.k : memory_map.k + inputs.k.size] = inputs.k.tolist()
     lowest = -largest(program.engine.vector_format)
     machine.fp[memory_map.fp_constants : memory_map.words["fp"]] = [lowest, BELOW_ONE]
-    machine.run(program.instructions)
+    return machine
+
+
+def decided(program: SamplerProgram, machine: Machine) -> Decisions:
+    """Reads what became of the block."""
+    sampling, memory_map = program.sampling, program.memory_map
+    block, positions = (sampling.batch, sampling.rows), sampling.batch * sampling.rows
 
     def integers(start: int) -> Ints:
         return np.array(machine.int[start : start + positions], np.int32).reshape(block)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from llada_jax.config import require
 
 Unit = Literal["vector", "memory", "scalar", "control"]
-Column = Literal["calibrated", "tree"]
+Column = Literal["calibrated", "pipelined"]
 
 REGISTERS = {"gp": 16, "fp": 8}
 PREFETCH_ROWS = 4
@@ -32,23 +32,29 @@ class Spec:
     """Kind of each, by name: gp, fp, or imm for a number."""
     meaning: str
     unit: Unit
+    opcode: int
     calibrated: int = 0
-    tree: int | None = None
+    pipelined: int | None = None
+    """None: not in hardware."""
+    a_level: int = 0
     per_element: bool = False
     source: str = "latency table of the simulator behind arXiv 2601.20706"
 
+    @property
+    def registers(self) -> int:
+        """Counts the operands that are registers; the immediate has the rest of the word."""
+        return sum(kind != "imm" for kind in self.operands.values())
+
     def cycles(self, column: Column, vlen: int, length: int = 0) -> int:
         """Returns the cycles until the next instruction may start, in order."""
-        if self.per_element:
-            return length
-        if column == "tree" and self.tree is not None:
-            return self.tree + math.ceil(math.log2(vlen))
-        return self.calibrated
+        own = self.calibrated
+        if column == "pipelined":
+            own = (self.pipelined or 0) + self.a_level * math.ceil(math.log2(vlen))
+        return own + length * self.per_element
 
     def numbers(self, operand: str) -> range:
         """Returns what an immediate may be: the word's bits that opcode and registers leave."""
-        registers = sum(kind != "imm" for kind in self.operands.values())
-        size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * registers
+        size = 1 << WORD_BITS - OPCODE_BITS - REGISTER_BITS * self.registers
         signed = operand not in LEAST
         return range(-size // 2, size // 2) if signed else range(LEAST[operand], size)
 
@@ -97,6 +103,30 @@ def render(instructions: Sequence[Instruction]) -> str:
         lines.append("  " * depth + f"{name} {', '.join(words)}")
         depth += name == "C_LOOP_START"
     return "\n".join(lines) + "\n"
+
+
+def encode(instructions: Sequence[Instruction]) -> list[int]:
+    """Returns a program as words: opcode, registers, number, from the lowest bit on.
+
+    The end of a loop has the place of the loop's first word, as the sequencer wants it. Raises
+    ValueError for what `nested` refuses.
+    """
+    nested(instructions)
+    words: list[int] = []
+    begun: list[int] = []
+    for name, operands in instructions:
+        if name == "C_LOOP_START":
+            begun.append(len(words) + 1)
+        elif name == "C_LOOP_END":
+            operands = (*operands, begun.pop())
+        spec, place = INSTRUCTION_SET[name], OPCODE_BITS
+        word = spec.opcode
+        for i, value in enumerate(operands):
+            width = REGISTER_BITS if i < spec.registers else WORD_BITS - place
+            word |= (value & (1 << width) - 1) << place
+            place += width
+        words.append(word)
+    return words
 
 
 def nested(instructions: Sequence[Instruction]) -> tuple[Node, ...]:

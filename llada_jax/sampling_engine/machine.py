@@ -18,7 +18,7 @@ from llada_jax.sampling_engine.instructions import REGISTERS, Instruction, Loop,
 from llada_jax.sampling_engine.memories import EngineConfig
 
 _OF_ROWS: Mapping[str, Callable[..., Floats]] = {
-    "V_EXP_V": np.exp,
+    "V_EXP_V": partial(np.exp, dtype=np.float64),
     "V_ADD_VV": np.add,
 }
 """What an instruction writes of the rows that its other operands point to."""

@@ -6,6 +6,10 @@ BATCH, ROWS, VOCAB = 16, 32, 126_464
 LATENCY_MS = {512: 3.41, 1024: 1.79, 2048: 0.99}
 """The table of results, by VLEN."""
 CYCLES_AT_2048 = {"vector": 477_696, "memory": 392_320, "scalar": 117_412, "control": 3_609}
+AREA_MM2 = {512: 0.731, 1024: 1.464, 2048: 2.931}
+"""The vector datapath by VLEN, synthesised for 7 nm (Table IV)."""
+SCALAR_UM2 = 661
+"""The scalar part beside it, at every VLEN."""
 A6000_MS = 2.51
 """The paper's GPU baseline, an RTX A6000."""
 

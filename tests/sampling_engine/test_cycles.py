@@ -60,8 +60,14 @@ def unrolled(nodes) -> Iterator[Instruction]:
             yield node
 
 
-@pytest.mark.parametrize("column", ["calibrated", "tree"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "column"),
+    [
+        *((mode, "calibrated") for mode in MODES),
+        ("performance", "pipelined"),
+        ("edge", "pipelined"),
+    ],
+)
 def test_summing_up_loops_changes_nothing(mode, column):
     sampling = Sampling(batch=2, rows=6, vocab=500, mode=mode, chunk_rows=5)
     program, hbm = compile_sampler(sampling, EngineConfig(vlen=32)), Hbm(20.0, 30.0)
@@ -107,7 +113,9 @@ def test_the_gpu_is_slow_where_it_is_not_fused():
 
 def test_bad_input():
     program = published_program(512)
-    with pytest.raises(ValueError, match="column is 'fast'; allowed: 'calibrated', 'tree'"):
+    with pytest.raises(ValueError, match="column is 'fast'; allowed: 'calibrated', 'pipelined'"):
         time_program(program, column="fast")
+    with pytest.raises(ValueError, match="S_EXP_FP is not in hardware"):
+        time_program(published_program(512, "one_pass"), column="pipelined")
     with pytest.raises(ValueError, match="hbm is Hbm"):
         time_program(program, Hbm(-1, 0))

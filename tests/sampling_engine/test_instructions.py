@@ -9,6 +9,7 @@ from llada_jax.sampling_engine.instructions import (
     INSTRUCTION_SET,
     Instruction,
     Loop,
+    encode,
     nested,
     render,
 )
@@ -63,9 +64,24 @@ def test_numbers_fill_the_word():
                 assert spec.numbers(operand).stop <= 1 << 26 - 4 * (len(kinds) - 1)
 
 
-def test_reductions_as_deep_as_the_tree():
+def test_opcodes_tell_instructions_apart():
+    opcodes = [spec.opcode for spec in INSTRUCTION_SET.values()]
+    assert len(set(opcodes)) == len(opcodes) and 0 < min(opcodes) <= max(opcodes) < 1 << 6
+
+
+def test_words_have_fields_from_the_lowest_bit_on():
+    """And the end of a loop has the place of its first word."""
+    start, subtract, back, end = encode(program(PROGRAM))
+    assert subtract == 0x10 | 3 << 6 | 3 << 10 | 3 << 14
+    assert back == 0x23 | 3 << 6 | 3 << 10 | (2**18 - 2) << 14
+    assert start == 0x2E | 1 << 6 | 3 << 10 and end == 0x2F | 1 << 6 | 1 << 10
+    with pytest.raises(ValueError, match="value of S_ADDI_INT is 99999999999999; allowed: "):
+        encode(program("S_ADDI_INT gp1, gp0, 99999999999999"))
+
+
+def test_reductions_are_as_deep_as_their_tree():
     spec = INSTRUCTION_SET["V_RED_SUM"]
-    assert [spec.cycles("tree", vlen) for vlen in (8, 512, 2048)] == [4, 10, 12]
+    assert [spec.cycles("pipelined", vlen) for vlen in (8, 512, 2048)] == [9, 21, 25]
     assert spec.cycles("calibrated", 8) == spec.cycles("calibrated", 2048) == 8
 
 

@@ -7,9 +7,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, Run, read_config
-from experiments.sampling_engine import hardware as sampling_engine_hardware
 from experiments.sampling_engine.__main__ import sampling_engine
+from experiments.sampling_engine.hardware import equivalents, hardware_rows, netlist
 from experiments.sampling_engine.modelled import MODES, SamplingEngineConfig, latency_rows
+from llada_jax.sampling_engine.hdl.gates import gate_equivalents
 from llada_jax.sampling_engine.memories import EngineConfig
 from llada_jax.sampling_engine.programs import compile_sampler
 from llada_jax.sampling_engine.sampling import Sampling
@@ -87,9 +88,18 @@ def test_bad_input(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_extra_is_named_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling_engine_hardware, "find_spec", lambda name: None)
-    config = composed(*SMALL, "hardware=true")
-    with pytest.raises(ImportError, match="hardware=true needs the extra `hdl`"):
-        sampling_engine(read_config(SamplingEngineConfig, config), Run(tmp_path, config))
-    assert not list(tmp_path.iterdir())
+def test_areas_follow_from_gates_and_one_fitted_factor():
+    rows = {row.name: row for row in hardware_rows()}
+    areas = [rows[f"area/datapath/vlen{vlen}"] for vlen in (512, 1024, 2048)]
+    assert [row.kind for row in areas] == ["fitted", "modelled", "modelled"]
+    assert all(abs(row.error) < 0.01 for row in areas)
+    assert rows["area/scalar"].kind == "informed" and abs(rows["area/scalar"].error) < 0.2
+    deepest = max(row.value for name, row in rows.items() if name.endswith("/depth"))
+    assert deepest <= 53
+
+
+def test_engines_of_more_lanes_lie_on_a_straight_line():
+    units = ("max_index", "elements")
+    cells = netlist(32).cells()
+    counted = sum(gate_equivalents(cells[unit]) for unit in units)
+    assert equivalents(32, units) == pytest.approx(counted, rel=0.01)

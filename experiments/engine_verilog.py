@@ -1,0 +1,73 @@
+"""Writes the sampling engine as Verilog, with a bench that checks a program of random logits.
+
+    python -m experiments.engine_verilog
+    python -m experiments.engine_verilog vlen=32 mode=edge
+    python -m experiments.engine_verilog rows=8 vocab=500 key=odds
+
+In the run folder: `iverilog -g2005 -o bench engine.v bench.v && ./bench` says PASS or FAIL. It is
+run, where Icarus Verilog is at hand.
+"""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from experiments.harness.results import ResultRow
+from experiments.harness.run import Run, entry_point
+from experiments.sampling_engine.flips import random_inputs
+from llada_jax.config import require
+from llada_jax.sampling_engine.cycles import time_program
+from llada_jax.sampling_engine.hdl.bench import exported
+from llada_jax.sampling_engine.host import loaded, store_logits
+from llada_jax.sampling_engine.memories import EngineConfig
+from llada_jax.sampling_engine.programs import SamplerProgram, compile_sampler
+from llada_jax.sampling_engine.sampling import Key, Mode, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineVerilogConfig:
+    """What the engine is to sample. The comments are in conf/engine_verilog.yaml."""
+
+    vlen: int = 8
+    batch: int = 2
+    rows: int = 4
+    vocab: int = 100
+    k: int = 2
+    mode: Mode = "performance"
+    key: Key = "confidence"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.k <= self.rows, f"k is {self.k}; allowed: 0 to rows ({self.rows})")
+        _ = time_program(self.program(), column="pipelined")  # which refuses what is no hardware
+
+    def program(self) -> SamplerProgram:
+        sampling = Sampling(
+            batch=self.batch, rows=self.rows, vocab=self.vocab, mode=self.mode, key=self.key
+        )
+        return compile_sampler(sampling, EngineConfig(vlen=self.vlen, fp_words=self.vlen + 2))
+
+
+def engine_verilog(config: EngineVerilogConfig, run: Run) -> None:
+    """Writes the files, and runs the bench where it can."""
+    run.begin()
+    program = config.program()
+    inputs = random_inputs(config.seed, config.batch, config.rows, config.vocab, config.k)
+    hbm = store_logits(program.sampling, config.vlen, inputs.logits, "mx_e4m3")
+    files = exported(program, loaded(program, inputs, hbm))
+    for name, text in files.items():
+        run.write(name, text)
+    lines = files["engine.v"].count("\n")
+    rows = [ResultRow("verilog/lines", lines, "lines")]
+    if shutil.which("iverilog") is not None:
+        build = ["iverilog", "-g2005", "-o", "bench", "engine.v", "bench.v"]
+        subprocess.run(build, cwd=run.folder, check=True)
+        done = subprocess.run(
+            ["./bench"], cwd=run.folder, check=True, capture_output=True, text=True
+        )
+        print(done.stdout, end="")
+        rows.append(ResultRow("verilog/bench_passes", done.stdout.startswith("PASS"), "of 1"))
+    run.finish(rows)
+
+
+main = entry_point("engine_verilog", engine_verilog, EngineVerilogConfig)

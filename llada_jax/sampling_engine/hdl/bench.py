@@ -1,0 +1,84 @@
+"""A program on the engine in Verilog, with a bench that checks what it leaves and takes.
+
+What it should leave is the functional machine's, and what it should take the timing model's.
+"""
+
+from llada_jax.sampling_engine.cycles import Hbm, time_program
+from llada_jax.sampling_engine.hdl.engine import engine
+from llada_jax.sampling_engine.hdl.images import hbm_words, images, sizes_of
+from llada_jax.sampling_engine.hdl.verilog import verilog
+from llada_jax.sampling_engine.machine import Machine
+from llada_jax.sampling_engine.programs import SamplerProgram
+
+LOAD = 30
+"""Cycles of a load in the bench, of however many rows."""
+
+_BENCH = """\
+// Runs program.hex, and compares memories and cycles with what they should be.
+module bench;
+reg clk = 0, valid = 0;
+reg [{row}:0] row = 0;
+wire request, halted, retires;
+wire [31:0] address, word;
+wire [{rows}:0] rows;
+integer cycle = 0, due = 0, from = 0, left = 0, errors = 0, i;
+reg [{row}:0] hbm [0:{last}];
+{wanted}
+engine dut(.clk(clk), .hbm_valid(valid), .hbm_row(row), .request(request), .address(address),
+  .rows(rows), .halted(halted), .retires(retires), .word(word));
+always #1 clk = ~clk;
+initial begin
+$readmemh("hbm.hex", hbm);
+{loads}
+end
+always @(negedge clk) if (halted || cycle > {cycles} + 100) begin
+{checks}
+  if (cycle != {cycles}) errors = errors + 1;
+  if (errors == 0) $display("PASS: %0d cycles", cycle);
+  else $display("FAIL: %0d errors, %0d cycles; expected {cycles}", errors, cycle);
+  $finish;
+end else begin
+  cycle = cycle + 1;
+  valid = left > 0 && cycle >= due;
+  if (valid) begin row = hbm[from]; from = from + 1; left = left - 1; end
+  if (request) begin from = address; left = rows; due = cycle + {load} - rows + 1; end
+end
+endmodule
+"""
+_WANTED = "reg [{0}:0] wanted_{1} [0:{2}];"
+_LOADS = '$readmemh("{0}.hex", dut.{0}); $readmemh("wanted_{0}.hex", wanted_{0});'
+_CHECKS = """\
+  for (i = 0; i <= {1}; i = i + 1) if (dut.{0}[i] !== wanted_{0}[i]) begin
+    errors = errors + 1;
+    $display("{0}[%0d] is %h; expected %h", i, dut.{0}[i], wanted_{0}[i]);
+  end"""
+
+
+def exported(program: SamplerProgram, machine: Machine) -> dict[str, str]:
+    """Returns files by name: `engine.v`, `bench.v`, and memories before and after.
+
+    Args:
+      machine: as `host.loaded` prepares it; it runs the program.
+
+    Raises ValueError for vectors that are not BF16, and programs that are not in hardware.
+    """
+    cycles = round(time_program(program, Hbm(LOAD, 0), "pipelined").cycles.total)
+    circuit = engine(sizes_of(program))
+    rows = hbm_words(machine.hbm)
+    before = images(program, machine)
+    machine.run(program.instructions)
+    after = images(program, machine)
+    sizes = {memory.name: (memory.width - 1, memory.words - 1) for memory in circuit.memories}
+    bench = _BENCH.format(
+        row=len(circuit.inputs["hbm_row"]) - 1,
+        rows=len(circuit.outputs["rows"]) - 1,
+        last=len(rows) - 1,
+        wanted="\n".join(_WANTED.format(bits, name, last) for name, (bits, last) in sizes.items()),
+        loads="\n".join(map(_LOADS.format, sizes)),
+        checks="\n".join(_CHECKS.format(name, last) for name, (_, last) in sizes.items()),
+        cycles=cycles,
+        load=LOAD,
+    )
+    words = {"hbm": rows, **before, **{f"wanted_{name}": each for name, each in after.items()}}
+    texts = {f"{name}.hex": "\n".join(f"{word:x}" for word in each) for name, each in words.items()}
+    return {"engine.v": verilog(circuit), "bench.v": bench, **texts}

@@ -1,0 +1,238 @@
+"""The sampling engine: its units between registers and memories, run by the sequencer.
+
+In order, one instruction at a time, as the functional machine does; how long each takes stands in
+`instructions.toml`. An instruction's word stays until it retires, so operands are read from the
+registers as long as it runs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from llada_jax.sampling_engine.hdl.floats import (
+    HALF,
+    WIDTH,
+    add,
+    narrowed,
+    negative,
+    order,
+    widened,
+)
+from llada_jax.sampling_engine.hdl.functions import exponential, reciprocal
+from llada_jax.sampling_engine.hdl.reductions import MINUS_INFINITY, max_index, sum_tree, top_k
+from llada_jax.sampling_engine.hdl.sequencer import Sequencer
+from llada_jax.sampling_engine.hdl.wires import (
+    Circuit,
+    Memory,
+    Register,
+    Wire,
+    cat,
+    choose,
+    const,
+    either,
+    held,
+    mux,
+    source,
+    unit,
+)
+from llada_jax.sampling_engine.instructions import PREFETCH_ROWS, REGISTERS
+
+ONE, LARGEST = 0x3F80, 0x7F7F
+Choice = tuple[Wire, Wire]
+"""When a word is the result, and the word."""
+
+
+class Sizes(NamedTuple):
+    """What an engine has room for.
+
+    Attributes:
+      vlen: lanes of BF16 in a row of vector memory.
+      slots: keys that the top-k unit holds, so the largest k.
+      words: of the memories "vector", "fp", "int" and "program".
+    """
+
+    vlen: int
+    slots: int
+    words: Mapping[str, int]
+
+
+def engine(sizes: Sizes) -> Circuit:
+    """Builds the engine.
+
+    Inputs: `hbm_row` while `hbm_valid`, rows from HBM. Outputs: `request` with `address` and
+    `rows`; `halted`; `word` and `retires`, an instruction and whether this is its last cycle.
+    """
+    return _Engine(sizes).circuit()
+
+
+class _Engine:
+    """The wires of one engine. Units add to what registers and rows may become, and when."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._vlen, self._slots, words = sizes.vlen, sizes.slots, sizes.words
+        self._vector = Memory("vector", words["vector"], sizes.vlen * HALF, sizes.vlen)
+        self._fp, self._int = (Memory(name, words[name], WIDTH) for name in ("fp", "int"))
+        self._sequencer = Sequencer(words["program"])
+        self._integers: list[Choice] = []
+        self._numbers: list[Choice] = []
+        self._rows: list[tuple[Wire, list[Wire]]] = []
+        with unit("registers"):
+            self._gp, self._f = ([Register(WIDTH) for _ in range(n)] for n in REGISTERS.values())
+            fields = self._sequencer.fields
+            zero = const(0, WIDTH)
+            self._g = [choose(field, [zero, *self._gp[1:]]) for field in fields]
+            self._x = [choose(field[:3], [zero, *self._f[1:]]) for field in fields]
+
+    def circuit(self) -> Circuit:
+        self._scalars()
+        with unit("vector_memory"):
+            selects = self._sequencer.is_("S_SELECT_INT")
+            row = self._lanes_of(self._vector.read(self._g[1]))
+            mask = self._lanes_of(self._vector.read(mux(selects, self._g[3], self._g[2])))
+        self._elements(row, mask)
+        self._vectors(row)
+        request = self._load()
+        outputs = self._sequencer.close([const(0, WIDTH), *self._gp[1:]])
+        self._write_registers()
+        return Circuit({**request, **outputs})
+
+    def _gives(self, kind: list, done: Wire, result) -> None:
+        """Notes a result, which is there in the last cycle of an instruction."""
+        kind.append((done, result))
+        self._sequencer.finishes(done)
+
+    def _lanes_of(self, row: Wire) -> list[Wire]:
+        return [row[i * HALF : (i + 1) * HALF] for i in range(self._vlen)]
+
+    def _scalars(self) -> None:
+        """Adds integers, for addresses too, and reads and writes the scalar memories."""
+        sequencer, element = self._sequencer, self._sequencer.count.wide(WIDTH)
+        is_, issues = sequencer.is_, sequencer.issues
+        with unit("scalar"):
+            number = sequencer.number("S_ADDI_INT").signed(WIDTH)
+            by_element = is_("S_SELECT_INT", "S_MAP_V_FP")
+            self._sum = self._g[1] + mux(by_element, element, number)
+            self._fp_word, self._int_word = self._fp.read(self._sum), self._int.read(self._sum)
+            self._other_int = self._int.read(self._g[2] + element)
+            self._fp.write(issues("S_ST_FP"), self._sum, self._x[0])
+            sequencer.finishes(is_("S_ST_FP", "S_ST_INT", "C_SET_V_MASK"))
+            self._gives(self._integers, is_("S_ADDI_INT"), self._sum)
+            self._gives(self._integers, held(issues("S_LD_INT")), self._int_word)
+            self._gives(self._numbers, held(issues("S_LD_FP")), self._fp_word)
+        with unit("reciprocal"):
+            result, done = reciprocal(self._x[1], issues("S_RECI_FP"))
+            self._gives(self._numbers, done & is_("S_RECI_FP"), result)
+
+    def _elements(self, row: list[Wire], mask: list[Wire]) -> None:
+        """Goes through lanes: of keys, of a mask that selects, of a row that is put together."""
+        sequencer, count = self._sequencer, self._sequencer.count
+        is_ = sequencer.is_
+        with unit("elements"):
+            lanes = sequencer.number("C_SET_V_MASK")[: self._vlen.bit_length()]
+            self._used = Register(self._vlen)
+            used = cat(*(const(i, len(lanes)) < lanes for i in range(self._vlen)))
+            self._used.set(mux(is_("C_SET_V_MASK"), used, self._used))
+
+            element = count - 1
+            place = element[: (self._vlen - 1).bit_length()]
+            number = sequencer.number("S_MAP_V_FP")[: len(count)]
+            length = sequencer.number("V_TOPK_MASK").wide(len(count))
+            length = mux(is_("S_MAP_V_FP"), number, length)
+            begun, ended = count.any(), element.equals(length)
+            self._at = cat(*(place.equals(i) for i in range(self._vlen)))
+            admitted = choose(place, [lane[:-1].any() for lane in mask])
+            key = choose(place, row)
+            self._maps, self._first = is_("S_MAP_V_FP") & begun, count.equals(1)
+            last = begun & count.equals(length)
+            sequencer.finishes(is_("S_MAP_V_FP", "S_SELECT_INT") & last)
+        with unit("select"):
+            stores = sequencer.issues("S_ST_INT")
+            chosen = mux(admitted, self._int_word, self._other_int)
+            address = mux(stores, self._sum, self._g[0] + element.wide(WIDTH))
+            writes = stores | is_("S_SELECT_INT") & begun
+            self._int.write(writes, address, mux(stores, self._g[0], chosen))
+        with unit("top_k"):
+            keys = held(key), held(place), held(admitted & begun & ~ended)
+            start, k = sequencer.issues("V_TOPK_MASK"), held(self._g[3][: self._slots.bit_length()])
+            best = top_k(*keys, start, k, self._vlen, self._slots)
+            ones = [mux(best[i], const(ONE, HALF), 0) for i in range(self._vlen)]
+            self._gives(self._rows, held(is_("V_TOPK_MASK") & ended), ones)
+
+    def _vectors(self, row: list[Wire]) -> None:
+        """Works on all lanes at once. The adder of scalars adds a row's sum as well."""
+        is_, issues = self._sequencer.is_, self._sequencer.issues
+        with unit("subtract"):
+            scalar = negative(self._x[2])
+            less = [narrowed(held(add(widened(lane), scalar))) for lane in row]
+            self._gives(self._rows, held(issues("V_SUB_VF"), cycles=3), less)
+        with unit("exponential"):
+            powers = [exponential(lane) for lane in row]
+            self._gives(self._rows, held(issues("V_EXP_V"), cycles=4), powers)
+        with unit("max_index"):
+            best, lane, valid = max_index(row, self._used, held(issues("V_RED_MAX_IDX")))
+            better = valid & (order(widened(best)) > order(self._x[3]))
+            self._integers.append((better, self._g[2] + lane.wide(WIDTH)))
+            self._numbers.append((better, widened(best)))
+            self._sequencer.finishes(valid)
+        with unit("sum_tree"):
+            total, valid = sum_tree(row, self._used, held(issues("V_RED_SUM")))
+        with unit("scalar"):
+            second = mux(is_("S_SUB_FP"), negative(self._x[2]), self._x[2])
+            added = add(mux(valid, total, self._x[1]), mux(valid, self._x[0], second))
+            self._gives(self._numbers, held(valid | issues("S_ADD_FP", "S_SUB_FP")), added)
+
+    def _load(self) -> dict[str, Wire]:
+        """Asks for rows of HBM, and writes vector memory: with them, or with a unit's result."""
+        sequencer = self._sequencer
+        with unit("dma"):
+            valid, row = source("hbm_valid", 1), source("hbm_row", self._vlen * HALF)
+            asks, received = sequencer.issues("H_PREFETCH_V"), Register(PREFETCH_ROWS.bit_length())
+            following = received + valid.wide(len(received))
+            received.set(mux(asks, 0, following))
+            rows = sequencer.number("H_PREFETCH_V")[: len(received)]
+            sequencer.finishes(sequencer.is_("H_PREFETCH_V") & valid & following.equals(rows))
+            loaded = [_sanitized(lane) for lane in self._lanes_of(row)]
+        with unit("vector_memory"):
+            whole = either([done for done, _ in self._rows]) | self._maps & self._first
+            mapped, lanes, enables = narrowed(self._fp_word), [], []
+            for i in range(self._vlen):
+                results = [(done, each[i]) for done, each in self._rows]
+                at = mux(self._at[i], mapped, 0)
+                lanes.append(_chosen([(valid, loaded[i]), *results, (self._maps, at)]))
+                enables.append(valid | self._used[i] & (whole | self._maps & self._at[i]))
+            address = self._g[0] + mux(valid, received.wide(WIDTH), 0)
+            self._vector.write(cat(*enables), address, cat(*lanes))
+        return {"request": asks, "address": self._g[1], "rows": rows}
+
+    def _write_registers(self) -> None:
+        sequencer, is_ = self._sequencer, self._sequencer.is_
+        with unit("registers"):
+            count = sequencer.number("C_LOOP_START").wide(WIDTH)
+            self._integers.append((is_("C_LOOP_START"), count))
+            self._integers.append((is_("C_LOOP_END"), const(0, WIDTH)))
+            to = sequencer.fields[0]
+            _write(self._gp, to, self._integers, sequencer.counted)
+            to = mux(is_("V_RED_MAX_IDX"), sequencer.fields[3], to)
+            _write(self._f, to, self._numbers, lambda _, register: register)
+
+
+def _write(
+    registers: list[Register], to: Wire, results: list[Choice], kept: Callable[[int, Wire], Wire]
+) -> None:
+    writes, word = either([done for done, _ in results]), _chosen(results)
+    for i, register in enumerate(registers):
+        register.set(mux(writes & to.equals(i), word, kept(i, register)))
+
+
+def _chosen(choices: list[Choice]) -> Wire:
+    """Returns the word whose condition holds. The last ones come late, and pass the least."""
+    (_, word), *rest = choices
+    for condition, each in rest:
+        word = mux(condition, each, word)
+    return word
+
+
+def _sanitized(number: Wire) -> Wire:
+    """Turns NaN into -inf, and +inf into the largest number."""
+    lowest, largest = const(MINUS_INFINITY, HALF), const(LARGEST, HALF)
+    none = number[:7].any() | number[-1]
+    return mux(number[7:-1].all(), mux(none, lowest, largest), number)

@@ -1,0 +1,114 @@
+"""Float32 and BF16 as wires: IEEE 754, nearest even, with subnormals.
+
+For numbers and -inf: loads leave no NaN and no +inf. What is too large becomes infinity.
+"""
+
+from llada_jax.sampling_engine.hdl.wires import Wire, cat, const, held, mux
+
+EXPONENT, FRACTION = 8, 23
+WIDTH, HALF = 32, 16
+_MANTISSA = FRACTION + 1
+_GUARDED = _MANTISSA + 4  # a carry above; guard, round and sticky bits below
+_TOP = (1 << EXPONENT) - 1
+
+
+def widened(bfloat16: Wire) -> Wire:
+    """Returns a BF16 number in float32."""
+    return cat(const(0, WIDTH - HALF), bfloat16)
+
+
+def narrowed(number: Wire) -> Wire:
+    """Rounds float32 to BF16."""
+    up = number[15] & (number[:15].any() | number[16])
+    return number[16:] + up.wide(HALF)
+
+
+def negative(number: Wire) -> Wire:
+    return cat(number[:-1], ~number[-1])
+
+
+def order(number: Wire) -> Wire:
+    """Returns bits whose order as whole numbers is that of the numbers; -0 equals 0."""
+    minus = number[-1] & number[:-1].any()
+    return cat(mux(minus, ~number[:-1], number[:-1]), ~minus)
+
+
+def leading_zeros(word: Wire) -> Wire:
+    """Counts the zeros above the highest one, in a word that is padded below with ones."""
+    size = 1 << (len(word) - 1).bit_length()
+    count, _ = _zeros(cat(const(-1, size - len(word)), word) if size > len(word) else word)
+    return count
+
+
+def _zeros(word: Wire) -> tuple[Wire, Wire]:
+    """Returns how many zeros are above the highest one, and whether there is none."""
+    if len(word) == 2:
+        return ~word[1], ~(word[0] | word[1])
+    (low, no_low), (high, no_high) = (
+        _zeros(half) for half in (word[: len(word) // 2], word[len(word) // 2 :])
+    )
+    return cat(mux(no_high, low, high), no_high), no_high & no_low
+
+
+def shifted_left(word: Wire, places: Wire) -> Wire:
+    for i in range(len(places)):
+        by = 1 << i
+        moved = cat(const(0, by), word[:-by]) if by < len(word) else const(0, len(word))
+        word = mux(places[i], moved, word)
+    return word
+
+
+def shifted_right(word: Wire, places: Wire) -> tuple[Wire, Wire]:
+    """Returns the word shifted, and whether a one fell off."""
+    lost = const(0, 1)
+    for i in range(len(places)):
+        by = min(1 << i, len(word))
+        moved = word[by:].wide(len(word)) if by < len(word) else const(0, len(word))
+        lost |= places[i] & word[:by].any()
+        word = mux(places[i], moved, word)
+    return word, lost
+
+
+def parts(number: Wire) -> tuple[Wire, Wire]:
+    """Returns exponent, 1 for subnormals too, and mantissa with its leading bit."""
+    field = number[FRACTION:-1]
+    normal = field.any()
+    return cat(field[0] | ~normal, field[1:]), cat(number[:FRACTION], normal)
+
+
+def packed(sign: Wire, below: Wire, mantissa: Wire, up: Wire) -> Wire:
+    """Puts a number together, from a mantissa whose leading bit counts the exponent up.
+
+    `below` is the exponent less one, and 0 where the mantissa has no leading bit. Rounding `up` may
+    carry into the exponent; what is too large is infinite.
+    """
+    fraction = len(mantissa) - 1
+    base = cat(mantissa[:-1], below)
+    extra = cat(up, const(0, fraction - 1), mantissa[-1]).wide(len(base) + 1)
+    bits = base.wide(len(base) + 1) + extra
+    infinite = bits[-1] | bits[fraction : fraction + EXPONENT].all()
+    return cat(mux(infinite, _TOP << fraction, bits[: fraction + EXPONENT]), sign)
+
+
+def add(a: Wire, b: Wire) -> Wire:
+    """Returns a + b, a cycle later: what is aligned lies in registers."""
+    swap = a[:-1] < b[:-1]
+    large, small = mux(swap, b, a), mux(swap, a, b)
+    (exponent, mantissa), (smaller, other) = parts(large), parts(small)
+    aligned, lost = shifted_right(cat(const(0, 3), other), (exponent - smaller))
+    aligned = held(cat(aligned[0] | lost, aligned[1:]).wide(_GUARDED))
+    subtract, sign = held(large[-1] ^ small[-1]), held(large[-1])
+    infinite = held(large[FRACTION:-1].all())
+    # A one that stops the shift where the exponent would fall below its least.
+    last = held(shifted_right(const(1 << _GUARDED - 1, _GUARDED), exponent)[0])
+    exponent, mantissa = held(exponent), held(cat(const(0, 3), mantissa).wide(_GUARDED))
+
+    raw = cat(const(1, 1), mantissa) + cat(subtract, mux(subtract, ~aligned, aligned))
+    raw = raw[1:]
+    zeros = leading_zeros(raw | last)
+    normal = shifted_left(raw, zeros)
+    below = exponent - zeros.wide(EXPONENT)
+    up = normal[3] & (normal[:3].any() | normal[4])
+    total = packed(sign & (raw.any() | ~subtract), below, normal[4:], up)
+    magnitude = mux(infinite, _TOP << FRACTION, mux(raw.any(), total[:-1], 0))
+    return cat(magnitude, total[-1])

@@ -1,0 +1,244 @@
+"""A circuit as gates: inverters, AND, OR and XOR of two inputs, multiplexers and flip-flops.
+
+Constants are folded, and gates with the same inputs are one. Memories stay whole.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from llada_jax.sampling_engine.hdl.wires import STATE, Circuit, Memory, Wire
+
+GATES = ("not", "and", "or", "xor", "mux")
+FLIP_FLOP = "flip_flop"
+TRANSISTORS = {"not": 2, "and": 6, "or": 6, "xor": 12, "mux": 12, FLIP_FLOP: 16}
+"""Static CMOS."""
+NAND2_TRANSISTORS = 4
+DEPTH = {"not": 0, "and": 1, "or": 1, "xor": 1, "mux": 2}
+"""Gates of two inputs one behind the other; an inverter is taken for part of its neighbour."""
+NO, YES = 0, 1
+Bits = list[int]
+"""Numbers of the lines that carry a word, lowest first. Lines 0 and 1 carry constants."""
+
+
+class Gate(NamedTuple):
+    """What drives a line: a gate, or a source ("input", "flip_flop", "memory")."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    unit: str
+
+
+class Netlist:
+    """The gates of a circuit.
+
+    Attributes:
+      lines: what drives each, after what it reads.
+      inputs, outputs: lines of each, by name.
+      registers: lines of a register's bits, those that they follow, and the first word.
+      reads: lines of a memory's word that is read, those of its address, and the memory.
+      ports: lines of each memory's lanes, address and word to write.
+    """
+
+    def __init__(self, circuit: Circuit) -> None:
+        self.lines = [Gate("const", (), "")] * 2
+        self._known: dict[tuple, int] = {}
+        bits: dict[Wire, Bits] = {}
+        sources = {"input": "input", "register": FLIP_FLOP, "read": "memory"}
+        for wire in circuit.wires:
+            self._unit = wire.unit
+            if wire.kind in sources:
+                bits[wire] = [self._line(sources[wire.kind], ()) for _ in range(len(wire))]
+            else:
+                bits[wire] = self._lowered(wire, [bits[each] for each in wire.inputs])
+        ends = [wire for memory in circuit.memories for wire in memory.port]
+        ends += [each for wire in circuit.of_kind(*STATE) for each in wire.inputs]
+        bits = self._without_idle(bits, [*ends, *circuit.outputs.values()])
+        self.inputs = {name: bits[wire] for name, wire in circuit.inputs.items()}
+        self.outputs = {name: bits[wire] for name, wire in circuit.outputs.items()}
+        following = [(wire, bits[wire], bits[wire.inputs[0]]) for wire in circuit.of_kind(*STATE)]
+        self.registers = [
+            (to, after, wire.data) for wire, to, after in following if wire.kind == "register"
+        ]
+        self.reads: list[tuple[Bits, Bits, Memory]] = [
+            (to, after, wire.data) for wire, to, after in following if wire.kind == "read"
+        ]
+        self.ports = {m.name: tuple(bits[wire] for wire in m.port) for m in circuit.memories}
+
+    def _without_idle(self, bits: dict[Wire, Bits], ends: list[Wire]) -> dict[Wire, Bits]:
+        """Drops gates that drive nothing, and returns the words' lines as they are then."""
+        used = {NO, YES}.union(*(bits[wire] for wire in ends))
+        used |= {i for i, gate in enumerate(self.lines) if gate.kind not in GATES}
+        for line in range(len(self.lines) - 1, 1, -1):
+            if line in used:
+                used.update(self.lines[line].inputs)
+        place = {line: i for i, line in enumerate(sorted(used))}
+        self.lines = [
+            gate._replace(inputs=tuple(place[each] for each in gate.inputs))
+            for i, gate in enumerate(self.lines)
+            if i in used
+        ]
+        return {wire: [place.get(line, NO) for line in word] for wire, word in bits.items()}
+
+    def cells(self) -> dict[str, Counter[str]]:
+        """Counts gates and flip-flops of each unit."""
+        found: dict[str, Counter[str]] = {}
+        for kind, _, unit in self.lines:
+            if kind in TRANSISTORS:
+                found.setdefault(unit, Counter())[kind] += 1
+        return found
+
+    def depths(self) -> dict[str, int]:
+        """Returns the most gates in a row between registers, of those paths that end in a unit."""
+        arrival, found = [0] * len(self.lines), Counter[str]()
+        for line, (kind, inputs, unit) in enumerate(self.lines):
+            if kind in GATES:
+                arrival[line] = DEPTH[kind] + max(arrival[each] for each in inputs)
+                found[unit] = max(found[unit], arrival[line])
+        return dict(found)
+
+    def _line(self, kind: str, inputs: tuple[int, ...]) -> int:
+        self.lines.append(Gate(kind, inputs, self._unit))
+        return len(self.lines) - 1
+
+    def _gate(self, kind: str, *inputs: int) -> int:
+        key = (kind, *inputs)
+        if key not in self._known:
+            self._known[key] = self._line(kind, inputs)
+        return self._known[key]
+
+    # Gates, folded.
+
+    def _not(self, a: int) -> int:
+        if a in (NO, YES):
+            return 1 - a
+        gate = self.lines[a]
+        return gate.inputs[0] if gate.kind == "not" else self._gate("not", a)
+
+    def _opposite(self, a: int, b: int) -> bool:
+        return self.lines[b].kind == "not" and self.lines[b].inputs[0] == a
+
+    def _and(self, a: int, b: int) -> int:
+        a, b = sorted((a, b))
+        if a == NO or self._opposite(a, b):
+            return NO
+        return b if a in (YES, b) else self._gate("and", a, b)
+
+    def _or(self, a: int, b: int) -> int:
+        a, b = sorted((a, b))
+        if a == YES or self._opposite(a, b):
+            return YES
+        return b if a in (NO, b) else self._gate("or", a, b)
+
+    def _xor(self, a: int, b: int) -> int:
+        a, b = sorted((a, b))
+        if a in (NO, YES):
+            return self._not(b) if a else b
+        if a == b:
+            return NO
+        return YES if self._opposite(a, b) else self._gate("xor", a, b)
+
+    def _mux(self, condition: int, yes: int, no: int) -> int:
+        if condition in (NO, YES) or yes == no:
+            return yes if condition else no
+        if yes in (NO, YES):
+            return self._or(condition, no) if yes else self._and(self._not(condition), no)
+        if no in (NO, YES):
+            return self._or(self._not(condition), yes) if no else self._and(condition, yes)
+        if self._opposite(*sorted((yes, no))):
+            return self._xor(condition, no)
+        return self._gate("mux", condition, yes, no)
+
+    # Words.
+
+    def _lowered(self, wire: Wire, words: list[Bits]) -> Bits:
+        bitwise: Mapping[str, Callable] = {
+            "not": self._not, "and": self._and, "or": self._or, "xor": self._xor
+        }  # fmt: skip
+        if wire.kind in bitwise:
+            return [bitwise[wire.kind](*each) for each in zip(*words, strict=True)]
+        if wire.kind == "mux":
+            return [self._mux(words[0][0], *each) for each in zip(*words[1:], strict=True)]
+        if wire.kind == "const":
+            return [wire.data >> i & 1 for i in range(len(wire))]
+        if wire.kind == "slice":
+            return words[0][wire.data : wire.data + len(wire)]
+        if wire.kind == "cat":
+            return [bit for word in words for bit in word]
+        if wire.kind == "rom":
+            return [
+                self._table(words[0], [word >> i & 1 for word in wire.data])
+                for i in range(len(wire))
+            ]
+        a, b = words
+        inverted = [self._not(bit) for bit in b]
+        if wire.kind == "equal":
+            return [
+                self._tree(self._and, [self._xor(x, y) for x, y in zip(a, inverted, strict=True)])
+            ]
+        if wire.kind == "less":
+            return [self._not(self._tree(self._joined, [(YES, NO), *self._spans(a, inverted)])[0])]
+        if wire.kind == "mul":
+            return self._product(a, b)
+        return self._sum(a, b, NO) if wire.kind == "add" else self._sum(a, inverted, YES)
+
+    def _tree(self, gate: Callable[[Any, Any], Any], ends: list) -> Any:
+        while len(ends) > 1:
+            pairs = zip_longest(ends[::2], ends[1::2])
+            ends = [x if y is None else gate(x, y) for x, y in pairs]
+        return ends[0]
+
+    def _table(self, address: Bits, words: list[int]) -> int:
+        for bit in address:
+            pairs = zip(words[::2], words[1::2], strict=True)
+            words = [self._mux(bit, odd, even) for even, odd in pairs]
+        return words[0]
+
+    def _joined(self, low: tuple[int, int], high: tuple[int, int]) -> tuple[int, int]:
+        """Joins spans of an adder: whether each makes a carry, and whether it passes one on."""
+        (makes, passes), (makes_high, passes_high) = low, high
+        carry = self._or(makes_high, self._and(passes_high, makes))
+        return carry, self._and(passes_high, passes)
+
+    def _spans(self, a: Bits, b: Bits) -> list[tuple[int, int]]:
+        return [(self._and(x, y), self._xor(x, y)) for x, y in zip(a, b, strict=True)]
+
+    def _sum(self, a: Bits, b: Bits, carry: int) -> Bits:
+        """Adds with carries by prefix (Sklansky): two gates a doubling of the width."""
+        own = self._spans(a, b)
+        spans = [(carry, NO), *own]
+        by = 1
+        while by < len(spans):
+            spans = [
+                self._joined(spans[i // by * by - 1], span) if i // by % 2 else span
+                for i, span in enumerate(spans)
+            ]
+            by *= 2
+        return [self._xor(passes, spans[i][0]) for i, (_, passes) in enumerate(own)]
+
+    def _product(self, a: Bits, b: Bits) -> Bits:
+        """Adds partial products in columns, three bits to two, until a sum of two is left."""
+        width = len(a) + len(b)
+        columns: list[Bits] = [[] for _ in range(width)]
+        for i, x in enumerate(a):
+            for j, y in enumerate(b):
+                if (term := self._and(x, y)) != NO:
+                    columns[i + j].append(term)
+        while max(map(len, columns)) > 2:
+            reduced: list[Bits] = [[] for _ in range(width + 1)]
+            for place, column in enumerate(columns):
+                for i in range(0, len(column) - 2, 3):
+                    x, y, z = column[i : i + 3]
+                    both = self._xor(x, y)
+                    reduced[place].append(self._xor(both, z))
+                    reduced[place + 1].append(self._or(self._and(x, y), self._and(both, z)))
+                reduced[place] += column[len(column) // 3 * 3 :]
+            columns = [[bit for bit in column if bit != NO] for column in reduced[:width]]
+        rows = [[column[i] if i < len(column) else NO for column in columns] for i in range(2)]
+        return self._sum(rows[0], rows[1], NO)
+
+
+def gate_equivalents(cells: Mapping[str, int]) -> float:
+    """Counts cells as NAND gates of two inputs with as many transistors."""
+    return sum(TRANSISTORS[kind] * count for kind, count in cells.items()) / NAND2_TRANSISTORS

@@ -1,0 +1,241 @@
+"""Hardware as wires: words of bits, what computes them, and the registers and memories between.
+
+A unit is a function from wires to wires. Simulation, gates and Verilog are read off the same wires.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import reduce
+from typing import Any
+
+from llada_jax.config import require
+
+_UNIT: ContextVar[str] = ContextVar("unit", default="")
+
+
+@contextmanager
+def unit(name: str) -> Iterator[None]:
+    """Says to which unit the wires belong that are made inside."""
+    before = _UNIT.set(name)
+    yield
+    _UNIT.reset(before)
+
+
+def _operation(kind: str, width: int | None = None) -> "Callable[[Wire, Wire | int], Wire]":
+    """Makes an operator of words of one width, which has as many bits where no width is given."""
+
+    def operate(self: "Wire", other: "Wire | int") -> "Wire":
+        if isinstance(other, int):
+            other = const(other, self.width)
+        require(self.width == other.width, f"{kind} of {self.width} and {other.width} bits")
+        return Wire(kind, [self, other], width or self.width)
+
+    return operate
+
+
+class Wire:
+    """A word of `width` bits, lowest first: what an operation (`kind`) makes of its inputs.
+
+    Numbers are unsigned, and sums wrap around at the width of their terms.
+    """
+
+    __slots__ = ("data", "inputs", "kind", "unit", "width")
+
+    def __init__(self, kind: str, inputs: Sequence["Wire"], width: int, data: Any = None) -> None:
+        self.kind, self.inputs, self.width, self.data = kind, tuple(inputs), width, data
+        self.unit = _UNIT.get()
+
+    def __len__(self) -> int:
+        return self.width
+
+    def __invert__(self) -> "Wire":
+        return Wire("not", [self], self.width)
+
+    __and__ = _operation("and")
+    __or__ = _operation("or")
+    __xor__ = _operation("xor")
+    __add__ = _operation("add")
+    __sub__ = _operation("sub")
+    __lt__ = _operation("less", 1)
+    equals = _operation("equal", 1)
+
+    def __mul__(self, other: "Wire") -> "Wire":
+        return Wire("mul", [self, other], self.width + other.width)
+
+    def __gt__(self, other: "Wire") -> "Wire":
+        return Wire.__lt__(other, self)
+
+    def any(self) -> "Wire":
+        return ~self.equals(0)
+
+    def all(self) -> "Wire":
+        return self.equals((1 << self.width) - 1)
+
+    def __getitem__(self, places: int | slice) -> "Wire":
+        if isinstance(places, int):
+            places = slice(places, places + 1 or None)
+        start, stop, _ = places.indices(self.width)
+        require(start < stop, f"bits {start} to {stop} of a wire of {self.width}")
+        if (start, stop) == (0, self.width):
+            return self
+        return Wire("slice", [self], stop - start, start)
+
+    def wide(self, width: int) -> "Wire":
+        """Returns the word with zeros above."""
+        return self if width == self.width else cat(self, const(0, width - self.width))
+
+    def signed(self, width: int) -> "Wire":
+        """Returns the word with its highest bit repeated above."""
+        return cat(self, *[self[-1]] * (width - self.width))
+
+
+def const(value: int, width: int) -> Wire:
+    return Wire("const", [], width, value & (1 << width) - 1)
+
+
+def cat(*words: Wire) -> Wire:
+    """Joins words, the lowest first."""
+    return words[0] if len(words) == 1 else Wire("cat", words, sum(map(len, words)))
+
+
+def mux(condition: Wire, yes: Wire | int, no: Wire | int) -> Wire:
+    width = next(len(each) for each in (yes, no) if isinstance(each, Wire))
+    yes, no = (const(each, width) if isinstance(each, int) else each for each in (yes, no))
+    require(
+        (len(condition), len(yes)) == (1, len(no)),
+        f"mux of {len(condition)}, {len(yes)} and {len(no)} bits",
+    )
+    return Wire("mux", [condition, yes, no], len(yes))
+
+
+def rom(address: Wire, words: Sequence[int], width: int) -> Wire:
+    """Reads a table of constants, one for each address."""
+    require(len(words) == 1 << len(address), f"{len(words)} words at {len(address)} bits")
+    return Wire("rom", [address], width, tuple(words))
+
+
+def choose(address: Wire, words: Sequence[Wire]) -> Wire:
+    """Returns one of 2**len(address) words."""
+    for bit in range(len(address)):
+        pairs = zip(words[::2], words[1::2], strict=True)
+        words = [mux(address[bit], odd, even) for even, odd in pairs]
+    return words[0]
+
+
+def either(wires: Sequence[Wire]) -> Wire:
+    return reduce(Wire.__or__, wires)
+
+
+def source(name: str, width: int) -> Wire:
+    """Makes an input of the circuit."""
+    return Wire("input", [], width, name)
+
+
+class Register(Wire):
+    """A word that holds what `next` was at the last edge of the clock; at first, `data`."""
+
+    __slots__ = ()
+
+    def __init__(self, width: int, initial: int = 0) -> None:
+        super().__init__("register", [], width, initial)
+
+    def set(self, following: Wire) -> None:
+        require(len(following) == self.width, f"{len(following)} bits for {self.width}")
+        self.inputs = (following,)
+
+
+def held(wire: Wire, initial: int = 0, cycles: int = 1) -> Wire:
+    """Returns the wire as it was some cycles ago."""
+    for _ in range(cycles):
+        register = Register(len(wire), initial)
+        register.set(wire)
+        wire = register
+    return wire
+
+
+class Memory:
+    """At least so many words, with as many reading ports as are asked for, and one that writes.
+
+    A word that is read is there after the next edge, as it was before what that edge writes. A
+    word has lanes, which are written each or not.
+    """
+
+    def __init__(self, name: str, words: int, width: int, lanes: int = 1) -> None:
+        self._places = max((words - 1).bit_length(), 1)
+        self.name, self.words, self.width, self.lanes = name, 1 << self._places, width, lanes
+        self.port: tuple[Wire, ...] = (const(0, lanes), const(0, 1), const(0, width))
+
+    def read(self, address: Wire | None = None) -> "ReadWord":
+        """Returns a port that reads what is at the address, which may be set later."""
+        word = ReadWord("read", [], self.width, self)
+        if address is not None:
+            word.set(address)
+        return word
+
+    def write(self, lanes: Wire, address: Wire, word: Wire) -> None:
+        require((len(lanes), len(word)) == (self.lanes, self.width), f"ports of {self.name}")
+        self.port = (lanes, self.at(address), word)
+
+    def at(self, address: Wire) -> Wire:
+        return (
+            address[: self._places] if len(address) > self._places else address.wide(self._places)
+        )
+
+
+class ReadWord(Wire):
+    """The word that a memory's port has read."""
+
+    __slots__ = ()
+
+    def set(self, address: Wire) -> None:
+        self.inputs = (self.data.at(address),)
+
+
+STATE = ("register", "read")
+
+
+class Circuit:
+    """All wires behind some outputs, each after those it is computed from.
+
+    Attributes:
+      wires: with registers and memories' words among the first.
+      memories: those that are read.
+    """
+
+    def __init__(self, outputs: Mapping[str, Wire]) -> None:
+        self.outputs = dict(outputs)
+        self.wires: list[Wire] = []
+        self.memories: list[Memory] = []
+        seen: set[Wire] = set()
+        open_ends = list(outputs.values())
+        while open_ends:
+            for wire in _before([open_ends.pop()], seen):
+                self.wires.append(wire)
+                if wire.kind in STATE:
+                    open_ends += wire.inputs
+                if wire.kind == "read" and wire.data not in self.memories:
+                    self.memories.append(wire.data)
+                    open_ends += wire.data.port
+        self.wires.sort(key=lambda wire: wire.kind not in (*STATE, "input", "const"))
+
+    def of_kind(self, *kinds: str) -> list[Wire]:
+        return [wire for wire in self.wires if wire.kind in kinds]
+
+    @property
+    def inputs(self) -> dict[str, Wire]:
+        return {wire.data: wire for wire in self.of_kind("input")}
+
+
+def _before(ends: list[Wire], seen: set[Wire]) -> Iterator[Wire]:
+    """Yields what the ends are computed from in one cycle, inputs before what they go into."""
+    stack = [(wire, False) for wire in ends]
+    while stack:
+        wire, ready = stack.pop()
+        if ready:
+            yield wire
+        elif wire not in seen:
+            seen.add(wire)
+            stack.append((wire, True))
+            if wire.kind not in STATE:
+                stack += ((each, False) for each in wire.inputs)
