@@ -1,4 +1,4 @@
-"""A streamed model takes the memory of its plan: the process grows by that much, and no more."""
+"""A streamed model takes the memory that was asked: the process grows by that much, and no more."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from llada_jax.backend.layer_file import LayerFile, write_layers
 from llada_jax.backend.streamed_weights import StreamedWeights
 from llada_jax.model.params import named_specs
 from tests.backend.models import GQA
-from tests.backend.test_streamed import planned
+from tests.backend.test_streamed import kept
 
 def status(key):
     return 1024 * int(re.search(rf"{key}:\\s+(\\d+)", open("/proc/self/status").read())[1])
@@ -38,7 +38,7 @@ for share in (0.25, 0, 0.25, 0.5, 1):  # the first round compiles
     open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
     before = status("VmRSS")
     file = LayerFile(path, layers)
-    with StreamedWeights(file, planned(file, share)) as weights:
+    with StreamedWeights(file, kept(file, share)) as weights:
         for layer in [*range(8)] * 2:
             read(list(weights.acquire(layer).values())).block_until_ready()
             weights.release(layer)
@@ -50,7 +50,7 @@ print(json.dumps({"layer": layers[0].size, "shares": found[1:]}))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_the_process_grows_by_the_memory_of_the_plan(tmp_path: Path):
+def test_the_process_grows_by_the_memory_that_was_asked(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(tmp_path)],
         cwd=Path(__file__).parents[2],
