@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import jax
 
-from llada_jax.backend.exported.emulated import EmulatedExport
 from llada_jax.backend.exported.manifest import MANIFEST
-from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.opened import EmulatedExport, Exported
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
