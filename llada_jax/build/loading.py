@@ -69,8 +69,8 @@ class Model(_Model):
 
 
 def _stored_as(params: ModelParams) -> str:
-    """Returns the dtype of the layers' matrices; of streamed layers, of the embedding."""
-    weight = params.layers[0].attention.query if params.layers else params.embedding
+    """Returns the dtype of the layers' matrices."""
+    weight = params.layers[0].attention.query
     if isinstance(weight, Tiles):
         return f"{weight.kind} tiles"
     return str(jax.tree.leaves(weight)[0].dtype)
