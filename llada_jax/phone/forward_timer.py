@@ -124,7 +124,7 @@ class ForwardTimer:
 
 def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
     """Yields transfers, then the layers, which wait for theirs."""
-    fed: dict[int, list[str]] = {}
+    fed: dict[int | None, list[str]] = {}
     for each in transfers.transfers:
         fed.setdefault(each.feeds, []).append(each.name)
         needs = () if each.after is None else (layers[each.after].name,)

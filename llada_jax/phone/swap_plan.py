@@ -76,11 +76,19 @@ class SwapPlan:
         return float(stall_of(self.graph, self.plan)) / 1e9
 
     def transfers_on(self, profile: Profile) -> WeightTransfers:
-        """Returns what a step waits for by this profile of the phone: the plan's stall, as one
-        transfer that nothing hides."""
+        """Returns what a step stages by this profile of the phone: what it waits for, which is the
+        plan's stall, and all else, which nothing waits for."""
         graph = mapping_path(profile, PATHS[self.runtime]).price(self.graph, self.transfers)
-        seconds = float(stall_of(graph, self.plan)) / 1e9
-        return WeightTransfers((WeightTransfer("stall", seconds, 0.0, 0, None),))
+        stall = float(stall_of(graph, self.plan)) / 1e9
+        whole = sum(graph.transfer_ns(each.operators) for each in self.plan.transfers) / 1e9
+        copied = graph.weight_bytes - self.resident_bytes if self.runtime == "swap" else 0
+        waited = copied * stall / whole if whole else 0.0
+        return WeightTransfers(
+            (
+                WeightTransfer("stall", stall, waited, 0, None),
+                WeightTransfer("stage", whole - stall, copied - waited, None, None),
+            )
+        )
 
     def __repr__(self) -> str:
         """Names the plan in one line."""

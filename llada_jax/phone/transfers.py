@@ -32,8 +32,8 @@ class WeightTransfer(NamedTuple):
     seconds: float
     copied_bytes: float
     """0 where the bytes stay where they are and are only mapped."""
-    feeds: int
-    """The layer that waits for it."""
+    feeds: int | None
+    """The layer that waits for it; None where none does."""
     after: int | None
     """The layer that it waits for; None for the start of the step."""
     kind: str = "staging"

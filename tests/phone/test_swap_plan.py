@@ -45,8 +45,11 @@ def test_a_run_waits_as_long_as_its_plan_says():
     timer = ForwardTimer(llada, cramped, system, transfers=planned.transfers_on(cramped))
     bare = ForwardTimer(llada, cramped, System(runtime="wide")).latency(workload)
     assert timer.latency(workload) - bare == pytest.approx(2 * planned.stall_seconds, rel=1e-3)
+    copied = planned.graph.weight_bytes - planned.resident_bytes
+    assert sum(each.copied_bytes for each in timer.transfers.transfers) == pytest.approx(copied)
+    assert timer.transfers.seconds == pytest.approx(copied / cramped.mapping.copy_gbps / 1e9)
     slower = planned.transfers_on(cramped.with_values({"mapping.copy_gbps": 1.0}))
-    assert slower.seconds > planned.stall_seconds > 0
+    assert slower.transfers[0].seconds > planned.stall_seconds > 0
 
 
 def test_a_planner_s_plan_prices_a_run():
