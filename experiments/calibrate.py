@@ -11,19 +11,27 @@ says how far 10 and 30 rows bring the others.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from llada_jax.backend.exported.calibration_rows import calibration_rows
 from llada_jax.config import require
-from llada_jax.phone.calibration.calibrate import Calibration, Rows, calibrate, hold_out
-from llada_jax.phone.calibration.design import drawn_phone, measured
-from llada_jax.phone.calibration.measurements import read_measurements
-from llada_jax.phone.profile import load_profile
+from llada_jax.phone.calibration.calibrate import (
+    MODEL_DOUBT,
+    Calibration,
+    Rows,
+    calibrate,
+    hold_out,
+)
+from llada_jax.phone.calibration.measurements import Measurement, read_measurements
+from llada_jax.phone.profile import Profile, load_profile
+from llada_jax.phone.uncertainty import doubt_of
 
 SHOWN_CORRELATIONS = 5
 COUNTS = (0, 10, 30)
@@ -95,6 +103,38 @@ def _rows(found: Calibration) -> Iterator[ResultRow]:
         inside = fmean(each.is_inside for each in found.predicted)
         n = len(found.predicted)
         yield ResultRow("held_out/in_band", 100 * inside, "% of rows", kind="modelled", n=n)
+
+
+def drawn_phone(parent: Profile, rows: Rows, seed: int) -> Profile:
+    """Draws a phone from what the parent leaves open: each number by its doubt, alone."""
+    draw = np.random.default_rng(seed).standard_normal
+    return parent.with_values(
+        {
+            path: entry.value * math.exp(doubt_of(entry) * draw())
+            for path, entry in rows.numbers(parent).items()
+        }
+    )
+
+
+def measured(
+    phone: Profile,
+    rows: Rows,
+    plan: Sequence[Mapping[str, Any]],
+    seed: int,
+    noise: float = 0.02,
+) -> Iterator[Measurement]:
+    """Yields rows as a phone would give them: to `noise`, and to what the model misses.
+
+    `plan` has fields of `Measurement`; those that it does not know are left out.
+    """
+    draw = np.random.default_rng([seed, 1]).standard_normal
+    state: dict[str, Any] = {"runs": 50, "thermal": 0, "version": "drawn"}
+    for row in plan:
+        each = {name: row[name] for name in row.keys() & Measurement.__annotations__.keys()}
+        unknown = Measurement(**each, **state, median_ms=1.0, p5_ms=1.0, p95_ms=1.0)
+        off = math.hypot(noise, MODEL_DOUBT) * draw()
+        median = 1e3 * rows.seconds(phone, unknown) * math.exp(off)
+        yield replace(unknown, median_ms=median, p5_ms=0.98 * median, p95_ms=1.04 * median)
 
 
 def _drawn(config: CalibrateConfig) -> Iterator[ResultRow]:

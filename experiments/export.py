@@ -7,15 +7,20 @@
 An export that was interrupted goes on with the same command.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 
 import llada_jax as lj
-from experiments.harness.recorded_forwards import record_forwards
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
-from llada_jax.backend.recorded_inputs import Inputs
+from llada_jax.backend.litert.runtime import LiteRT
+from llada_jax.backend.program import CompiledOnDemand
+from llada_jax.backend.protocol import Bucket
+from llada_jax.backend.recorded_inputs import Inputs, Recorder
+from llada_jax.backend.session import Session
+from llada_jax.build.denoisers import score_rules
 from llada_jax.config import (
     STATIC_PRECISIONS,
     ExportConfig,
@@ -24,6 +29,10 @@ from llada_jax.config import (
     require_counts,
 )
 from llada_jax.evaluation.tasks import word_problems
+from llada_jax.sampler.generate import decode
+from llada_jax.sampler.prompts import with_ids
+
+_MULTIPLE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +98,27 @@ def _samples(config: ExportRunConfig) -> list[Inputs]:
         prompts = [line for line in Path(recording.prompts).read_text().splitlines() if line]
         require(bool(prompts), f"{recording.prompts} has no prompts; allowed: one a line")
     model = lj.load(config.model, "float32")
-    return record_forwards(model, prompts, recording.sampler, recording.forwards)
+    return _recorded(model, prompts, recording)
+
+
+def _recorded(
+    model: lj.Model, questions: Sequence[str], recording: RecordingConfig
+) -> list[Inputs]:
+    """Records inputs of the first float32 forwards, in one shape that holds them all. Raises
+    ValueError where the model has no tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer; allowed: precisions fp16 and int8 alone")
+    encode, sampler = model.tokenizer.encode_chat, with_ids(recording.sampler, model.config)
+    prompts = [encode([{"role": "user", "content": question}]) for question in questions]
+    length = max(map(len, prompts)) + sampler.gen_length
+    length = -(-length // _MULTIPLE) * _MULTIPLE
+    program = CompiledOnDemand(model.config, model.params, LiteRT())
+    recorder = Recorder(program, Bucket(length, length), recording.forwards)
+    denoiser = Session(recorder, score_rules(sampler)).denoiser()
+    for prompt in prompts:
+        decode(denoiser, None, model.config, [prompt], sampler, loop="host")
+    (samples,) = recorder.samples.values()
+    return samples
 
 
 main = entry_point("export", export, ExportRunConfig)

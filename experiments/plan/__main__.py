@@ -12,24 +12,88 @@ no plan says why. With `gap_sessions_mib` rows `gap/*` have each planner's step 
 of any plan, by session and by how fast the step's compute is.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+from experiments.harness.pictures import require_plots
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.harness.timers import best_of
-from experiments.plan.plan_config import PlanConfig
 from experiments.plan.plan_picture import draw_plans
-from llada_jax.config import require
-from llada_jax.swap.address_budget import MIB, PlanError
-from llada_jax.swap.address_plan import Plan
+from llada_jax.config import ModelConfig, require
+from llada_jax.phone.memory import temporaries_mib
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.swap_plan import mapping_path
+from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
+from llada_jax.swap.address_plan import Plan, Planner
 from llada_jax.swap.bound import least_step_ns
-from llada_jax.swap.graph import Graph
+from llada_jax.swap.graph import Graph, model_graph
+from llada_jax.swap.greedy_planner import Greedy
 from llada_jax.swap.plan_checker import problems
-from llada_jax.swap.stall_times import stall_of, startup_ns, unfold
+from llada_jax.swap.planner_registry import planner
+from llada_jax.swap.stall_times import stall_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What to plan, and within what. The comments are in conf/plan.yaml."""
+
+    architecture: ModelConfig
+    rows: int = 32
+    weight_bits: float = 4.5
+    step_ms: float = 478.1
+    phone: str = "SM8750"
+    path: str = "copy"
+    planners: tuple[str, ...] = ("greedy", "steady")
+    greedy_slot_mib: int | None = 128
+    session_mib: int = 3200
+    max_buffer_mib: int = 1024
+    tokens: int = 208
+    gap_sessions_mib: tuple[int, ...] = ()
+    gap_step_shares: tuple[float, ...] = (1.0, 0.3, 0.1)
+    pictures: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "step_ms"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} is {value}; allowed: above 0")
+        for share in self.gap_step_shares:
+            require(share > 0, f"gap_step_shares has {share}; allowed: above 0")
+        require(bool(self.planners), "planners is empty; allowed: at least one")
+        if self.pictures:
+            require_plots("pictures=true")
+        _ = self.way, self.planners_by_name
+
+    @property
+    def way(self) -> MappingPath:
+        return mapping_path(load_profile(self.phone), self.path)
+
+    @property
+    def planners_by_name(self) -> Mapping[str, Planner]:
+        greedy = Greedy(None if self.greedy_slot_mib is None else self.greedy_slot_mib * MIB)
+        return {name: greedy if name == "greedy" else planner(name) for name in self.planners}
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(
+            session_bytes=self.session_mib * MIB,
+            max_buffer_bytes=self.max_buffer_mib * MIB,
+            kv_bytes_per_token=kv_bytes_per_token(self.architecture),
+            tokens=self.tokens,
+            temporary_bytes=int(temporaries_mib(self.architecture, self.rows, shared=True) * MIB),
+        )
+
+    def graph(self) -> Graph:
+        """Returns the step, with the transfer times of the path."""
+        graph = model_graph(
+            self.architecture,
+            weight_bits=self.weight_bits,
+            step_ns=round(self.step_ms * 1e6),
+        )
+        return self.way.price(graph)
 
 
 class CheckedPlan(NamedTuple):
@@ -42,14 +106,12 @@ class CheckedPlan(NamedTuple):
     seconds: float
 
     def rows(self, config: PlanConfig) -> Iterator[ResultRow]:
-        """Yields its numbers; the makespan begins with an empty address space."""
+        """Yields its numbers."""
         graph, plan = self.graph, self.plan
         stall = float(stall_of(graph, plan))
-        makespan = startup_ns(graph, plan) + unfold(graph, plan, config.steps).makespan
         for what, value, unit in (
             ("step", (graph.compute_ns + stall) / 1e6, "ms"),
             ("stall", stall / 1e6, "ms a step"),
-            ("makespan", makespan / 1e6, f"ms for {config.steps} steps"),
             ("resident", plan.resident_bytes(graph) / MIB, "MiB"),
             ("transfers", len(plan.transfers), "a step"),
         ):

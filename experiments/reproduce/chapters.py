@@ -7,9 +7,7 @@ from experiments.reproduce.chapter import Chapter
 from experiments.reproduce.fig11 import fig11, fig12
 from experiments.reproduce.fig13 import fig13a, fig13c
 from experiments.reproduce.fig14 import fig14
-from experiments.reproduce.held_out import held_out
-from experiments.reproduce.native_kernels import genie, ledger3b
-from experiments.reproduce.parts import platform
+from experiments.reproduce.parts import genie, held_out, ledger3b, platform
 from experiments.reproduce.table6 import table6
 from experiments.reproduce.table7 import table7
 from llada_jax.phone.published_tasks import PublishedTasks

@@ -10,7 +10,6 @@ from llada_jax.config import require
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def require_disk(folder: Path, size: int, what: str) -> None:
@@ -48,23 +47,9 @@ def available_memory() -> int | None:
     return _bytes(_MEMINFO, "MemAvailable")
 
 
-def resident_memory() -> int | None:
-    """Returns bytes of memory that this process holds; None where the system does not tell."""
-    return _bytes(_STATUS, "VmRSS")
-
-
 def peak_memory() -> int | None:
-    """Returns the most bytes that it held since its begin, or `restart_peak`; None as above."""
+    """Returns the most bytes that this process held; None where the system does not tell."""
     return _bytes(_STATUS, "VmHWM")
-
-
-def restart_peak() -> bool:
-    """Lets `peak_memory` count from now on. False where the system does not allow it."""
-    try:
-        _CLEAR_REFS.write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _bytes(file: Path, name: str) -> int | None:

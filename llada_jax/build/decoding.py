@@ -12,7 +12,6 @@ import numpy as np
 from llada_jax.backend.latency import time_steps
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.resources import available_cores
-from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.build.denoisers import backend_denoiser, has_tiles, score_rules
 from llada_jax.build.loading import Model
 from llada_jax.config import LatencyTable, Loop, SamplerConfig, ascending_counts, require
@@ -37,7 +36,7 @@ def generate(
     prompts: Prompts,
     config: SamplerConfig | None = None,
     *,
-    backend: str | Backend | StreamedProgram = "xla",
+    backend: str | Backend = "xla",
     seed: int | Sequence[int] = 0,
     trace: Kept = False,
     on_step: OnStep | None = None,
@@ -52,8 +51,8 @@ def generate(
       config: how to decode; default: LLaDA's schedule on the whole canvas.
       backend: where the forward runs. `xla`; `xla_fused`, with cuDNN's attention on a GPU; `litert`
         (the extra `npu`), with the numbers that the parameters have: float32, int8 or int4; `qnn`
-        (the extra `qnn`), an emulated SM8750 in float16; a `Backend`, for example an `EmulatedNpu`
-        of another SoC; or a `StreamedProgram`, whose layers need not be in memory.
+        (the extra `qnn`), an emulated SM8750 in float16; or a `Backend`, for example an
+        `EmulatedNpu` of another SoC.
       seed: one for the batch, or one for each row.
       trace: keep what every forward did in `Result.trace`; `"scores"` keeps its predictions, too,
         and `"margins"` how far each was from the second one.
@@ -104,7 +103,7 @@ def generate_stream(
     *,
     places: int = 8,
     together: int | Sequence[int] = 1,
-    backend: str | Backend | StreamedProgram = "xla",
+    backend: str | Backend = "xla",
     seed: int | Sequence[int] = 0,
     trace: bool = False,
     loop: Loop | None = None,
@@ -143,7 +142,7 @@ def generate_stream(
 def _settings(
     model: Model,
     config: SamplerConfig | None,
-    backend: str | Backend | StreamedProgram,
+    backend: str | Backend,
     loop: Loop | None,
     refresh_on: Model | None,
     threads: ExitStack,
@@ -194,7 +193,7 @@ def latency_table(
     rows: Sequence[int],
     *,
     canvas: int = 256,
-    backend: str | Backend | StreamedProgram = "xla",
+    backend: str | Backend = "xla",
     repeats: int = 10,
 ) -> LatencyTable:
     """Measures what a window's growth costs on this machine, for `SamplerConfig.latency_table`:

@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 import jax
 
-from llada_jax.backend.exported.emulated import EmulatedExport
 from llada_jax.backend.exported.manifest import MANIFEST
-from llada_jax.backend.exported.opened import Exported
+from llada_jax.backend.exported.opened import EmulatedExport, Exported
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.program import CompiledOnDemand
 from llada_jax.backend.protocol import Backend
 from llada_jax.backend.qnn.emulated_npu import ROW_BUCKETS as NPU_ROW_BUCKETS
 from llada_jax.backend.qnn.emulated_npu import EmulatedNpu
 from llada_jax.backend.session import Session
-from llada_jax.backend.streamed_program import StreamedProgram
 from llada_jax.backend.weights import quant_of
 from llada_jax.build.loading import Model
 from llada_jax.config import ModelConfig, SamplerConfig, require
@@ -64,15 +62,11 @@ XLA: dict[str, LayerHooks] = {
 """How JAX runs the model, by name."""
 
 
-def backend_denoiser(
-    model: Model, backend: str | Backend | StreamedProgram, rules: ScoreRules
-) -> Denoiser:
+def backend_denoiser(model: Model, backend: str | Backend, rules: ScoreRules) -> Denoiser:
     """Returns the model's functions on a backend.
 
     Raises ValueError for an unknown backend, ImportError where its packages are not installed.
     """
-    if isinstance(backend, StreamedProgram):
-        return Session(backend, rules).denoiser()
     if isinstance(backend, str) or model.artifact:
         allowed = ("litert", "qnn") if model.artifact else (*XLA, *_BACKENDS)
         require(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -238,50 +239,11 @@ def read_preset(path: str) -> dict[str, Any]:
 
 _PARITY = tuple(field.name for field in fields(Parity))
 
-_BY_BLOCK = {"cache": "blockwise", "eos_early_stop": True}
-_BY_WINDOW = {**_BY_BLOCK, "window": "multi_block"}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "llada": {"predict_mask": True},
-    "threshold": {"threshold": 0.9, "eos_early_stop": True},
-    "blockwise": {**_BY_BLOCK, "threshold": 0.9},
-    "fast_dllm": {
-        "predict_mask": True,
-        "confidence_dtype": "float64",
-        "cache": "dual",
-        "threshold": 0.9,
-    },
-    "llada_cpp": {**_BY_WINDOW, "accept": "staged", "latency_table": "SM8750"},
-    "multi_block": {**_BY_WINDOW, "threshold": 0.9},
-    "staged": {**_BY_BLOCK, "accept": "staged"},
-    "wino": {"accept": "wino", "eos_early_stop": True},
-    "token_edit": {**_BY_BLOCK, "accept": "token_edit", "rescore": "token"},
-    "sdar": {
-        **_BY_BLOCK,
-        "block_length": 4,
-        "predict_mask": True,
-        "threshold": 0.85,
-        "strict_threshold": True,
-        "forced_progress": "quota",
-    },
-    "fast_dllm_v2": {
-        **_BY_BLOCK,
-        "block_length": 8,
-        "predict_mask": True,
-        "threshold": 0.9,
-        "strict_threshold": True,
-    },
-    "stable_diffcoder": {
-        **_BY_BLOCK,
-        "block_length": 4,
-        "predict_mask": True,
-        "confidence_dtype": "float64",
-    },
-    "bd3lm": {**_BY_BLOCK, "block_length": 32, "predict_mask": True},
-    "dream": {"remasking": "entropy", "block_length": 128, "predict_mask": True},
-}
-"""What each published sampler sets; `threshold` and `blockwise` are Fast-dLLM's rule without a
-cache, and with llada.cpp's cache of finished tokens."""
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
+"""What each published sampler sets, by flat names; `threshold` and `blockwise` are Fast-dLLM's rule
+without a cache, and with llada.cpp's cache of finished tokens."""
 
 
 def _own_fields() -> list[dataclasses.Field[Any]]:

@@ -2,18 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Protocol
 
-from llada_jax.config import ModelConfig, require
+from llada_jax.config import ModelConfig
 from llada_jax.lowered import Lowered
 from llada_jax.phone.cost import StepCost, price_on_cpu, price_on_npu, sum_of
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.routed_layers import Price, experts_by_rows, layer_costs
-from llada_jax.phone.step_tasks import StepWork, run_step
 from llada_jax.phone.system import Processor, System
-from llada_jax.phone.timeline import LaneTask, Timeline
+from llada_jax.phone.timeline import LaneTask, Timeline, run
 from llada_jax.phone.transfers import WeightTransfers, transfers_by_rule
 from llada_jax.phone.workload import Forward, Workload
 
@@ -35,7 +34,7 @@ class ForwardTimer:
       canvas: positions of a run, whose keys and values must find room.
       transfers: what each forward stages; by default what the system's runtime does.
 
-    Raises ValueError for what does not go together, and where nothing could run.
+    Raises ValueError where nothing could run.
     """
 
     def __init__(
@@ -46,10 +45,6 @@ class ForwardTimer:
         canvas: int = 0,
         transfers: WeightTransfers | None = None,
     ) -> None:
-        require(
-            not system.head_on_npu or transfers is None or not transfers.stretches,
-            f"scores_on is {system.scores_on!r} with a plan; allowed: 'cpu'",
-        )
         self._graphs, self.profile, self._system = graphs, profile, system
         self._kernels = profile.kernels(system.kernels)
         on_cpu = partial(price_on_cpu, memory=profile.memory)
@@ -67,8 +62,7 @@ class ForwardTimer:
 
     def _step(self, forward: Forward) -> Timeline:
         """Simulates one forward, from its inputs to its merged outputs; equal ones once."""
-        gbps = self.profile.memory.dram_gbps
-        return run_step(self._work(forward), self.transfers, gbps)
+        return run(self._tasks(forward), self.profile.memory.dram_gbps)
 
     def latency(self, workload: Workload) -> float:
         """Returns the seconds of a run."""
@@ -87,21 +81,22 @@ class ForwardTimer:
         total = sum(sum(experts_by_rows(moe, each.rows).values()) for each in workload.forwards)
         return total / len(workload.forwards)
 
-    def _work(self, forward: Forward) -> StepWork:
+    def _tasks(self, forward: Forward) -> list[LaneTask]:
+        """Returns the body with what it waits for, then the CPU's revision, then the head."""
         if self._system.body == "cpu":
-            layers = self._layers(self._on_cpu, forward.rows, forward.cache)
-            return StepWork(_layer_tasks(layers, "cpu"), [self._head_task(forward, self._on_cpu)])
+            layers = _layer_tasks(self._layers(self._on_cpu, forward.rows, forward.cache), "cpu")
+            return [*layers, _behind(layers, self._head_task(forward, self._on_cpu))]
+        layers = _layer_tasks(self._layers(self._on_npu, forward.rows, forward.cache), "npu")
         beside = []
         if forward.refreshed:
             beside.append(self._revision(forward))
         if not self._system.head_on_npu:
-            beside.append(self._head_task(forward, self._head))
+            beside.append(_behind(layers, self._head_task(forward, self._head)))
         elif forward.head_rows:
-            beside.append(self._head_on_npu(forward.head_rows))
+            beside.append(_behind(layers, self._head_on_npu(forward.head_rows)))
         overhead = self._kernels.step_overhead_us * 1e-6
-        call = LaneTask("call", "npu", overhead, parts={"overhead": overhead}) if overhead else None
-        layers = self._layers(self._on_npu, forward.rows, forward.cache)
-        return StepWork(_layer_tasks(layers, "npu"), beside, call)
+        call = LaneTask("call", "npu", overhead, parts={"overhead": overhead})
+        return [*[call] * bool(overhead), *_staged(layers, self.transfers), *beside]
 
     def _layer_costs(self, price: Price, rows: int, cache: int) -> list[StepCost]:
         layer = self._graphs.layer(rows, cache)
@@ -125,6 +120,23 @@ class ForwardTimer:
         layers = self._layers(self._on_cpu, forward.refreshed, forward.cache)
         head = self._head_cost(self._head, forward.rescored)
         return _cpu_task("revision", sum_of([*layers, head]))
+
+
+def _staged(layers: Sequence[LaneTask], transfers: WeightTransfers) -> Iterator[LaneTask]:
+    """Yields transfers, then the layers, which wait for theirs."""
+    fed: dict[int | None, list[str]] = {}
+    for each in transfers.transfers:
+        fed.setdefault(each.feeds, []).append(each.name)
+        needs = () if each.after is None else (layers[each.after].name,)
+        drawn = 2 * each.copied_bytes  # a copy reads and writes memory
+        parts = {each.kind: each.seconds}
+        yield LaneTask(each.name, "staging", each.seconds, drawn, needs, parts)
+    for number, layer in enumerate(layers):
+        yield layer._replace(needs=tuple(fed.get(number, ())))
+
+
+def _behind(layers: Sequence[LaneTask], head: LaneTask) -> LaneTask:
+    return head._replace(needs=(layers[-1].name,))
 
 
 def _cpu_task(name: str, cost: StepCost) -> LaneTask:

@@ -49,7 +49,7 @@ class ModelledRun(Simulated):
     footprint: Footprint
     """MiB that must be mapped at one time, and whether they fit."""
     plan: SwapPlan | None
-    """The planner's plan that the run stages by, where one was named."""
+    """The planner's plan, whose stall each forward has, where one was named."""
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -114,8 +114,8 @@ class Phone:
         Args:
           run: the `lj.Trace` of `generate(..., trace=True)`, or a `Workload` of your own.
           row: the batch row of the trace, as if it had been decoded alone.
-          planner: who decides what stays mapped (`greedy`, `steady`); None: the rule of the
-            phone's runtime.
+          planner: who decides what stays mapped (`greedy`, `steady`), so that each forward waits as
+            long as its plan says; None: the rule of the phone's runtime.
 
         Raises ValueError that names what is wrong: no trace, a row that it does not have, a canvas
         that the model cannot hold, a planner without a plan.

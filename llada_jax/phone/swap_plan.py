@@ -11,7 +11,7 @@ from llada_jax.phone.forward_timer import ForwardTimer, GraphsLike
 from llada_jax.phone.memory import temporaries_mib
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
-from llada_jax.phone.transfers import WeightTransfers, transfers_of_plan
+from llada_jax.phone.transfers import WeightTransfer, WeightTransfers
 from llada_jax.phone.workload import Workload
 from llada_jax.swap.address_budget import MIB, Budget, MappingPath, PlanError, kv_bytes_per_token
 from llada_jax.swap.address_plan import Plan
@@ -76,10 +76,19 @@ class SwapPlan:
         return float(stall_of(self.graph, self.plan)) / 1e9
 
     def transfers_on(self, profile: Profile) -> WeightTransfers:
-        """Returns the plan's transfers, as long as they take by this profile of the phone."""
-        path = mapping_path(profile, PATHS[self.runtime])
-        graph = path.price(self.graph, self.transfers)
-        return transfers_of_plan(graph, self.plan, copies=self.runtime == "swap")
+        """Returns what a step stages by this profile of the phone: what it waits for, which is the
+        plan's stall, and all else, which nothing waits for."""
+        graph = mapping_path(profile, PATHS[self.runtime]).price(self.graph, self.transfers)
+        stall = float(stall_of(graph, self.plan)) / 1e9
+        whole = sum(graph.transfer_ns(each.operators) for each in self.plan.transfers) / 1e9
+        copied = graph.weight_bytes - self.resident_bytes if self.runtime == "swap" else 0
+        waited = copied * stall / whole if whole else 0.0
+        return WeightTransfers(
+            (
+                WeightTransfer("stall", stall, waited, 0, None),
+                WeightTransfer("stage", whole - stall, copied - waited, None, None),
+            )
+        )
 
     def __repr__(self) -> str:
         """Names the plan in one line."""

@@ -1,12 +1,11 @@
-"""Which weights a step stages, and when: by a rule of the runtime, or by a planner's plan.
+"""Which weights a step stages, and when, by a rule of the runtime.
 
-By rule, whole buffers stay mapped, and what a step stages of the others is spread over its layers.
-Of a mixture that is every expert's weights, since no runtime knows in time which ones a step will
-need. A plan says it operator by operator, and may stage for the step to come.
+Whole buffers stay mapped, and what a step stages of the others is spread over its layers. Of a
+mixture that is every expert's weights, since no runtime knows in time which ones a step will need.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,17 +23,6 @@ from llada_jax.phone.memory import (
 from llada_jax.phone.profile import Profile
 from llada_jax.phone.system import System
 from llada_jax.swap.address_budget import MIB
-from llada_jax.swap.address_plan import Plan
-from llada_jax.swap.graph import Graph
-from llada_jax.swap.stall_times import waits_of
-
-
-class Stretch(NamedTuple):
-    """Neighbouring operators of the body that run as one task."""
-
-    name: str
-    share: float
-    """Of the body's compute time."""
 
 
 class WeightTransfer(NamedTuple):
@@ -44,12 +32,12 @@ class WeightTransfer(NamedTuple):
     seconds: float
     copied_bytes: float
     """0 where the bytes stay where they are and are only mapped."""
-    feeds: int
-    """The stretch that waits for it."""
+    feeds: int | None
+    """The layer that waits for it; None where none does."""
     after: int | None
-    """The stretch that it waits for; None for the start of the step."""
-    lag: int = 0
-    """Whether that stretch is of the same step (0) or of the one before (1)."""
+    """The layer that it waits for; None for the start of the step."""
+    kind: str = "staging"
+    """What it is called in a breakdown."""
 
 
 class WeightTransfers(NamedTuple):
@@ -58,8 +46,6 @@ class WeightTransfers(NamedTuple):
     transfers: tuple[WeightTransfer, ...] = ()
     resident_mib: float | None = None
     """Weights that stay mapped by the rule; None for a plan, which gives each its address."""
-    stretches: tuple[Stretch, ...] = ()
-    """What a plan's transfers wait for and feed; by the rule none, as these are the layers."""
 
     @property
     def seconds(self) -> float:
@@ -111,44 +97,11 @@ def _by_layer(
     seconds: Sequence[float], copied_bytes: float, *, places: int
 ) -> tuple[WeightTransfer, ...]:
     """Returns a transfer for each layer; it waits for the layer that used its place before."""
+    kind = "staging" if copied_bytes else "mapping"
     return tuple(
         WeightTransfer(
-            f"stage {layer}", each, copied_bytes, layer, layer - places if layer >= places else None
+            f"stage {n}", each, copied_bytes, n, n - places if n >= places else None, kind
         )
-        for layer, each in enumerate(seconds)
+        for n, each in enumerate(seconds)
         if each
     )
-
-
-def transfers_of_plan(graph: Graph, plan: Plan, *, copies: bool) -> WeightTransfers:
-    """Returns a plan's transfers, with the transfer times of its graph.
-
-    Operators between which nothing is waited for run as one task. `copies` says whether a transfer
-    moves the bytes, and so draws from memory, or maps them.
-    """
-    waits = waits_of(graph, plan)
-    bounds = sorted({0, len(plan.order), *waits.first, *(after + 1 for after in waits.after)})
-    stretch_at = [number for number, at in enumerate(bounds[1:]) for _ in range(bounds[number], at)]
-    transfers = []
-    for number, transfer in enumerate(plan.transfers):
-        size = sum(graph.operators[index].weight_bytes for index in transfer.operators)
-        transfers.append(
-            WeightTransfer(
-                f"stage {graph.operators[transfer.operators[0]].name}",
-                waits.ns[number] / 1e9,
-                size if copies else 0,
-                stretch_at[waits.first[number]],
-                stretch_at[waits.after[number]],
-                waits.lag[number],
-            )
-        )
-    return WeightTransfers(tuple(transfers), stretches=tuple(_stretches(graph, plan, bounds)))
-
-
-def _stretches(graph: Graph, plan: Plan, bounds: list[int]) -> Iterator[Stretch]:
-    for begin, end in pairwise(bounds):
-        operators = [graph.operators[index] for index in plan.order[begin:end]]
-        first, last = operators[0].name, operators[-1].name
-        compute = sum(operator.compute_ns for operator in operators)
-        name = first if len(operators) == 1 else f"{first} to {last}"
-        yield Stretch(name, compute / max(1, graph.compute_ns))

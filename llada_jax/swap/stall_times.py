@@ -129,13 +129,6 @@ def unfold(graph: Graph, plan: Plan, steps: int) -> UnfoldedSteps:
     return UnfoldedSteps(operators, transfers)
 
 
-def startup_ns(graph: Graph, plan: Plan) -> int:
-    """Returns the time to map the residents, a mapping for each buffer, before the first step."""
-    staged = plan.staged
-    residents = [op for i, op in enumerate(graph.operators) if i not in staged]
-    return len(plan.buffers) * graph.map_ns + sum(op.transfer_ns for op in residents)
-
-
 def stall_of(graph: Graph, plan: Plan) -> Fraction:
     """Returns the mean time in ns that the NPU waits in a step of a loop without end."""
     return steady_stall(prefix_sums(graph, plan.order), waits_of(graph, plan))

@@ -62,7 +62,6 @@ def test_a_model_says_how_its_matrices_are_stored(dtype):
 def test_what_is_not_in_a_models_layers_is_not_shown():
     tiny = lj.load("tiny")
     assert repr(lj.tiled(tiny)).endswith(", q4_0 tiles)")
-    assert repr(tiny._replace(params=tiny.params._replace(layers=()))).endswith(", float32)")
     assert repr(tiny._replace(params=None, artifact=Path("folder"))).endswith(", exported)")
 
 

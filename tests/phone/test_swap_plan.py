@@ -4,11 +4,14 @@ import math
 
 import pytest
 
+from llada_jax.phone.forward_timer import ForwardTimer
 from llada_jax.phone.graphs import graphs_of
+from llada_jax.phone.profile import load_profile
+from llada_jax.phone.simulate import simulate
 from llada_jax.phone.swap_plan import PATHS, mapping_path, plan_swaps
 from llada_jax.phone.system import System
 from llada_jax.phone.workload import blockwise
-from tests.phone.small import PHONE
+from tests.phone.small import GRAPHS, PHONE
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -32,10 +35,71 @@ def test_another_phones_paths_are_its_own():
         mapping_path(PHONE, "fast")
 
 
-def test_a_planned_run_pays_what_a_step_costs_once():
-    workload, llada = blockwise(64, 32), graphs_of("llada_8b")
-    free = PHONE.with_values({"mapping.copy_ms": 0.0})
-    planned = plan_swaps("steady", workload, llada, PHONE, System())
+def test_a_run_waits_as_long_as_its_plan_says():
+    llada, system = graphs_of("llada_8b"), System()
+    cramped = PHONE.with_values({"memory.mapping_cap_mib": 1600, "mapping.copy_ms": 0.0})
+    workload = blockwise(64, 32)
+    workload = workload._replace(forwards=workload.forwards[1:3])
+    planned = plan_swaps("greedy", workload, llada, cramped, system)
     assert planned.plan.transfers and set(PATHS) == {"remap", "swap", "delayed"}
-    more = planned.transfers_on(PHONE).seconds - planned.transfers_on(free).seconds
-    assert more == pytest.approx(PHONE.mapping.copy_ms / 1e3, rel=1e-3)
+    timer = ForwardTimer(llada, cramped, system, transfers=planned.transfers_on(cramped))
+    bare = ForwardTimer(llada, cramped, System(runtime="wide")).latency(workload)
+    assert timer.latency(workload) - bare == pytest.approx(2 * planned.stall_seconds, rel=1e-3)
+    copied = planned.graph.weight_bytes - planned.resident_bytes
+    assert sum(each.copied_bytes for each in timer.transfers.transfers) == pytest.approx(copied)
+    assert timer.transfers.seconds == pytest.approx(copied / cramped.mapping.copy_gbps / 1e9)
+    slower = planned.transfers_on(cramped.with_values({"mapping.copy_gbps": 1.0}))
+    assert slower.transfers[0].seconds > planned.stall_seconds > 0
+
+
+def test_a_planner_s_plan_prices_a_run():
+    """A small model in a session that holds half of it."""
+    phone = load_profile("SM8750")
+    model = GRAPHS.model
+    layers = model.n_layers * model.width * (2 * 96 + 3 * model.ffn_width) * 4.5 / 8 / (1 << 20)
+    # What a step's copies cost once is of gigabytes, and no planner sees it.
+    small = phone.with_values(
+        {
+            "memory.mapping_cap_mib": 0.6 * layers + 0.1,
+            "mapping.copy_gbps": 0.05,
+            "mapping.copy_ms": 0.0,
+        }
+    )
+    workload, system = blockwise(8, 32), System()
+    seconds = {}
+    for name in ("greedy", "steady"):
+        planned = plan_swaps(name, workload, GRAPHS, small, system)
+        timer = ForwardTimer(GRAPHS, small, system, transfers=planned.transfers_on(small))
+        found = simulate(workload, timer)
+        assert sum(found.parts.values()) == pytest.approx(found.seconds)
+        seconds[name] = found.seconds
+    assert seconds["steady"] <= seconds["greedy"] * 1.001
+    roomy = plan_swaps("steady", workload, GRAPHS, phone, system)
+    bare = simulate(workload, ForwardTimer(GRAPHS, phone, System(runtime="none")))
+    timer = ForwardTimer(GRAPHS, phone, system, transfers=roomy.transfers_on(phone))
+    found = simulate(workload, timer)
+    assert roomy.plan.transfers == ()
+    assert found.seconds == pytest.approx(bare.seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("best", {}, "planner is 'best'; allowed: 'greedy', 'steady'"),
+        (
+            "steady",
+            {"runtime": "wide"},
+            "runtime is 'wide'; allowed with a planner: 'remap', 'swap'",
+        ),
+        ("steady", {"body": "cpu"}, "body is 'cpu'; allowed with a planner: 'npu'"),
+    ],
+)
+def test_settings_that_no_plan_suits_are_named(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan_swaps(name, blockwise(8, 32), GRAPHS, load_profile("SM8750"), System(**changes))
+
+
+def test_a_budget_smaller_than_the_largest_operator_is_named_with_the_phone():
+    tiny = load_profile("SM8750").with_values({"memory.mapping_cap_mib": 0.03})
+    with pytest.raises(ValueError, match=r"planner 'steady' on SM8750: .*(needs|take) .* bytes"):
+        plan_swaps("steady", blockwise(8, 32), GRAPHS, tiny, System())

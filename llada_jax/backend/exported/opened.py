@@ -1,18 +1,22 @@
-"""An exported folder as a compiled program, run by LiteRT on this machine's CPU."""
+"""An exported folder as a compiled program: on this machine's CPU, or on a phone's emulated NPU."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (bfloat16 by name)
 import numpy as np
 from jaxtyping import Float, Int
 
+from llada_jax.backend.exported.calibration_files import emulated_name
 from llada_jax.backend.exported.contents import buckets
 from llada_jax.backend.exported.manifest import MANIFEST, Manifest
 from llada_jax.backend.litert.first_opening import pack_in_child
 from llada_jax.backend.litert.runtime import LiteRT
 from llada_jax.backend.packed import sizes_within
 from llada_jax.backend.protocol import Bucket, Executable
+from llada_jax.backend.qnn.context import read_context, require_qnn
+from llada_jax.backend.qnn.emulated_npu import Emulator
 from llada_jax.backend.resources import require_disk, require_memory
 from llada_jax.backend.session import Shard
 from llada_jax.backend.steps import head_chunks
@@ -88,3 +92,32 @@ class Exported:
 
     def head(self, rows: int) -> tuple[int, Mapping[str, Executable]]:
         return next(size for size in self._settings.rows if size >= rows), self._head
+
+
+class EmulatedExport(Exported):
+    """A `Program` from a calibration export: embedding and head on the CPU, layers on the NPU of
+    the first phone that it was compiled for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises the errors of `Exported`, and ValueError for a folder without single buckets."""
+        manifest = Manifest.load(folder)
+        require_qnn()
+        require(
+            manifest.settings.phones.calibration and bool(manifest.contexts),
+            f"{folder} has no graphs that the emulator runs; allowed: an export with "
+            "phones.calibration=true and phones.socs",
+        )
+        super().__init__(folder)
+        soc = manifest.contexts[0]["soc"]
+        mine = [each for each in manifest.contexts if each["soc"] == soc]
+        self._layers = [range(each["start"], each["stop"]) for each in mine]
+
+        def emulator(index: int, bucket: Bucket) -> Emulator:
+            return Emulator(read_context(folder / emulated_name(soc, index, bucket)))
+
+        self._emulator = cache(emulator)
+
+    def body(self, rows: int, cache: int, canvases: int = 1) -> tuple[Bucket, Sequence[Shard]]:
+        bucket, _ = super().body(rows, cache, canvases)
+        shards = [Shard(each, self._emulator(i, bucket)) for i, each in enumerate(self._layers)]
+        return bucket, shards

@@ -79,10 +79,11 @@ class UnfinishedExport:
         require_new(self.target)
         self._resume()
         self.folder.mkdir(parents=True, exist_ok=True)
+        twins = [entry["compiled"] for entry in self.contexts.values()]
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in {_RECORD, *self._files, *self.contexts}:
+            elif path.name not in {_RECORD, *self._files, *self.contexts, *twins}:
                 path.unlink()
         self._save()
 

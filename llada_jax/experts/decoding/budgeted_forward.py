@@ -14,7 +14,7 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 from llada_jax.config import ModelConfig, require
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.experts.decoding.recorded_forward import RoutingRecord, routed
+from llada_jax.experts.decoding.recording import RoutingRecord, routed
 from llada_jax.experts.policy_run import LayerDecision
 from llada_jax.experts.schedule import Schedule
 from llada_jax.model.forward import LayerHooks, LayerOut, attended, forward_rows

@@ -19,8 +19,12 @@ from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.budgeted_forward import forward_rows_budgeted
 from llada_jax.experts.decoding.expert_file import ExpertFile, ExpertShape, write_experts
 from llada_jax.experts.decoding.expert_slots import ExpertSlots
-from llada_jax.experts.decoding.recorded_forward import RoutingRecord, recorded
-from llada_jax.experts.decoding.recording import RecordedStep, trace_of_steps
+from llada_jax.experts.decoding.recording import (
+    RecordedStep,
+    RoutingRecord,
+    recorded,
+    trace_of_steps,
+)
 from llada_jax.experts.expert_policies import ExpertPolicy
 from llada_jax.experts.policy_run import LayerDecision, PolicyRun
 from llada_jax.experts.routing import RoutingTrace, loads_of

@@ -7,12 +7,11 @@ from hydra import compose, initialize_config_dir
 
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.plan import __main__ as plan
-from experiments.plan import plan_config
 
 SMALL = [
     "architecture.width=64", "architecture.ffn_width=128", "architecture.n_layers=3",
     "architecture.n_heads=2", "architecture.n_kv_heads=2", "architecture.head_dim=32",
-    "tokens=0", "session_mib=1", "weight_bits=128", "greedy_slot_mib=null", "steps=3",
+    "tokens=0", "session_mib=1", "weight_bits=128", "greedy_slot_mib=null",
 ]  # fmt: skip
 
 
@@ -23,7 +22,7 @@ def composed(name: str, *overrides: str):
 
 def planned(tmp_path, *overrides: str) -> dict:
     config = composed("plan", *overrides)
-    plan.plan(read_config(plan_config.PlanConfig, config), Run(tmp_path, config))
+    plan.plan(read_config(plan.PlanConfig, config), Run(tmp_path, config))
     return {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())}
 
 

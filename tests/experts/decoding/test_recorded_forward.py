@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from llada_jax.experts.decoding.recorded_forward import BEYOND, LOOK_AHEAD, recorded
+from llada_jax.experts.decoding.recording import BEYOND, LOOK_AHEAD, recorded
 from llada_jax.model.forward import LayerHooks, cache_for, forward_rows, plain_feed_forward
 from llada_jax.model.moe import route, router_scores
 from llada_jax.model.params import Experts

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from llada_jax.experts.decoding.recorded_forward import RoutingRecord
-from llada_jax.experts.decoding.recording import RecordedStep, changed_rows, trace_of_steps
+from llada_jax.experts.decoding.recording import (
+    RecordedStep,
+    RoutingRecord,
+    changed_rows,
+    trace_of_steps,
+)
 from llada_jax.types import Rows
 
 
