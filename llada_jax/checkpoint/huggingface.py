@@ -97,7 +97,7 @@ def _tensors(
         name, shape = source.tensors[0], source.spec.shape
         require(
             not is_quantized(leaf),
-            f"{name} is quantized; allowed: floats",
+            f"{name} is quantized; allowed: floats (save_orbax keeps quantized ones)",
         )
         require(
             leaf.shape == shape,

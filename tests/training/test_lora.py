@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llada_jax.checkpoint import load_params, save_huggingface
+from llada_jax.checkpoint.tensors import cast_params
 from llada_jax.config import LoraConfig
 from llada_jax.model.forward import forward
 from llada_jax.model.params import init_params
@@ -16,7 +17,6 @@ from llada_jax.training.data import batch_at
 from llada_jax.training.loop import train
 from llada_jax.training.lora import Adapter, init_adapters, merged, with_adapters
 from llada_jax.training.state import create_state, make_train_step, trained
-from tests.cast_params import cast_params
 from tests.training import echo
 
 MODEL = echo.MODEL.replace(

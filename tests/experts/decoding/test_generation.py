@@ -10,6 +10,7 @@ import pytest
 
 import llada_jax as lj
 from llada_jax.backend.weights import InMemory
+from llada_jax.checkpoint.tensors import cast_params
 from llada_jax.experts.costs import ExpertCosts
 from llada_jax.experts.decoding.expert_file import ExpertFile, write_experts
 from llada_jax.experts.decoding.generation import (
@@ -21,7 +22,6 @@ from llada_jax.experts.expert_policies import POLICIES
 from llada_jax.experts.replay import replay
 from llada_jax.experts.routing import RoutingTrace
 from llada_jax.model.params import init_params
-from tests.cast_params import cast_params
 from tests.checkpoint.folders import GOLDENS
 
 COSTS = ExpertCosts(
