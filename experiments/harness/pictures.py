@@ -121,6 +121,22 @@ def forwards_curves(
     return drawn
 
 
+def ratios(title: str, runs: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Draws results of several runs, in times those of the first one."""
+    (first, base), *others = runs.items()
+    drawn = figure(9.0, 1.6 + 0.3 * len(base))
+    axes = drawn.subplots()
+    for name, values in others:
+        shared = [key for key in base if key in values]
+        axes.plot([values[key] / base[key] for key in shared], shared, "o", label=name)
+    axes.axvline(1, color="0.6", label=first)
+    axes.set(title=title, xlabel="times the first run's", xscale="log")
+    axes.invert_yaxis()
+    axes.grid(**GRID)
+    drawn.legend(loc="outside lower center", fontsize="small")
+    return drawn
+
+
 def blanks_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
     """Draws exact match by empty cells: a line an order."""
     drawn = figure(7.6, 4.6)

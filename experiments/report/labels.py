@@ -40,6 +40,13 @@ def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
     return {folder: Label(texts[folder], families[folder]) for folder in decoders}
 
 
+def settings_apart(runs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """Labels runs of one verb by their folders' names, and the settings that tell them apart."""
+    flat = {folder: _flat(settings) for folder, settings in runs.items()}
+    same = _told_apart(dict.fromkeys(runs, ""), flat)
+    return {folder: f"{folder.name}{said}".replace(", ", ": ", 1) for folder, said in same.items()}
+
+
 def _told_apart(
     names: Mapping[Path, str], settings: Mapping[Path, Mapping[str, Any]]
 ) -> dict[Path, str]:

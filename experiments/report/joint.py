@@ -1,0 +1,59 @@
+"""Runs of one verb side by side: a table with a column for each, and a picture of what differs."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.pictures import ratios
+from experiments.harness.results import number
+from experiments.harness.run import CONFIG, stored_settings
+from experiments.report.labels import settings_apart
+from experiments.report.markdown import MarkdownPage
+
+Results = Mapping[Path, Sequence[Mapping[str, Any]]]
+"""Of runs, by their folders."""
+MOST_DRAWN = 24
+
+
+def by_verb(runs: Results) -> dict[Hashable, Results]:
+    """Groups runs by the names of their settings, which no two verbs share."""
+    groups: dict[Hashable, dict[Path, Sequence[Mapping[str, Any]]]] = {}
+    for folder, rows in runs.items():
+        groups.setdefault(frozenset(_settings(folder)) or folder, {})[folder] = rows
+    return dict(groups)
+
+
+def add_joint_table(page: MarkdownPage, runs: Results) -> None:
+    """Adds the table, and the picture where a result of the first run is not that of the others."""
+    labels = settings_apart({folder: _settings(folder) for folder in runs})
+    found = {labels[folder]: {row["name"]: row for row in rows} for folder, rows in runs.items()}
+    units = {row["name"]: row["unit"] for rows in runs.values() for row in rows}
+    page.add_table(
+        [
+            {"result": name, **{run: _cell(rows.get(name)) for run, rows in found.items()},
+             "unit": unit}
+            for name, unit in units.items()
+        ]
+    )  # fmt: skip
+    values = {
+        run: {name: row["value"] for name, row in rows.items() if row["value"] > 0}
+        for run, rows in found.items()
+    }
+    first, *others = values.values()
+    differing = [n for n in first if any(each.get(n, first[n]) != first[n] for each in others)]
+    if differing:
+        drawn = {r: {n: v[n] for n in differing[:MOST_DRAWN] if n in v} for r, v in values.items()}
+        title = next(iter(runs)).parent.name
+        page.add_picture(f"{title} side by side", ratios(title, drawn), "Results of each run")
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / CONFIG
+    return stored_settings(path) if path.is_file() else {}
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    interval = " to ".join(map(number, row.get("interval", ())))
+    return number(row["value"]) + (f" ({interval})" if interval else "")
