@@ -1,0 +1,56 @@
+"""Fills the numbers of pages from stored results: `python docs/assemble.py`.
+
+`docs/results/<run>.json` is the `results.json` that a page's command wrote. A comment in the page
+has lines with fields, and the lines behind it are these, filled:
+
+    <!-- from results/swap.json
+    | 800 MiB | {gap/800/greedy:.1f} |
+    -->
+    | 800 MiB | 21.6 |
+
+A field is `{name:format}`, with a factor `{100*name:format}`, `{name|low:format}` for another entry
+of the row (low and high end of its interval, error, n), or `{name / other:format}` for a ratio.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+_COMMENT = re.compile(r"<!-- from (results/\S+)\n(.*?)-->\n", re.DOTALL)
+_FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
+
+
+def assembled(text: str) -> str:
+    """Returns a page with what stands behind its comments filled. Raises KeyError for a result that
+    is not stored."""
+    parts, end = [], 0
+    for comment in _COMMENT.finditer(text):
+        stored = json.loads((DOCS / comment[1]).read_text("utf-8"))
+        rows = {row["name"]: row for row in stored}
+        template = comment[2]
+        filled = _FIELD.sub(lambda field, rows=rows: _shown(rows, *field.groups()), template)
+        parts += [text[end : comment.end()], filled]
+        end = comment.end() + len("".join(_lines(text[comment.end() :])[: template.count("\n")]))
+    return "".join(parts) + text[end:]
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def _shown(rows: dict[str, dict], factor: str, names: str, entry: str, form: str) -> str:
+    value, *divisors = (_entry(rows[name], entry or "value") for name in names.split(" / "))
+    return f"{math.prod([float(factor or 1), value, *(1 / each for each in divisors)]):{form}}"
+
+
+def _entry(row: dict, entry: str) -> float:
+    low, high = row.get("interval", (math.nan, math.nan))
+    return (row | {"low": low, "high": high})[entry]
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(assembled(page.read_text("utf-8")), "utf-8")
