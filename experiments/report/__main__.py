@@ -22,7 +22,7 @@ from typing import Any
 
 from experiments.evaluate.result_rows import comparison_rows
 from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
-from experiments.harness.pictures import ScorePoint, parallelism_curves, scores, training_curve
+from experiments.harness.pictures import ScorePoint, score_curves, scores, training_curve
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.report.environments import environment_lines
@@ -124,7 +124,7 @@ def _add_curves(
     if any(len(points) > 1 for points in families.values()):
         page.add_picture(
             f"{task} parallelism",
-            parallelism_curves(task, families),
+            score_curves(task, families, "tokens per forward"),
             f"Exact match by tokens per forward on {task}",
         )
 

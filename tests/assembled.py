@@ -1,7 +1,8 @@
-"""Fills the numbers of pages from stored results: `python docs/assemble.py`.
+"""Fills the numbers of pages from stored results: `python -m tests.assembled [NAME=RESULTS ...]`.
 
-`docs/results/<run>.json` is the `results.json` that a page's command wrote. A comment in the page
-has lines with fields, and the lines behind it are these, filled:
+`docs/results/<name>.json` has rows of the `results.json` that a page's command wrote; an argument
+takes them from another run's. A comment in the page has lines with fields, and the lines behind it
+are these, filled:
 
     <!-- from results/swap.json
     | 800 MiB | {gap/800/greedy:.1f} |
@@ -15,10 +16,12 @@ of the row (low and high end of its interval, error, n), or `{name / other:forma
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+from tests.pages import PAGES, ROOT
+
+DOCS = ROOT / "docs"
 _COMMENT = re.compile(r"<!-- from (results/\S+)\n(.*?)-->\n", re.DOTALL)
 _FIELD = re.compile(r"\{(?:([\d.]+)\*)?([^{}|]+?)(?:\|(\w+))?:([^{}:]*)\}")
 
@@ -51,6 +54,18 @@ def _entry(row: dict, entry: str) -> float:
     return (row | {"low": low, "high": high})[entry]
 
 
+def store(name: str, results: Path) -> None:
+    """Keeps the rows of a run that pages show."""
+    comments = [each for page in PAGES for each in _COMMENT.findall(page.source)]
+    fields = [_FIELD.findall(text) for file, text in comments if file == f"results/{name}.json"]
+    shown = {each for found in fields for field in found for each in field[1].split(" / ")}
+    rows = [row for row in json.loads(results.read_text("utf-8")) if row["name"] in shown]
+    lines = ",\n".join(map(json.dumps, rows))
+    (DOCS / f"results/{name}.json").write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
 if __name__ == "__main__":
+    for name, _, path in (each.partition("=") for each in sys.argv[1:]):
+        store(name, Path(path))
     for page in PAGES:
-        page.write_text(assembled(page.read_text("utf-8")), "utf-8")
+        page.path.write_text(assembled(page.source), "utf-8")
