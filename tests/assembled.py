@@ -10,7 +10,8 @@ are these, filled:
     | 800 MiB | 21.6 |
 
 A field is `{name:format}`, with a factor `{100*name:format}`, `{name|low:format}` for another entry
-of the row (low and high end of its interval, error, n), or `{name / other:format}` for a ratio.
+of the row (low and high end of its interval, half of it, error, n), or `{name / other:format}` for
+a ratio.
 """
 
 import json
@@ -51,17 +52,24 @@ def _shown(rows: dict[str, dict], factor: str, names: str, entry: str, form: str
 
 def _entry(row: dict, entry: str) -> float:
     low, high = row.get("interval", (math.nan, math.nan))
-    return (row | {"low": low, "high": high})[entry]
+    return (row | {"low": low, "high": high, "half": (high - low) / 2})[entry]
 
 
 def store(name: str, results: Path) -> None:
-    """Keeps the rows of a run that pages show."""
+    """Keeps the rows of a run that pages show. A name `file/part` puts `part/` before theirs, so
+    that several runs are in one file."""
+    name, _, part = name.partition("/")
+    file = DOCS / f"results/{name}.json"
     comments = [each for page in PAGES for each in _COMMENT.findall(page.source)]
     fields = [_FIELD.findall(text) for file, text in comments if file == f"results/{name}.json"]
     shown = {each for found in fields for field in found for each in field[1].split(" / ")}
-    rows = [row for row in json.loads(results.read_text("utf-8")) if row["name"] in shown]
-    lines = ",\n".join(map(json.dumps, rows))
-    (DOCS / f"results/{name}.json").write_text(f"[\n{lines}\n]\n", "utf-8")
+    rows = json.loads(file.read_text("utf-8")) if file.exists() and part else []
+    kept = {row["name"]: row for row in rows}
+    for row in json.loads(results.read_text("utf-8")):
+        named = "/".join(filter(None, [part, row["name"]]))
+        kept[named] = row | {"name": named}
+    lines = ",\n".join(json.dumps(row) for row in kept.values() if row["name"] in shown)
+    file.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
 if __name__ == "__main__":
