@@ -83,10 +83,10 @@ def _nobody_reads() -> bool:
     """Tells whether the output is a closed pipe, and if so, drops what is still to come."""
     try:
         print(flush=True)
+        return False
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
-    return False
 
 
 def _code(error: BaseException) -> int:

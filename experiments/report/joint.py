@@ -12,7 +12,6 @@ from experiments.report.markdown import MarkdownPage
 
 Results = Mapping[Path, Sequence[Mapping[str, Any]]]
 """Of runs, by their folders."""
-MOST_DRAWN = 24
 
 
 def by_verb(runs: Results) -> dict[Hashable, Results]:
@@ -30,21 +29,24 @@ def add_joint_table(page: MarkdownPage, runs: Results) -> None:
     units = {row["name"]: row["unit"] for rows in runs.values() for row in rows}
     page.add_table(
         [
-            {"result": name, **{run: _cell(rows.get(name)) for run, rows in found.items()},
-             "unit": unit}
+            {
+                "result": name,
+                **{run: _cell(rows, name) for run, rows in found.items()},
+                "unit": unit,
+            }
             for name, unit in units.items()
         ]
-    )  # fmt: skip
-    values = {
-        run: {name: row["value"] for name, row in rows.items() if row["value"] > 0}
-        for run, rows in found.items()
-    }
-    first, *others = values.values()
+    )
+    first, *others = [
+        {name: row["value"] for name, row in rows.items() if row["value"] > 0}
+        for rows in found.values()
+    ]
     differing = [n for n in first if any(each.get(n, first[n]) != first[n] for each in others)]
+    shown = [{n: each[n] for n in differing[:24] if n in each} for each in (first, *others)]
     if differing:
-        drawn = {r: {n: v[n] for n in differing[:MOST_DRAWN] if n in v} for r, v in values.items()}
         title = next(iter(runs)).parent.name
-        page.add_picture(f"{title} side by side", ratios(title, drawn), "Results of each run")
+        drawn = ratios(title, dict(zip(found, shown, strict=True)))
+        page.add_picture(f"{title} side by side", drawn, "Results of each run")
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
@@ -52,8 +54,7 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return stored_settings(path) if path.is_file() else {}
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    interval = " to ".join(map(number, row.get("interval", ())))
-    return number(row["value"]) + (f" ({interval})" if interval else "")
+def _cell(rows: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    interval = " to ".join(map(number, rows.get(name, {}).get("interval", ())))
+    value = number(rows[name]["value"]) if name in rows else ""
+    return f"{value} ({interval})" if interval else value
