@@ -137,8 +137,6 @@ def plan(config: PlanConfig, run: Run) -> None:
     if config.pictures:
         draw_plans({each.name: (each.graph, each.plan) for each in plans}, run.folder / "plan.png")
     run.finish(run.recorded(rows))
-    if config.pictures:
-        print(f"\nsteps and addresses: {run.folder / 'plan.png'}")
 
 
 def plans_of(config: PlanConfig, graph: Graph) -> tuple[list[CheckedPlan], dict[str, str]]:

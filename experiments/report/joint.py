@@ -27,26 +27,22 @@ def add_joint_table(page: MarkdownPage, runs: Results) -> None:
     labels = settings_apart({folder: _settings(folder) for folder in runs})
     found = {labels[folder]: {row["name"]: row for row in rows} for folder, rows in runs.items()}
     units = {row["name"]: row["unit"] for rows in runs.values() for row in rows}
-    page.add_table(
-        [
-            {
-                "result": name,
-                **{run: _cell(rows, name) for run, rows in found.items()},
-                "unit": unit,
-            }
-            for name, unit in units.items()
-        ]
-    )
-    first, *others = [
-        {name: row["value"] for name, row in rows.items() if row["value"] > 0}
-        for rows in found.values()
+    lines = [
+        {"result": name, **{run: _cell(rows, name) for run, rows in found.items()}, "unit": unit}
+        for name, unit in units.items()
     ]
-    differing = [n for n in first if any(each.get(n, first[n]) != first[n] for each in others)]
-    shown = [{n: each[n] for n in differing[:24] if n in each} for each in (first, *others)]
+    page.add_table(lines)
+    first = next(iter(found.values()))
+    differing = [
+        name for name in first if first[name]["value"] > 0
+        and len({rows[name]["value"] for rows in found.values() if name in rows}) > 1
+    ][:24]  # fmt: skip
     if differing:
+        kept = {
+            r: {n: rows[n]["value"] for n in differing if n in rows} for r, rows in found.items()
+        }
         title = next(iter(runs)).parent.name
-        drawn = ratios(title, dict(zip(found, shown, strict=True)))
-        page.add_picture(f"{title} side by side", drawn, "Results of each run")
+        page.add_picture(f"{title} side by side", ratios(title, kept), "Results of each run")
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:

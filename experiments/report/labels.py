@@ -42,8 +42,7 @@ def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
 
 def settings_apart(runs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
     """Labels runs of one verb by their folders' names, and the settings that tell them apart."""
-    flat = {folder: _flat(settings) for folder, settings in runs.items()}
-    same = _told_apart(dict.fromkeys(runs, ""), flat)
+    same = _told_apart(dict.fromkeys(runs, ""), {f: _flat(each) for f, each in runs.items()})
     return {folder: f"{folder.name}{said}".replace(", ", ": ", 1) for folder, said in same.items()}
 
 
