@@ -48,8 +48,7 @@ def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def side_by_side(found: Mapping[str, Evaluation]) -> list[dict[str, str]]:
-    """Gives a line for each way of decoding, with its difference to the first one. Raises
-    ValueError where that one answered other items."""
+    """Gives a line for each way of decoding, with its difference to the first on the same items."""
     first = next(iter(found.values()))
     return [
         {
