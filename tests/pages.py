@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\[*])")
 FIGURE = re.compile(r"(?<![\w./-])\d[\d,]*\.\d+(?![\w.])|(?<![\w./-])\d{1,3}(?:,\d{3})+(?![\w.])")
@@ -27,8 +28,13 @@ class Page:
         return self.path.relative_to(ROOT).as_posix()
 
     @cached_property
-    def text(self) -> str:
+    def source(self) -> str:
         return self.path.read_text("utf-8")
+
+    @cached_property
+    def text(self) -> str:
+        """What a reader sees."""
+        return COMMENT.sub("", self.source)
 
     @cached_property
     def prose(self) -> str:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from omegaconf import DictConfig
 
 import llada_jax as lj
 from experiments.generate.__main__ import verbatim_prompt
+from tests.assembled import assembled
 from tests.pages import FENCE, LINK, PAGES, README, ROOT, Page, commands_in, precise_figures
 
 MOST_WORDS, MOST_TERMS, MOST_WORDS_A_SENTENCE = 700, 40, 35
@@ -80,6 +82,34 @@ def test_no_statement_stands_on_two_pages():
         if one[0] != other[0] and len(one[2] & other[2]) > 1
     ]
     assert twice == []
+
+
+@each_page
+def test_what_is_assembled_is_what_was_stored(page):
+    assert assembled(page.source) == page.source, "python -m tests.assembled"
+
+
+def test_every_stored_result_is_on_a_page():
+    stored = {path.name for path in (ROOT / "docs/results").glob("*.json")}
+    named = {name for page in PAGES for name in re.findall(r"<!-- from results/(\S+)", page.source)}
+    assert stored == named
+
+
+def test_fields_show_rows_of_a_run(tmp_path, monkeypatch):
+    row = {"name": "a/b:0.9", "value": 0.981, "interval": [0.97, 0.99], "unit": "s", "n": 30}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/run.json").write_text(json.dumps([row]))
+    monkeypatch.setattr("tests.assembled.DOCS", tmp_path)
+    comment = (
+        "<!-- from results/run.json\n"
+        "{100*a/b:0.9:.1f} % ({100*a/b:0.9|low:.0f} to {100*a/b:0.9|high:.0f})"
+        ", {a/b:0.9|n:.0f}, {a/b:0.9 / a/b:0.9:.0f}\n"
+        "-->\n"
+    )
+    page = f"One\n{comment}98.1 % (97 to 99), 30, 1\nTwo\n"
+    assert assembled(page) == assembled(page.replace("98.1", "3")) == page
+    with pytest.raises(KeyError, match="a/c"):
+        assembled(page.replace("a/b", "a/c"))
 
 
 def test_no_figure_of_a_sentence_stands_on_two_pages():

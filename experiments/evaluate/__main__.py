@@ -30,7 +30,6 @@ from hydra.core.hydra_config import HydraConfig
 from experiments.evaluate.config import CELLS, EvaluateConfig
 from experiments.evaluate.result_rows import comparison_rows, decoder_rows
 from experiments.evaluate.suite import SuiteResult, evaluate_suite, rescore_suite
-from experiments.evaluate.sweep_page import sweep_page
 from experiments.harness.run import Run, entry_point
 from experiments.harness.workers import filled
 from llada_jax.config import require
@@ -135,4 +134,4 @@ def sampler_name() -> str:
     return "@".join([chosen.runtime.choices["sampler"], *shown])
 
 
-main = entry_point("evaluate", evaluate, EvaluateConfig, after_sweep=sweep_page)
+main = entry_point("evaluate", evaluate, EvaluateConfig)

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from experiments.evaluate.result_rows import REGIME
+from experiments.evaluate.result_rows import REGIME, comparison_rows, tally_rows
 from experiments.harness.results import ResultRow, aligned, traces
 from llada_jax.config import SamplerConfig
+from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.regime import PUBLISHED, UNITS
 
 MATCH = "exact match (95 %)"
@@ -44,6 +45,19 @@ def difference_cells(rows: Sequence[ResultRow]) -> dict[str, str]:
     if not found:
         return {}
     return {DIFFERENCE: _points(found["difference"]), P_VALUE: f"{found['p_value'].value:.2g}"}
+
+
+def side_by_side(found: Mapping[str, Evaluation]) -> list[dict[str, str]]:
+    """Gives a line for each way of decoding, with its difference to the first on the same items."""
+    first = next(iter(found.values()))
+    return [
+        {
+            "": name,
+            **score_cells({row.name: row for row in tally_rows(name, each.tally)}, name),
+            **difference_cells(comparison_rows(first, each)),
+        }
+        for name, each in found.items()
+    ]
 
 
 def thresholds_of(sampler: SamplerConfig) -> str:

@@ -3,6 +3,7 @@
     1    bad input, as the line says, or a model that gives no numbers
     74   the disk or the folder takes no more: full, broken, read-only (EX_IOERR of sysexits.h)
     130  SIGINT, as Ctrl-C gives it
+    141  whoever read the output has enough of it (`| head`), without a line
     143  SIGTERM, as a batch system sends it
 
 With HYDRA_FULL_ERROR=1, as in Hydra itself, there is a traceback besides. What is none of these is
@@ -44,7 +45,10 @@ def told_in_a_line(resume: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
+        sys.stdout.flush()  # while somebody is here who can tell why it fails
     except (*BAD_INPUT, OSError, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise SystemExit(128 + signal.SIGPIPE) from error
         code, shows_all = _code(error), os.environ.get("HYDRA_FULL_ERROR") == "1"
         if code == 1:
             if shows_all:
@@ -73,6 +77,16 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _nobody_reads() -> bool:
+    """Tells whether the output is a closed pipe, and if so, drops what is still to come."""
+    try:
+        print(flush=True)
+        return False
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
 
 
 def _code(error: BaseException) -> int:

@@ -88,15 +88,15 @@ def scores(title: str, shares: Mapping[str, ScorePoint]) -> "Figure":
     return drawn
 
 
-def parallelism_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
-    """Draws exact match by tokens per forward: a line a decoder, a point a setting."""
-    drawn = figure()
+def score_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]], at: str) -> "Figure":
+    """Draws exact match by something: a line a decoder, a point a setting."""
+    drawn = figure(7.6, 4.6)
     axes = drawn.subplots()
     for name, points in curves.items():
         _line(axes, sorted(points), marker="o", capsize=3, label=name)
-    axes.set(title=title, xlabel="tokens per forward", ylabel="exact match", ylim=(0, 1.02))
+    axes.set(title=title, xlabel=at, ylabel="exact match, 95 % interval", ylim=(0, 1.02))
     axes.grid(**GRID)
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     return drawn
 
 
@@ -115,22 +115,36 @@ def forwards_curves(
         axes.scatter([p.at for p in ordered], [p.value for p in ordered], 9, color=color)
         _line(axes, line, marker=marker, elinewidth=0.6, color=color, label=name)
     axes.set(title=title, xlabel=cost, ylabel="exact match, 95 % interval")
-    axes.set_xscale("log")
+    _log_scale(axes)
     axes.grid(**GRID)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     return drawn
 
 
-def blanks_curves(title: str, curves: Mapping[str, Sequence[ScorePoint]]) -> "Figure":
-    """Draws exact match by empty cells: a line an order."""
-    drawn = figure(7.6, 4.6)
+def ratios(title: str, runs: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Draws results of several runs, in times those of the first one."""
+    (first, base), *others = runs.items()
+    drawn = figure(9.0, 1.6 + 0.3 * len(base))
     axes = drawn.subplots()
-    for name, points in curves.items():
-        _line(axes, sorted(points), marker="o", capsize=3, label=name)
-    axes.set(title=title, xlabel="empty cells", ylabel="exact match, 95 % interval", ylim=(0, 1.02))
+    for name, values in others:
+        shared = [key for key in base if key in values]
+        axes.plot([values[key] / base[key] for key in shared], shared, "o", label=name)
+    axes.axvline(1, color="0.6", label=first)
+    axes.set(title=title, xlabel="times the first run's")
+    _log_scale(axes)
+    axes.invert_yaxis()
     axes.grid(**GRID)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    drawn.legend(loc="outside lower center", fontsize="small")
     return drawn
+
+
+def _log_scale(axes: "Axes") -> None:
+    """Has places on a logarithmic axis as plain numbers, not as powers of ten."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(LogFormatter())
+    axes.xaxis.set_minor_formatter(LogFormatter())
 
 
 def _line(axes: "Axes", points: Sequence[ScorePoint], **style: Any) -> None:

@@ -46,6 +46,8 @@ from llada_jax.evaluation.worker import ALONE, Worker
 from llada_jax.model.architecture import ARCHITECTURES
 
 CONFIG, RESULTS = "config.yaml", "results.json"
+NO_RESULTS = ("report", "view")
+"""Verbs that show what others found."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 _multirun = hydra_main.Hydra.multirun
@@ -67,14 +69,13 @@ def entry_point(
     verb: str,
     experiment: Callable[[T, "Run"], None],
     schema: type[T],
-    after_sweep: Callable[[Path, Sequence[Path]], None] | None = None,
 ) -> Callable[[], None]:
     """Makes the command of a verb, and runs it where the experiment's module is the program.
 
     Its settings are `conf/<verb>.yaml`, and its runs go to `outputs/<verb>/<date>/<time>`. They are
     composed and checked for what would run code (`data_only`) before anything else happens. What
     ends a run before its end is one line and an exit code (`failures`). A folder that another run
-    writes to is refused. At the end of a sweep (`-m`), `after_sweep` gets its folder and its jobs'.
+    writes to is refused. A sweep (`-m`) ends with a page of all its jobs.
     """
 
     def resume() -> str:
@@ -91,16 +92,18 @@ def entry_point(
             with writing(run.folder, worker, HydraConfig.get().overrides.hydra):
                 run.require_own_folder()
                 experiment(settings, run)
-            if verb not in ("report", "view") and (run.folder / RESULTS).exists():
+            if verb not in NO_RESULTS and (run.folder / RESULTS).exists():
                 print(f"\nlook at it: {_command_that_shows(run.folder)}")
 
     def multirun(started: Any, **options: Any) -> Any:
-        """Runs a sweep, and what comes after it."""
+        """Runs a sweep, and shows what its jobs found side by side."""
         found = _multirun(started, **options)
         folders = [job.hydra_cfg.hydra.runtime.output_dir for jobs in found for job in jobs]
-        if after_sweep is not None and folders:
+        if folders and verb not in NO_RESULTS:
+            from experiments.report.sweep_page import sweep_page  # which is a verb, above this one
+
             sweep = Path(found[0][0].hydra_cfg.hydra.sweep.dir)
-            after_sweep(sweep, [Path(folder) for folder in dict.fromkeys(folders)])
+            sweep_page(sweep, [Path(folder) for folder in dict.fromkeys(folders)])
         return found
 
     def reported(body: Callable[[], Any]) -> Any:

@@ -6,9 +6,10 @@
 
 Runs of `experiments.evaluate` are compared with each other: for each task a table, paired
 differences against the baseline of the same model on the same items, and, where a sampler was run
-with several settings, its accuracy-parallelism curve. Of any other run the results are shown, and
-of a training the loss. A suite shows its table; its `cells` are runs to compare. The page is
-`report.md` in the run folder, its pictures beside it, its own numbers in `results.json`.
+with several settings, its accuracy-parallelism curve. Of any other run the results are shown, those
+of several runs of one verb side by side, and of a training the loss. A suite shows its table; its
+`cells` are runs to compare. The page is `report.md` in the run folder, its pictures beside it, its
+own numbers in `results.json`.
 """
 
 import json
@@ -21,10 +22,11 @@ from typing import Any
 
 from experiments.evaluate.result_rows import comparison_rows
 from experiments.evaluate.score_table import DIFFERENCE, P_VALUE, difference_cells
-from experiments.harness.pictures import ScorePoint, parallelism_curves, scores, training_curve
+from experiments.harness.pictures import ScorePoint, score_curves, scores, training_curve
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.report.environments import environment_lines
+from experiments.report.joint import Results, add_joint_table, by_verb
 from experiments.report.labels import labels
 from experiments.report.markdown import MarkdownPage
 from experiments.report.runs import (
@@ -65,7 +67,7 @@ def report(config: ReportConfig, run: Run) -> None:
     """Reads and compares all runs, then writes the page."""
     folders = config.folders
     decoders = [DecoderRun(folder) for folder in folders if is_evaluation(folder)]
-    others = [(folder, stored_results(folder)) for folder in folders if not is_evaluation(folder)]
+    others = {folder: stored_results(folder) for folder in folders if not is_evaluation(folder)}
     samplers = {decoder.sampler for decoder in decoders}
     require(
         config.baseline is None or config.baseline in samplers,
@@ -74,8 +76,8 @@ def report(config: ReportConfig, run: Run) -> None:
     page = MarkdownPage()
     page.add(f"# {config.title}")
     rows = list(_tasks(page, decoders, config.baseline))
-    for folder, results in others:
-        _other_run(page, folder, results)
+    for runs in by_verb(others).values():
+        _other_runs(page, runs)
     page.add("## Runs")
     page.add_table([line for folder in folders for line in environment_lines(folder)])
     run.begin()
@@ -122,7 +124,7 @@ def _add_curves(
     if any(len(points) > 1 for points in families.values()):
         page.add_picture(
             f"{task} parallelism",
-            parallelism_curves(task, families),
+            score_curves(task, families, "tokens per forward"),
             f"Exact match by tokens per forward on {task}",
         )
 
@@ -135,16 +137,20 @@ def _points(decoders: Sequence[DecoderRun]) -> list[ScorePoint]:
     return list(points.values())
 
 
-def _other_run(page: MarkdownPage, folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
-    page.add(f"## {folder.name}")
-    metrics = training_metrics(folder)
-    if metrics:
-        drawn = training_curve(folder.name, metrics)
-        page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
-    if results:
+def _other_runs(page: MarkdownPage, runs: Results) -> None:
+    """Adds the results of runs of one verb, beside each other where there are several."""
+    page.add(f"## {', '.join(folder.name for folder in runs)}")
+    for folder in runs:
+        if metrics := training_metrics(folder):
+            drawn = training_curve(folder.name, metrics)
+            page.add_picture(f"{folder.name} training", drawn, f"Loss of {folder.name} by step")
+    results = [row for rows in runs.values() for row in rows]
+    if not results:
+        page.add("The run finished without numbers of its own.")
+    elif len(runs) == 1:
         page.add_table([_result_line(row) for row in results])
     else:
-        page.add("The run finished without numbers of its own.")
+        add_joint_table(page, runs)
 
 
 def _result_line(row: Mapping[str, Any]) -> dict[str, str]:

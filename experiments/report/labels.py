@@ -40,6 +40,12 @@ def labels(decoders: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Label]:
     return {folder: Label(texts[folder], families[folder]) for folder in decoders}
 
 
+def settings_apart(runs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """Labels runs of one verb by their folders' names, and the settings that tell them apart."""
+    same = _told_apart(dict.fromkeys(runs, ""), {f: _flat(each) for f, each in runs.items()})
+    return {folder: f"{folder.name}{said}".replace(", ", ": ", 1) for folder, said in same.items()}
+
+
 def _told_apart(
     names: Mapping[Path, str], settings: Mapping[Path, Mapping[str, Any]]
 ) -> dict[Path, str]:

@@ -7,6 +7,13 @@ from experiments.harness.pictures import save
 from experiments.harness.run import Run
 
 
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Writes a table with the columns of its first row."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
 class MarkdownPage:
     """Markdown that grows, with pictures beside it; nothing is written before all is there."""
 
@@ -19,9 +26,7 @@ class MarkdownPage:
 
     def add_table(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Adds a table with the columns of its first row."""
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-        self.add("\n".join(f"| {' | '.join(line)} |" for line in cells))
+        self.add(markdown_table(rows))
 
     def add_picture(self, name: str, drawn: Any, alt: str) -> None:
         """Adds a picture under a file name made of `name`."""

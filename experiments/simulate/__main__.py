@@ -87,6 +87,8 @@ def simulate_run(config: SimulateConfig, run: Run) -> None:
         for warning in warnings_of(modelled, model):
             print(f"warning: {warning}")
     run.finish(rows)
+    if config.pictures:
+        print(f"\ntimelines: {run.folder}/timeline_*; ui.perfetto.dev opens .perfetto-trace")
 
 
 def workloads_of(config: SimulateConfig, model: ModelConfig) -> tuple[Workload, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 import llada_jax as lj
-from experiments.harness.pictures import ScorePoint, blanks_curves, save
+from experiments.harness.pictures import ScorePoint, save, score_curves
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
 from experiments.sudoku.puzzles import (
@@ -112,7 +112,8 @@ def replicate(config: SudokuConfig, run: Run) -> None:
         low, high = row.interval or (row.value, row.value)
         order = row.name.partition("/")[0]
         points.setdefault(order, []).append(ScorePoint(blanks, row.value, low, high))
-    save(blanks_curves("Sudoku, by order of commits", points), run.folder / "sudoku.png")
+    drawn = score_curves("Sudoku, by order of commits", points, "empty cells")
+    save(drawn, run.folder / "sudoku.png")
     run.finish([row for row, _ in rows])
 
 

@@ -125,3 +125,13 @@ def test_a_browser_opens_and_scrubs_it(file):
     assert (first, by_time) == ("forward 1 / 8", "forward 8 / 8")
     assert (scheme, inspected) == ("dark", "true") and int(rects) == 8 + 1
     assert "&lt;/script&gt;" in opened.html
+
+
+@pytest.mark.slow
+def test_a_browser_scrubs_five_hundred_forwards_of_as_many_positions(tmp_path):
+    trace = drawn_trace(forwards=500, block_length=100)
+    trace.page(timed=[modelled(500)]).show(tmp_path / "run.html")
+    opened = open_page(tmp_path / "run.html", "forward=1", SCRUB)
+    assert opened.console == []
+    title, *_ = re.findall("<title>(.*?)</title>", opened.html)
+    assert title.split("|")[1:4] == ["500", "forward 1 / 500", "0"]

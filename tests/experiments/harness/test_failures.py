@@ -121,6 +121,15 @@ def test_a_signal_while_a_verb_is_imported(tmp_path):
     assert (done.returncode, done.stderr) == (130, told)
 
 
+def test_a_reader_who_has_enough_is_told_nothing():
+    verb = [sys.executable, "-m", "experiments.inspect", "--help"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(verb, cwd=REPOSITORY, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
 @pytest.mark.parametrize("options", [[], ["--run"]])
 def test_the_folder_of_a_run_without_one_of_its_own_is_told(options, stopped):
     code, told = stopped(raising(REASONS["full"]), *options, folder=None)

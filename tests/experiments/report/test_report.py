@@ -111,6 +111,28 @@ def test_other_runs_show_their_results(runs, tmp_path):
     )
 
 
+def test_runs_of_one_verb_stand_side_by_side(tmp_path):
+    for name, mib, step in (("0", 3200, 1.5), ("1", 2048, 3.0)):
+        folder = tmp_path / "swept" / name
+        folder.mkdir(parents=True)
+        (folder / "env.json").write_text(json.dumps(environment()))
+        (folder / "config.yaml").write_text(f"soc: SM8750\nsession_mib: {mib}\n")
+        rows = [{"name": "step", "value": step, "unit": "s"},
+                {"name": f"only/{name}", "value": 0, "unit": "MiB"}]  # fmt: skip
+        modelled = [row | {"kind": "modelled"} for row in rows]
+        (folder / "results.json").write_text(json.dumps(modelled))
+    page = run(tmp_path / "page", f"runs=[{tmp_path}/swept]")
+    assert "## 0, 1" in page
+    for line in (
+        "| result | 0: session_mib 3200 | 1: session_mib 2048 | unit |",
+        "| step | 1.500 | 3.000 | s |",
+        "| only/0 | 0 |  | MiB |",
+        "![Results of each run](swept-side-by-side.png)",
+    ):
+        assert line in page.splitlines(), line
+    assert (tmp_path / "page" / "swept-side-by-side.png").stat().st_size > 5_000
+
+
 def test_two_runs_of_one_sampler_are_told_apart_and_are_no_curve(runs, tmp_path):
     for seed in (0, 1):
         evaluation(runs / f"seed{seed}", "threshold", right=9 * (1 + seed), nfe=4, seed=seed)
