@@ -5,19 +5,17 @@
     python -m experiments.evaluate sampler=threshold baseline=outputs/evaluate/llada
     python -m experiments.evaluate rescore=outputs/evaluate/llada 'phones=[SM8750]'
     python -m experiments.evaluate suite=decoding task.items=100
-    python -m experiments.evaluate suite=decoding chosen=outputs/thresholds/a_run
     python -m experiments.evaluate rescore=outputs/evaluate/of_a_suite
     python -m experiments.evaluate worker.rank=0 worker.count=3 hydra.run.dir=outputs/evaluate/of_3
 
 The run folder gets, besides what every run writes, `generations/`: every answer with its item, all
 settings, commit and versions, and the traces, from which `rescore` judges again, in a folder of its
-own, without decoding. A suite puts many such runs into one folder and prints one table; with
-`chosen` it also decodes with what a run of `experiments.thresholds` chose. The same command on the
-same folder (`hydra.run.dir`) goes on where an interrupted run stopped, and a sweep (`-m`) on the
-same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs behind it. At its
-end a sweep has `report.md` in its folder: a table of its jobs, and their picture. Workers share a
-folder, also that of a sweep or a suite, and the same command without `worker` judges what they
-decoded (docs/scale.md).
+own, without decoding. A suite puts many such runs into one folder and prints one table. The same
+command on the same folder (`hydra.run.dir`) goes on where an interrupted run stopped, and a sweep
+(`-m`) on the same `hydra.sweep.dir`; a job of it that is refused ends the sweep before the jobs
+behind it. At its end a sweep has `report.md` in its folder: a table of its jobs, and their picture.
+Workers share a folder, also that of a sweep or a suite, and the same command without `worker`
+judges what they decoded (docs/scale.md).
 `metrics.jsonl` has a line for each item; `python -m experiments.report` makes a page with tables
 and pictures from many runs.
 """

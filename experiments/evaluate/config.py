@@ -92,7 +92,6 @@ class EvaluateConfig:
     rescore: str | None = None
     phones: tuple[str, ...] = ()
     suite: SuiteConfig | None = None
-    chosen: str | None = None
     worker: Worker = ALONE
 
     def __post_init__(self) -> None:
@@ -119,10 +118,6 @@ class EvaluateConfig:
         require(
             self.baseline is None or not self.is_suite,
             "a suite has a baseline of its own; allowed: no baseline",
-        )
-        require(
-            self.chosen is None or self.suite is not None,
-            f"chosen is {self.chosen!r} without a suite; allowed: suite=decoding chosen=<folder>",
         )
 
     def load(self) -> lj.Model:

@@ -100,10 +100,6 @@ class Rule:
         numbers = (f"{value:g}" for value in values if isinstance(value, float))
         return " ".join([self.chosen_by["accept"].rpartition(":")[2], *numbers])
 
-    def at_once(self) -> "Rule | None":
-        """Returns the rule that commits for good what this one commits at first; None: none."""
-        return None
-
     def accept(self, candidates: Candidates) -> Bool[Array, "B C"]:
         """Returns the transfer mask: which candidates are committed."""
         raise NotImplementedError

@@ -8,9 +8,7 @@ import pytest
 
 import llada_jax as lj
 from experiments.evaluate import __main__ as entry
-from experiments.evaluate.chosen_samplers import CHOSEN, ChosenSamplers
 from experiments.report import __main__ as report
-from llada_jax.config import SamplerConfig
 from llada_jax.evaluation import harness
 from llada_jax.evaluation.generations import GenerationStore
 from llada_jax.evaluation.regime import PUBLISHED
@@ -40,19 +38,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def results(folder: Path) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads((folder / "results.json").read_text())}
-
-
-def write_chosen(folder: Path, model: Path, **changes) -> None:
-    """As a sweep of the model would have; `b` and `hasty` were swept."""
-    sampler = SamplerConfig(threshold=0.001, cache="blockwise")
-    found = ChosenSamplers(
-        samplers={"b": sampler, "hasty": sampler},
-        fingerprint=harness.fingerprint(lj.load(model)),
-        scored_seed=5,
-        scored_items=9,
-    )
-    folder.mkdir()
-    (folder / CHOSEN).write_text(found._replace(**changes).as_json())
 
 
 @pytest.fixture(scope="module")
@@ -116,57 +101,6 @@ def test_one_table_has_a_line_for_each_decoder(finished, random_model):
     assert [line.split()[0] for line in by_task[1:]] == ["decoder", "llada", "hasty"]
     share = 100 * rows["decoding/hasty/exact_match"]["value"]
     assert over_all[3].split()[:4] == ["hasty", "0.0001", f"{share:.1f}", "%"]
-
-
-@pytest.mark.slow
-def test_what_was_chosen_is_decoded_with_beside_what_is_published(tmp_path, random_model):
-    decoders = [
-        "{name: a, sampler: {threshold: 0.002}}",
-        "{name: b, sampler: {threshold: 0.9, cache: blockwise}}",
-    ]
-    changes = [
-        f"model={random_model}", "task.items=1", "suite.tasks=[yes_no]",
-        f"suite.decoders=[{', '.join(decoders)}]",
-    ]  # fmt: skip
-    write_chosen(tmp_path / "sweep", random_model)
-    rows = run(tmp_path / "run", *changes, f"chosen={tmp_path}/sweep")
-    assert {name.split("/")[1] for name in rows} == {"a", "b", "b@chosen"}
-    assert rows["decoding/b@chosen/nfe"]["value"] < rows["decoding/b/nfe"]["value"]
-    store = GenerationStore.load(tmp_path / "run" / "cells" / "b@chosen-yes_no" / "generations")
-    assert store.settings["sampler"]["threshold"] == 0.001
-    shutil.rmtree(tmp_path / "sweep")
-    again = [f"rescore={tmp_path}/run", f"hydra.run.dir={tmp_path}/again"]
-    printed = run_experiment(entry.main, again)
-    assert results(tmp_path / "again") == rows
-    thresholds = {
-        line.split()[0]: line.split()[1] for line in printed.split("\n\n")[0].splitlines()[2:]
-    }
-    assert thresholds == {"a": "0.002", "b": "0.9", "b@chosen": "0.001"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"fingerprint": "ab"}, "fingerprint is .*; allowed: ab, the model whose thresholds"),
-        ({"scored_seed": 6}, "task.seed is 5 and task.items 2; allowed: seed 6 and up to 9"),
-        ({"scored_items": 1}, "task.seed is 5 and task.items 2; allowed: seed 5 and up to 1"),
-        ({"samplers": {}}, "chosen.json has nothing; allowed: sweeps of llada, hasty"),
-    ],
-)
-def test_what_was_chosen_for_something_else_is_refused(changes, message, tmp_path, random_model):
-    write_chosen(tmp_path / "sweep", random_model, **changes)
-    with pytest.raises(SystemExit, match=message):
-        run(tmp_path / "run", f"model={random_model}", f"chosen={tmp_path}/sweep")
-    assert not any((tmp_path / "run").iterdir())
-
-
-def test_only_a_suite_takes_what_a_sweep_has_chosen(tmp_path):
-    with pytest.raises(
-        SystemExit, match=r"/sweep has no chosen\.json; allowed: the folder of a run"
-    ):
-        run(tmp_path / "run", f"chosen={tmp_path}/sweep")
-    with pytest.raises(SystemExit, match="chosen is 'a' without a suite; allowed: suite=decoding"):
-        run_experiment(entry.main, ["chosen=a", f"hydra.run.dir={tmp_path}/run"])
 
 
 def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypatch):
