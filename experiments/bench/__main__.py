@@ -5,8 +5,8 @@
     python -m experiments.bench suite=rivals
     python -m experiments.bench suite=released_mixture
 
-Other suites are `start`, `loading`, `sampling`, `revision`, `experts`, `experts_budget`,
-`constraint`, `continuous` and `packed`; each file of `conf/suite` says what its one takes.
+Other suites are `start`, `loading`, `sampling`, `experts`, `experts_budget`, `constraint`,
+`continuous` and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -26,7 +26,6 @@ from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_exp
 from experiments.bench.hot_paths import HotPathsConfig, time_hot_paths
 from experiments.bench.loading_bench import time_loading
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
-from experiments.bench.revision_bench import time_revision
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
 from experiments.bench.sampling_bench import time_sampling
 from experiments.bench.start_bench import time_start
@@ -39,7 +38,6 @@ OfAnyModel = Literal["hot_paths", "continuous", "experts"]
 OfAShape = Literal[
     "rivals",
     "sampling",
-    "revision",
     "packed",
     "experts_budget",
     "start",
@@ -81,7 +79,6 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
         "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
         "sampling": lambda shape: time_sampling(random_model(shape, seed), repeats, seed),
-        "revision": lambda shape: time_revision(shape, repeats, seed),
         "loading": lambda shape: time_loading(random_model(shape, seed), repeats),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),

@@ -14,7 +14,6 @@ from experiments.bench.__main__ import BenchConfig, bench, timed_rows
 from experiments.bench.__main__ import random_model as model_of
 from experiments.bench.experts_bench import time_experts
 from experiments.bench.loading_bench import time_loading
-from experiments.bench.revision_bench import time_revision
 from experiments.bench.sampling_bench import (
     compiled,
     sample_in_float64,
@@ -110,18 +109,6 @@ def test_one_pass_samples_what_float64_does():
         found = compiled(partial(sample_in_one_pass, chunk=chunk), logits).call()
         np.testing.assert_array_equal(found[0], token)
         np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_revision_beside_float32():
-    pytest.importorskip("llvmlite")
-    shape = SHAPE.replace(width=64, head_dim=32, ffn_width=96, max_length=512)
-    rows = {row.name: row for row in time_revision(shape, 1, 0, n_rows=[1, 3])}
-    assert rows["revision/q4_0_tiles/memory"].value > 7
-    for name in ("q4_0_tiles", "int4_in_graph"):
-        assert rows[f"revision/{name}/3/speedup"].value > 0
-        assert rows[f"revision/{name}/3/speedup"].kind == "measured"
-    assert rows["revision/q4_0_tiles/3/error"].value < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import latency_table, lm_eval, reliability
+from experiments import lm_eval, reliability
 from experiments.evaluate import __main__ as evaluate
 from experiments.generate import __main__ as generate
 from experiments.harness.run import REPOSITORY, read_config
@@ -17,7 +17,6 @@ CONF = REPOSITORY / "conf"
 SCHEMAS = {
     "evaluate": evaluate.EvaluateConfig,
     "generate": generate.GenerateConfig,
-    "latency_table": latency_table.LatencyTableConfig,
     "lm_eval": lm_eval.LmEvalConfig,
     "reliability": reliability.ReliabilityConfig,
     "train": train.RunConfig,
