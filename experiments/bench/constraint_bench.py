@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import llada_jax as lj
-from experiments.bench.hot_paths import forward_of
+from experiments.bench.body import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_of, best_times
 from llada_jax.config import ModelConfig, SamplerConfig

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 import llada_jax as lj
-from experiments.bench.hot_paths import forward_of
+from experiments.bench.body import forward_of
 from experiments.harness.results import ResultRow
 from experiments.harness.timers import best_times
 from llada_jax.model.head import logits_of, score_rows
