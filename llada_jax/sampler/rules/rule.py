@@ -70,8 +70,6 @@ class Rule:
     """Whether a step commits its best candidate, however unsure it is, so that decoding ends."""
     spread: ClassVar[bool] = False
     """Whether the rule reads entropies."""
-    branches: ClassVar[bool] = False
-    """Whether the rule has another version of the block run beside it."""
     no_drafts: ClassVar[str] = ""
     """Why the rule cannot say which drafts are to be taken over; empty where it can."""
     rescore: Rescore | NoRescore = "shadow"
