@@ -1,22 +1,20 @@
 """Many decoders on many tasks, in one table: `python -m experiments.evaluate suite=decoding`.
 
-The run folder gets `cells/<decoder>-<task>/generations`, from which the table can be made again.
+The run folder gets `cells/<decoder>-<task>/generations`: runs that `experiments.report` compares.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from experiments.evaluate.config import CELLS, EvaluateConfig, SuiteConfig
 from experiments.evaluate.result_rows import decoder_rows, difference_rows
 from experiments.evaluate.score_table import suite_tables
 from experiments.harness.results import ResultRow
-from experiments.harness.run import CONFIG, Run, read_config, stored_settings
+from experiments.harness.run import Run
 from experiments.harness.tiled import check_tiles
 from experiments.harness.workers import filled
-from llada_jax.config import require
 from llada_jax.evaluation.graded import Evaluation
 from llada_jax.evaluation.harness import lengthened
 from llada_jax.evaluation.items import TaskItems
@@ -63,32 +61,6 @@ def evaluate_suite(
         for key in tqdm(trials, desc=suite.name, unit="decoder on a task")
     }
     return _result(suite, found, config.phones)
-
-
-def rescore_suite(folder: Path, socs: Sequence[str], run: Run) -> SuiteResult:
-    """Returns the result of a suite that another run decoded, judged anew. Raises ValueError or
-    FileNotFoundError where it did not finish, is of another version, or is damaged."""
-    path = folder / CONFIG
-    require(path.is_file(), f"{folder} has no {CONFIG}; allowed: the run of a suite that began")
-    stored = stored_settings(path)
-    try:
-        suite = read_config(SuiteConfig, stored["suite"])
-        items = int(stored.task["items"])
-    except (ValueError, TypeError, KeyError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path}: {error}; allowed: a suite of this version") from error
-    found = {
-        (decoder.name, task): Evaluation.load(_folder(folder, decoder.name, task), items)
-        for decoder in suite.decoders
-        for task in suite.tasks
-    }
-    for key, part in found.items():
-        have = len(part.right)
-        require(
-            have == items,
-            f"{_folder(folder, *key)} has {have} of {items} items; allowed: a suite that finished",
-        )
-        run.fingerprint = part.settings.get("fingerprint")  # of all of them
-    return _result(suite, found, socs)
 
 
 def _folder(run: Path, decoder: str, task: str) -> Path:

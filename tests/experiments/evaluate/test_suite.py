@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import llada_jax as lj
 from experiments.evaluate import __main__ as entry
 from experiments.report import __main__ as report
 from llada_jax.evaluation import harness
@@ -109,20 +108,14 @@ def test_a_finished_suite_decodes_nothing_again(finished, random_model, monkeypa
     assert run(folder, f"model={random_model}") == rows
 
 
-def test_a_suite_is_judged_again_without_a_model(finished, tmp_path, monkeypatch):
-    folder, rows = finished
-    monkeypatch.setattr(lj, "load", None)
-    run_experiment(entry.main, [f"rescore={folder}", f"hydra.run.dir={tmp_path}"])
-    assert results(tmp_path) == rows
-    assert sum("/tokens_per_second" in name for name in rows) == 2 * (1 + len(TASKS))
-
-
 @pytest.mark.slow
-def test_a_suite_is_timed_on_phones(finished, tmp_path):
+def test_a_finished_suite_is_judged_again_and_timed_on_phones(
+    finished, random_model, tmp_path, monkeypatch
+):
     folder, rows = finished
-    arguments = [f"rescore={folder}", "phones=[SM8750]", f"hydra.run.dir={tmp_path}"]
-    run_experiment(entry.main, arguments)
-    again = results(tmp_path)
+    shutil.copytree(folder, tmp_path / "run")
+    monkeypatch.setattr(harness.Trial, "answers", None)
+    again = run(tmp_path / "run", f"model={random_model}", "phones=[SM8750]")
     phones = {name: row for name, row in again.items() if "/phone/" in name}
     assert {name: row for name, row in again.items() if name not in phones} == rows
     assert {name.removesuffix("/phone/SM8750"): row["n"] for name, row in phones.items()} == {
@@ -142,9 +135,8 @@ def test_a_suite_is_not_replaced_by_what_cannot_go_on_with_it(finished, begun, t
         (folder / "config.yaml").unlink()
     before = contents(folder)
     message = "holds a run of another" if begun else "has the cells of another run"
-    for arguments in (["model=tiny", "task.items=1"], [f"rescore={finished[0]}"]):
-        with pytest.raises(SystemExit, match=f"/suite {message}.*allowed: another folder"):
-            run_experiment(entry.main, [*arguments, f"hydra.run.dir={folder}"])
+    with pytest.raises(SystemExit, match=f"/suite {message}.*allowed: another folder"):
+        run_experiment(entry.main, ["model=tiny", "task.items=1", f"hydra.run.dir={folder}"])
     assert contents(folder) == before
 
 
@@ -154,15 +146,6 @@ def test_a_decoder_is_not_replaced_by_a_suite(finished, tmp_path):
     with pytest.raises(SystemExit, match=r"/run has the generations of another run"):
         run(tmp_path / "run")
     assert contents(tmp_path / "run") == before
-
-
-def test_a_suite_that_did_not_finish_is_not_judged_again(finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "half")
-    settings = tmp_path / "half" / "config.yaml"
-    settings.write_text(settings.read_text().replace("items: 2", "items: 3"))
-    with pytest.raises(SystemExit, match=r"llada-countdown has 2 of 3 items; allowed: a suite"):
-        run_experiment(entry.main, [f"rescore={tmp_path}/half", f"hydra.run.dir={tmp_path}/new"])
-    assert not any((tmp_path / "new").iterdir())
 
 
 def test_a_report_compares_the_cells_of_a_suite(finished, tmp_path):
@@ -208,7 +191,6 @@ def test_a_difficulty_holds_for_every_task(tmp_path, random_model):
         ("suite.decoders=[]", "decoders is empty; allowed: one or more"),
         ("suite.decoders=[{name: a, sampler: {}}, {name: a, sampler: {}}]", "each name once"),
         ("suite.decoders=[{name: a, sampler: {cache: none2}}]", "cache is 'none2'"),
-        ("rescore=outputs/nowhere", "suite is given with rescore="),
         ("task.difficulty=3", "difficulty of .* is 3; allowed: 0, 1, 2"),
         ("task=yes_no", "task=yes_no with a suite, which has tasks and samplers of its own"),
         ("task.gen_length=64", "task.gen_length=64 with a suite"),
