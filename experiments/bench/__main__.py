@@ -4,8 +4,8 @@
     python -m experiments.bench suite=rivals
     python -m experiments.bench suite=released_mixture
 
-The first one is `continuous`. Other suites are `start`, `loading`, `sampling`, `experts_budget`,
-`constraint` and `packed`; each file of `conf/suite` says what its one takes.
+The first one is `continuous`. Other suites are `start`, `loading`, `experts_budget`, `constraint`
+and `packed`; each file of `conf/suite` says what its one takes.
 
 What is compared takes turns on the machine, and the best of several times counts: a busy moment
 then hits both sides, and neither is charged for it.
@@ -24,7 +24,6 @@ from experiments.bench.experts_budget_bench import ExpertsBudgetConfig, time_exp
 from experiments.bench.loading_bench import time_loading
 from experiments.bench.packed_bench import PackedBenchConfig, time_packed
 from experiments.bench.rivals.suite import RivalsBenchConfig, time_rivals
-from experiments.bench.sampling_bench import time_sampling
 from experiments.bench.start_bench import StartBenchConfig, time_start
 from experiments.harness.results import ResultRow
 from experiments.harness.run import Run, entry_point
@@ -33,14 +32,13 @@ from llada_jax.model.params import init_params
 
 OfAShape = Literal[
     "rivals",
-    "sampling",
     "packed",
     "experts_budget",
     "start",
     "constraint",
     "loading",
 ]
-_USUAL_SHAPES = {"loading": "medium", "sampling": "medium", "experts_budget": "mixture_1b"}
+_USUAL_SHAPES = {"loading": "medium", "experts_budget": "mixture_1b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,6 @@ def timed_rows(config: BenchConfig, run: Run) -> Iterator[ResultRow]:
     shape, repeats, seed = config.architecture, config.repeats, config.seed
     of_a_shape: Mapping[str, Callable[[ModelConfig], Iterator[ResultRow]]] = {
         "rivals": lambda shape: time_rivals(shape, config.rivals, repeats),
-        "sampling": lambda shape: time_sampling(random_model(shape, seed), repeats, seed),
         "loading": lambda shape: time_loading(random_model(shape, seed), repeats),
         "packed": lambda shape: time_packed(shape, config.packed, repeats),
         "experts_budget": lambda shape: time_experts_budget(shape, config.experts_budget, seed),

@@ -1,24 +1,14 @@
 """The benchmark runs, compares each thing with its baseline, and refuses bad input."""
 
 import json
-from functools import partial
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 
 import llada_jax as lj
 from experiments.bench.__main__ import BenchConfig, bench, timed_rows
-from experiments.bench.__main__ import random_model as model_of
 from experiments.bench.loading_bench import time_loading
-from experiments.bench.sampling_bench import (
-    compiled,
-    sample_in_float64,
-    sample_in_one_pass,
-    time_sampling,
-)
 from experiments.harness.run import REPOSITORY, Run, read_config
 from experiments.harness.timers import best_times
 from llada_jax.checkpoint import fingerprint
@@ -54,21 +44,6 @@ def test_candidates_take_turns():
 
 
 @pytest.mark.slow
-def test_sampling_beside_the_float64_sampler():
-    model = model_of(SHAPE.replace(eos_id=62), 0)
-    rows = {row.name: row for row in time_sampling(model, 1, 0, n_rows=[4], chunk=24)}
-    assert rows["score_rows/same_tokens/4"].value == 1
-    for name in (
-        "score_rows/speedup/4",
-        "score_rows/memory_ratio/4",
-        "score_rows/with_head/speedup/4",
-    ):
-        assert rows[name].value > 0 and rows[name].kind == "measured"
-    for name in ("float64", "one_pass"):
-        assert rows[f"sampling_share/{name}/4"].value > 0
-
-
-@pytest.mark.slow
 def test_packed_canvases_beside_one_after_the_other(tmp_path):
     pytest.importorskip("litert_converter")
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
@@ -82,16 +57,6 @@ def test_packed_canvases_beside_one_after_the_other(tmp_path):
         assert rows[f"packed/{runtime}/block4/ratio"]["value"] > 0
         assert rows[f"packed/{runtime}/block4/ratio"]["kind"] == "measured"
         assert rows[f"packed/{runtime}/block4/same_tokens"]["value"] == 1
-
-
-def test_one_pass_samples_what_float64_does():
-    logits = 4 * jax.random.normal(jax.random.key(0), (1, 9, 1000), jnp.bfloat16)
-    token, confidence = compiled(sample_in_float64, logits, wide=True).call()
-    assert confidence.dtype == np.float64
-    for chunk in (64, 250, 1000, 4096):
-        found = compiled(partial(sample_in_one_pass, chunk=chunk), logits).call()
-        np.testing.assert_array_equal(found[0], token)
-        np.testing.assert_allclose(found[1], confidence, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
