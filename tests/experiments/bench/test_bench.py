@@ -89,9 +89,10 @@ def test_medium_is_a_model():
 
 def test_results_name_the_model_that_was_loaded(random_model, tmp_path):
     small = [override.replace("+", "++") for override in SMALL]  # over the suite's architecture
-    chosen = {f"model={random_model}": fingerprint(random_model), "suite=constraint": None}
-    for change, name in chosen.items():
-        config = composed(*small, change)
+    special = [f"++architecture.{name}_id=null" for name in ("eos", "eot", "pad")]
+    shape = [*small, *special, "suite=constraint"]
+    for chosen, name in (([f"model={random_model}"], fingerprint(random_model)), (shape, None)):
+        config = composed(*chosen)
         run = Run(tmp_path, config)
         timed_rows(read_config(BenchConfig, config), run)  # none of which is timed
         assert run.fingerprint == name
